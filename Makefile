@@ -1,0 +1,94 @@
+# Targets make what they need: `make test` on a fresh clone needs Python 3.11+ (with venv) and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH_INDEX_URL ?=
+PIP_TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL),)
+# One thread for each core is torch's own choice; the tests run beside each other and take one.
+TEST_THREADS ?= 1
+SEEDS ?= 0 1 2
+KILLS ?= 20
+PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
+SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto sampler.proto scheduler.proto trainer.proto)
+SOURCES := clients services tests bench
+
+.PHONY: help venv demo test unit verify lint format types proto proto-check proto-baseline \
+	manifests-check chaos bench thin-client clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Tinsmith needs Python 3.11 or newer; set PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "venv is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(BIN)/pip install -q --disable-pip-version-check $(PIP_TORCH) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+venv: $(BIN)/.installed ## Make .venv with the pinned versions of constraints.txt
+
+demo: venv ## Train a tiny model through the services: Pig Latin, then RL on arithmetic (SEEDS="0 1 2")
+	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS)
+
+test: venv ## Run the unit, contract and integration tests
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q
+
+unit: venv ## Run the unit tests alone
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/unit
+
+verify: lint types proto-check manifests-check thin-client test ## Run every check that CI runs but chaos and demo
+
+lint: venv node_modules ## Check format, style, imports and the contract
+	$(BIN)/ruff format --check -q $(SOURCES)
+	$(BIN)/ruff check -q $(SOURCES)
+	$(BIN)/lint-imports --no-logo 2>&1 | tail -n 30
+	node_modules/.bin/buf lint
+	node_modules/.bin/buf breaking --against proto/baseline.binpb
+
+format: venv ## Format and sort
+	$(BIN)/ruff check -q --fix-only $(SOURCES)
+	$(BIN)/ruff format -q $(SOURCES)
+
+types: venv ## Check types
+	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench
+
+proto: venv ## Generate the stubs from proto/
+	$(call generate,clients/python)
+
+proto-check: venv ## Fail if the committed stubs are not those of proto/
+	@rm -rf .proto-check && mkdir -p .proto-check
+	@$(call generate,.proto-check)
+	@diff -r -x __init__.py -x __pycache__ -x py.typed .proto-check/tinsmith/v1 clients/python/tinsmith/v1 || \
+		{ echo "stubs are stale: run make proto"; exit 1; }
+	@rm -rf .proto-check
+
+proto-baseline: node_modules ## Accept today's contract as what must not be broken
+	node_modules/.bin/buf build -o proto/baseline.binpb
+
+manifests-check: ## Check the Kubernetes manifests (there are none yet)
+	@! ls k8s/*.yaml helm/*/Chart.yaml 2>/dev/null | grep . || \
+		{ echo "manifests exist: give this target their check"; exit 1; }
+
+chaos: venv ## Kill the server KILLS times during training; every acknowledged operation must survive
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos.kill_trainer --kills $(KILLS)
+
+bench: venv ## Compare with plain transformers and PEFT, side by side; writes bench/results/
+	$(BIN)/python -m bench.service
+
+thin-client: ## Install the client alone and fail if a heavy package comes with it
+	$(PYTHON) tests/thin_client.py
+
+node_modules: package.json package-lock.json
+	npm ci --silent --no-audit --no-fund
+	@touch $@
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) node_modules .proto-check dist
+
+define generate
+PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iproto \
+	--python_out=$(1) --mypy_out=quiet:$(1) $(PROTOS) && \
+PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iproto \
+	--grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICE_PROTOS)
+endef

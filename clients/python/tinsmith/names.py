@@ -1,0 +1,156 @@
+"""Resource names: the one place where they are built and parsed.
+
+A name is a path of collection and id, `projects/{project}/trainingRuns/{run}`, as aip.dev/122 has
+it. `ResourceName.parse` refuses anything else with `InvalidNameError`, which servers turn into
+`INVALID_ARGUMENT` and clients raise as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
+
+_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_ID_PATTERN = re.compile(_ID)
+
+DEFAULT_PROJECT = "default"
+
+
+class InvalidNameError(ValueError):
+    """A string is not a resource name of the expected kind."""
+
+    def __init__(self, value: str, pattern: str) -> None:
+        super().__init__(f"{value!r} is not a resource name of the form {pattern}")
+        self.value = value
+        self.pattern = pattern
+
+
+def is_valid_id(value: str) -> bool:
+    """Return whether a string may be the last part of a name: 1 to 63 of letters, digits, `._-`."""
+    return _ID_PATTERN.fullmatch(value) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceName:
+    """Base of the name classes; a subclass is one pattern, its fields are the ids in order."""
+
+    pattern: ClassVar[str] = ""
+
+    @classmethod
+    def parse(cls, value: str) -> Self:
+        """Split a name into its ids.
+
+        Raises:
+            InvalidNameError: If the string does not match the pattern of this class.
+        """
+        expression = re.sub(r"\{\w+\}", f"({_ID})", cls.pattern)
+        match = re.fullmatch(expression, value)
+        if match is None:
+            raise InvalidNameError(value, cls.pattern)
+        return cls(*match.groups())
+
+    def __str__(self) -> str:
+        ids = [getattr(self, field.name) for field in fields(self)]
+        return re.sub(r"\{\w+\}", "{}", self.pattern).format(*ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectName(ResourceName):
+    """A tenant."""
+
+    pattern = "projects/{project}"
+    project: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyName(ResourceName):
+    """An API key."""
+
+    pattern = "projects/{project}/keys/{key}"
+    project: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionName(ResourceName):
+    """A connected client."""
+
+    pattern = "projects/{project}/sessions/{session}"
+    project: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSessionName(ResourceName):
+    """A handle to sample with."""
+
+    pattern = "projects/{project}/samplingSessions/{sampling_session}"
+    project: str
+    sampling_session: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunName(ResourceName):
+    """One trainable model."""
+
+    pattern = "projects/{project}/trainingRuns/{run}"
+    project: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperationName(ResourceName):
+    """One operation of a run; its id is its sequence number, or `create`."""
+
+    pattern = "projects/{project}/trainingRuns/{run}/operations/{operation}"
+    project: str
+    run: str
+    operation: str
+
+    @property
+    def run_name(self) -> RunName:
+        """The run that the operation belongs to."""
+        return RunName(self.project, self.run)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointName(ResourceName):
+    """A saved state of a run."""
+
+    pattern = "projects/{project}/trainingRuns/{run}/checkpoints/{checkpoint}"
+    project: str
+    run: str
+    checkpoint: str
+
+    @property
+    def run_name(self) -> RunName:
+        """The run that saved the checkpoint."""
+        return RunName(self.project, self.run)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentName(ResourceName):
+    """A task that can be played."""
+
+    pattern = "projects/{project}/environments/{environment}"
+    project: str
+    environment: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceName(ResourceName):
+    """One play of an environment."""
+
+    pattern = "projects/{project}/environments/{environment}/instances/{instance}"
+    project: str
+    environment: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerName(ResourceName):
+    """A pod that holds base models or environments."""
+
+    pattern = "workers/{worker}"
+    worker: str

@@ -1,0 +1,116 @@
+"""Where the server is and how patient the client is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tinsmith.errors import ConfigurationError
+from tinsmith.names import DEFAULT_PROJECT, is_valid_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPolicy:
+    """How calls that failed for a passing reason are sent again, with the same request id."""
+
+    budget_s: float = 120.0
+    """Time from the first failure after which a call gives up; covers the restart of a pod."""
+    initial_backoff_s: float = 0.1
+    max_backoff_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        if self.budget_s < 0:
+            raise ConfigurationError(f"retry budget_s must be 0 or more, got {self.budget_s}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientSettings:
+    """Everything that a client needs to know."""
+
+    address: str
+    """`host:port`; `https://host:port` for TLS."""
+    api_key: str = field(repr=False)
+    project: str = DEFAULT_PROJECT
+    call_timeout_s: float = 60.0
+    """Deadline of each call, sampling apart."""
+    operation_timeout_s: float = 3600.0
+    """How long `result()` waits unless it is told otherwise; deadline of sampling."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+
+
+def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory where `tinsmith up` writes `local.json`."""
+    return Path(environ.get("TINSMITH_STATE_DIR") or Path.home() / ".tinsmith")
+
+
+def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory of downloads that can be made again."""
+    if environ.get("TINSMITH_CACHE_DIR"):
+        return Path(environ["TINSMITH_CACHE_DIR"])
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tinsmith"
+
+
+def resolve_settings(
+    *,
+    address: str | None = None,
+    api_key: str | None = None,
+    project: str | None = None,
+    operation_timeout_s: float = 3600.0,
+    retry: RetryPolicy | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> ClientSettings:
+    """Return settings from arguments, else `TINSMITH_*` variables, else a local server's file.
+
+    The file's key is used only with the file's address, so that it never goes to another server.
+
+    Raises:
+        ConfigurationError: If address or key is missing; it names both ways to give them.
+    """
+    address = address or environ.get("TINSMITH_ADDRESS")
+    api_key = api_key or environ.get("TINSMITH_API_KEY")
+    project = project or environ.get("TINSMITH_PROJECT")
+    local = _read_local(state_dir(environ))
+    if local and (not address or address == local.get("address")):
+        address = address or local.get("address")
+        api_key = api_key or local.get("api_key")
+        project = project or local.get("project")
+    if not address or not api_key:
+        missing = " and ".join(
+            name for name, value in (("address", address), ("API key", api_key)) if not value
+        )
+        raise ConfigurationError(
+            f"no {missing} of a Tinsmith server",
+            remedy="run `tinsmith up`, set TINSMITH_ADDRESS and TINSMITH_API_KEY, or pass"
+            " address= and api_key=",
+        )
+    project = project or DEFAULT_PROJECT
+    if not is_valid_id(project):
+        raise ConfigurationError(
+            f"{project!r} is not the id of a project", remedy="use letters, digits, '-', '_', '.'"
+        )
+    return ClientSettings(
+        address=address,
+        api_key=api_key,
+        project=project,
+        operation_timeout_s=operation_timeout_s,
+        retry=retry or RetryPolicy(),
+    )
+
+
+def _read_local(directory: Path) -> dict[str, str]:
+    """Return what a local server wrote about itself; nothing if there is none."""
+    path = directory / "local.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path} can not be read: {error}", remedy="delete it, then run `tinsmith up` again"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} is not an object", remedy="delete it")
+    return {key: value for key, value in content.items() if isinstance(value, str)}

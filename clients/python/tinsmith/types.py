@@ -1,0 +1,266 @@
+"""The values that users build and receive: plain dataclasses over numpy, no protobuf."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """A stretch of token ids in a prompt."""
+
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageChunk:
+    """An encoded image in a prompt."""
+
+    data: bytes
+    format: str
+    """`png` or `jpeg`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """A prompt: pieces in reading order."""
+
+    chunks: tuple[TokenChunk | ImageChunk, ...] = ()
+
+    @classmethod
+    def from_ints(cls, tokens: Sequence[int] | NDArray[np.integer]) -> Self:
+        """Return the input of plain token ids."""
+        return cls((TokenChunk(tuple(int(token) for token in tokens)),))
+
+    def append(self, chunk: TokenChunk | ImageChunk) -> Self:
+        """Return a longer input; this one stays as it is."""
+        return type(self)((*self.chunks, chunk))
+
+    def append_tokens(self, tokens: Sequence[int]) -> Self:
+        """Return a longer input; this one stays as it is."""
+        return self.append(TokenChunk(tuple(tokens)))
+
+    def to_ints(self) -> list[int]:
+        """Return the token ids.
+
+        Raises:
+            ValueError: If the input holds an image.
+        """
+        tokens: list[int] = []
+        for chunk in self.chunks:
+            if not isinstance(chunk, TokenChunk):
+                raise ValueError("the input holds an image, which has no token ids")
+            tokens.extend(chunk.tokens)
+        return tokens
+
+    @property
+    def length(self) -> int:
+        """Number of token ids; images are not counted."""
+        return sum(len(chunk.tokens) for chunk in self.chunks if isinstance(chunk, TokenChunk))
+
+
+class Datum:
+    """One training sequence: an input of T tokens and the tensors, each [T], that a loss needs.
+
+    Values may be lists, numpy arrays or torch tensors. `target_tokens` become int64, all others
+    float32.
+    """
+
+    __slots__ = ("loss_inputs", "model_input")
+
+    def __init__(
+        self,
+        model_input: ModelInput,
+        loss_inputs: Mapping[str, ArrayLike] | None = None,
+        *,
+        loss_fn_inputs: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
+        """Build a datum.
+
+        Args:
+            model_input: What the model reads.
+            loss_inputs: Tensors by name: `target_tokens`, `weights`, `logprobs`, `advantages`.
+            loss_fn_inputs: Another name of `loss_inputs`, as Tinker has it.
+        """
+        if (loss_inputs is None) == (loss_fn_inputs is None):
+            raise TypeError("give either loss_inputs or its alias loss_fn_inputs")
+        inputs = loss_inputs if loss_inputs is not None else loss_fn_inputs
+        self.model_input = model_input
+        self.loss_inputs: dict[str, NDArray[Any]] = {
+            name: np.asarray(value, dtype=np.int64 if name.endswith("tokens") else np.float32)
+            for name, value in (inputs or {}).items()
+        }
+
+    @property
+    def loss_fn_inputs(self) -> dict[str, NDArray[Any]]:
+        """Another name of `loss_inputs`."""
+        return self.loss_inputs
+
+    def __repr__(self) -> str:
+        shapes = {name: value.shape for name, value in self.loss_inputs.items()}
+        return f"Datum(length={self.model_input.length}, loss_inputs={shapes})"
+
+
+@dataclass(frozen=True, slots=True)
+class AdamParams:
+    """Hyper-parameters of one AdamW step."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    """Euclidean norm that the gradient is scaled down to; 0 is off."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn."""
+
+    max_tokens: int | None = None
+    """None: what the context still holds."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = -1
+    """0 or -1 keeps all."""
+    top_p: float = 1.0
+    seed: int | None = None
+    """None: the client draws one, so that a call that is sent again gives the same tokens."""
+    stop: str | Sequence[str] | Sequence[int] | None = None
+    """Strings or token ids. None: the model's end of turn. `[]`: nothing but the length."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatumOutput:
+    """Result for one datum."""
+
+    logprobs: FloatArray
+    """Natural-log probability of each target token, float32 [T]."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardResult:
+    """Result of `forward` and `forward_backward`."""
+
+    outputs: list[DatumOutput]
+    """By datum, in the order of the batch."""
+    metrics: dict[str, float]
+    """Named `<name>:<reduction>`; always `loss:sum`."""
+
+    @property
+    def loss(self) -> float:
+        """The loss, summed over tokens and datums."""
+        return self.metrics["loss:sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimStepResult:
+    """Result of `optim_step`."""
+
+    version: int
+    """Number of optimizer steps applied to the run."""
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """Result of `load_state`."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A named, immutable state of a run."""
+
+    name: str
+    kind: str
+    """`training` or `sampler`."""
+    base_model: str
+    version: int
+    sequence_number: int
+    size_bytes: int
+    manifest_uri: str
+    create_time: datetime.datetime | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSequence:
+    """One completion, exactly as it was sampled."""
+
+    tokens: list[int]
+    """Stop token included."""
+    logprobs: list[float]
+    """Natural-log, under the unmodified distribution of the model."""
+    versions: list[int]
+    """Version of the weights that produced each token; 0 for a base model."""
+    stop_reason: str
+    """`stop` or `length`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """Result of `sample`."""
+
+    sequences: list[SampledSequence]
+    seed: int
+    prompt_logprobs: FloatArray | None = None
+    """float32 [T], NaN at position 0; None unless asked for."""
+    topk_prompt_logprobs: list[list[tuple[int, float]]] | None = None
+    """For each prompt position the k most probable tokens; empty at position 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What the scheduler knows of a run."""
+
+    name: str
+    state: str
+    base_model: str
+    adapter: str
+    """`lora` or `full`."""
+    rank: int
+    """0 for a full-parameter run."""
+    display_name: str
+    labels: dict[str, str]
+    session: str
+    create_time: datetime.datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A base model and what can be done with it."""
+
+    base_model: str
+    trainable: bool
+    sampleable: bool
+    vocabulary_size: int
+    max_context_tokens: int
+    num_parameters: int
+    exactness: str
+    """`exact` or `fallback`."""
+    stop_token_ids: list[int]
+    numerics_fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperationMetadata:
+    """How an operation stands."""
+
+    kind: str
+    state: str
+    """`held`, `queued`, `running`, `succeeded` or `failed`."""
+    waiting_for: str
+    """What it waits for, in words; empty once it runs."""
+    num_attempts: int
+    revision: int

@@ -1,0 +1,81 @@
+"""Models, arena, packed operations and losses: everything that computes.
+
+The engine knows torch and nothing of the wire. A trainer pod drives `Engine`, a sampler pod drives
+`Sampler`, and one `EngineThread` owns both where they share a process. Names are resolved on first
+use, so that a servicer can validate a batch without importing torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinsmith_engine.batches import validate_batch
+    from tinsmith_engine.engine import Engine
+    from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec
+    from tinsmith_engine.requests import PromptLogprobs, SampledSequence, SampleRequest
+    from tinsmith_engine.sampling import Sampler
+    from tinsmith_engine.thread import EngineThread
+    from tinsmith_engine.values import (
+        AdamParams,
+        AdapterConfig,
+        Datum,
+        ForwardResult,
+        FullConfig,
+        LoraConfig,
+        ModelInfo,
+        OptimStepResult,
+        RunState,
+    )
+    from tinsmith_engine.versions import Published
+
+_HOMES = {
+    "AdamParams": "values",
+    "AdapterConfig": "values",
+    "Datum": "values",
+    "Engine": "engine",
+    "EngineThread": "thread",
+    "ForwardResult": "values",
+    "FullConfig": "values",
+    "LOSS_SPECS": "loss_specs",
+    "LoraConfig": "values",
+    "LossSpec": "loss_specs",
+    "ModelInfo": "values",
+    "OptimStepResult": "values",
+    "PromptLogprobs": "requests",
+    "Published": "versions",
+    "RunState": "values",
+    "SampleRequest": "requests",
+    "SampledSequence": "requests",
+    "Sampler": "sampling",
+    "validate_batch": "batches",
+}
+
+__all__ = [
+    "LOSS_SPECS",
+    "AdamParams",
+    "AdapterConfig",
+    "Datum",
+    "Engine",
+    "EngineThread",
+    "ForwardResult",
+    "FullConfig",
+    "LoraConfig",
+    "LossSpec",
+    "ModelInfo",
+    "OptimStepResult",
+    "PromptLogprobs",
+    "Published",
+    "RunState",
+    "SampleRequest",
+    "SampledSequence",
+    "Sampler",
+    "validate_batch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

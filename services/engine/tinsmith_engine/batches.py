@@ -1,0 +1,147 @@
+"""Validation of a training batch before anything is accepted.
+
+A pure function over numpy arrays: it runs in the servicer, so that a bad batch is an immediate,
+typed answer and costs no engine time. The engine itself trusts what passed here; an out-of-range
+token would otherwise index past an embedding, and a NaN would reach another operation's gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tinsmith_runtime.errors import (
+    EmptyBatchError,
+    InvalidFieldError,
+    MissingLossInputError,
+    NotFiniteInputError,
+    SequenceTooLongError,
+    ShapeMismatchError,
+    TokenOutOfVocabularyError,
+    UnknownLossError,
+)
+
+from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec
+from tinsmith_engine.values import AdamParams, Datum, ModelInfo
+
+
+def validate_batch(
+    batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float], info: ModelInfo
+) -> None:
+    """Raise the error that names the first fault of a batch, or return if it can be trained on.
+
+    Args:
+        batch: The datums of one operation.
+        loss: Name of a loss in `LOSS_SPECS`.
+        loss_config: Settings of the loss; defaults fill what is absent.
+        info: The model that the batch is for: gives vocabulary and longest sequence.
+
+    Raises:
+        EmptyBatchError: No datum, or a datum without tokens.
+        UnknownLossError: No loss has this name.
+        MissingLossInputError: A datum lacks an input of the loss.
+        InvalidFieldError: A loss input or setting that the loss does not have.
+        ShapeMismatchError: Arrays of one datum differ in length, rank or type.
+        TokenOutOfVocabularyError: A token or target is negative or not below the vocabulary size.
+        NotFiniteInputError: A loss input or setting is NaN or infinite.
+        SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
+    """
+    spec = LOSS_SPECS.get(loss)
+    if spec is None:
+        raise UnknownLossError("loss", f"{loss!r} is not one of {', '.join(LOSS_SPECS)}", loss=loss)
+    _check_config(spec, loss_config)
+    if not batch:
+        raise EmptyBatchError("datums", "holds no datum")
+    for index, datum in enumerate(batch):
+        _check_datum(f"datums[{index}]", datum, spec, info)
+
+
+def validate_adam(params: AdamParams) -> None:
+    """Raise the error that names the first hyper-parameter that is out of range.
+
+    Raises:
+        NotFiniteInputError: A hyper-parameter is NaN or infinite.
+        InvalidFieldError: A hyper-parameter is negative, or a beta is not below 1.
+    """
+    for field in dataclasses.fields(params):
+        value = getattr(params, field.name)
+        path = f"adam.{field.name}"
+        if not math.isfinite(value):
+            raise NotFiniteInputError(path, f"is {value}")
+        if value < 0.0:
+            raise InvalidFieldError(path, f"must not be negative, got {value}")
+        if field.name.startswith("beta") and value >= 1.0:
+            raise InvalidFieldError(path, f"must be below 1, got {value}")
+
+
+def _check_config(spec: LossSpec, config: Mapping[str, float]) -> None:
+    for key, value in config.items():
+        path = f'loss_config["{key}"]'
+        if key not in spec.config:
+            raise InvalidFieldError(path, f"is not a setting of loss {spec.name}")
+        if not math.isfinite(value):
+            raise NotFiniteInputError(path, f"is {value}")
+    merged = {**spec.config, **config}
+    low, high = merged.get("clip_low_threshold"), merged.get("clip_high_threshold")
+    if low is not None and high is not None and not 0.0 <= low <= high:
+        raise InvalidFieldError(
+            'loss_config["clip_low_threshold"]',
+            f"must be a ratio between 0 and clip_high_threshold ({high}), got {low}",
+        )
+
+
+def _check_datum(path: str, datum: Datum, spec: LossSpec, info: ModelInfo) -> None:
+    num_tokens = datum.tokens_T.size
+    if num_tokens == 0:
+        raise EmptyBatchError(f"{path}.tokens", "holds no token")
+    if num_tokens > info.max_context_tokens:
+        raise SequenceTooLongError(
+            f"{path}.tokens holds {num_tokens} tokens, over the model's limit of "
+            f"{info.max_context_tokens}; send a shorter sequence",
+            field=f"{path}.tokens",
+            num_tokens=num_tokens,
+            max_context_tokens=info.max_context_tokens,
+        )
+    for name, ids in (("tokens", datum.tokens_T), ("targets", datum.targets_T)):
+        _check_array(f"{path}.{name}", ids, num_tokens, kinds="iu", wanted="int64")
+        _check_vocabulary(f"{path}.{name}", ids, info.vocab_size)
+    for name in spec.inputs:
+        if name not in datum.loss_inputs:
+            raise MissingLossInputError(
+                f'{path}.loss_inputs["{name}"]', f"is required by loss {spec.name}", loss=spec.name
+            )
+    for name, values in datum.loss_inputs.items():
+        field = f'{path}.loss_inputs["{name}"]'
+        if name not in spec.inputs:
+            raise InvalidFieldError(field, f"is not an input of loss {spec.name}")
+        _check_array(field, values, num_tokens, kinds="f", wanted="float32")
+        if not np.isfinite(values).all():
+            position = int(np.argmin(np.isfinite(values)))
+            raise NotFiniteInputError(field, f"is {values[position]} at position {position}")
+
+
+def _check_array(
+    field: str, values: NDArray[np.generic], num_tokens: int, *, kinds: str, wanted: str
+) -> None:
+    if values.shape != (num_tokens,):
+        raise ShapeMismatchError(
+            field, f"has shape {list(values.shape)}, the datum has {num_tokens} tokens"
+        )
+    if values.dtype.kind not in kinds:
+        raise ShapeMismatchError(field, f"has dtype {values.dtype}, must be {wanted}")
+
+
+def _check_vocabulary(field: str, ids: NDArray[np.int64], vocab_size: int) -> None:
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= vocab_size:
+        token = lowest if lowest < 0 else highest
+        position = int(np.argmax(ids == token))
+        raise TokenOutOfVocabularyError(
+            field,
+            f"holds token {token} at position {position}, the vocabulary has {vocab_size}",
+            token=token,
+            vocab_size=vocab_size,
+        )

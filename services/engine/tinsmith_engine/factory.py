@@ -1,0 +1,84 @@
+"""Loads a base model: the packed decoder if it can run it, else the fallback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tinsmith_runtime.errors import InvalidFieldError
+
+from tinsmith_engine.decoder import Decoder
+from tinsmith_engine.decoder_config import decoder_config, full_layout
+from tinsmith_engine.fallback import FallbackModel
+from tinsmith_engine.head import chunk_rows
+from tinsmith_engine.loading import load_hf_config, read_row, resolve_model, stored_tensors
+from tinsmith_engine.models import Model
+from tinsmith_engine.packing import PADDING_RULE
+from tinsmith_engine.values import ModelInfo
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A base model in memory."""
+
+    model: Model[Any]
+    info: ModelInfo
+    device: torch.device
+    source: str
+    """Where it came from, as the caller named it."""
+
+
+def load_model(
+    model_dir: str | Path,
+    *,
+    dtype: str,
+    device: str,
+    max_sequence_tokens: int,
+    num_threads: int | None,
+    micro_batch_tokens: int,
+) -> LoadedModel:
+    """Load a base model; see `Engine.load`."""
+    if dtype not in DTYPES:
+        raise InvalidFieldError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    directory = resolve_model(model_dir)
+    hf_config = load_hf_config(directory)
+    place = torch.device(device)
+    config = decoder_config(hf_config)
+    model: Model[Any]
+    if config is None:
+        model, exactness = FallbackModel.load(directory, DTYPES[dtype], place), "fallback"
+        text_config = hf_config.get_text_config()
+        vocab_size = text_config.vocab_size
+        max_positions = getattr(text_config, "max_position_embeddings", max_sequence_tokens)
+    else:
+        layout = full_layout(config, set(stored_tensors(directory)))
+        model = Decoder(config, layout, read_row(directory, layout, DTYPES[dtype], place))
+        exactness, vocab_size, max_positions = "exact", config.vocab_size, config.max_positions
+    details = {
+        "torch": torch.__version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": device if place.type == "cpu" else torch.cuda.get_device_name(place),
+        "threads": torch.get_num_threads(),
+        "dtype": dtype,
+        "exactness": exactness,
+        "micro_batch_tokens": micro_batch_tokens,
+        "head_rows": chunk_rows(vocab_size),
+        "attention_padding": PADDING_RULE,
+    }
+    info = ModelInfo(
+        vocab_size=vocab_size,
+        max_context_tokens=min(max_positions, max_sequence_tokens),
+        dtype=dtype,
+        num_parameters=model.full_layout.num_numbers,
+        exactness=exactness,
+        family=hf_config.model_type,
+        fingerprint=" ".join(f"{key}={value}" for key, value in details.items()),
+        details=details,
+    )
+    return LoadedModel(model, info, place, str(model_dir))

@@ -1,0 +1,214 @@
+"""Any other decoder, through its transformers module: slower, but correct.
+
+LoRA is added by forward hooks on the module's linear layers, so the module keeps its own names and
+code. The adapter's gradients go straight to the run's row, as in the packed decoder; everything
+else is autograd's. Sequences of equal length run as one batch without padding, because not every
+architecture is indifferent to padding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from tinsmith_runtime.errors import ModelNotFoundError
+from torch import Tensor, nn
+
+from tinsmith_engine.head import TokenLossFunction
+from tinsmith_engine.linear import LoraUnit, UnitSpec
+from tinsmith_engine.models import RunTensors, Scores
+from tinsmith_engine.packing import MicroBatch
+from tinsmith_engine.rows import RowLayout
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackWeights:
+    """A run as the module sees it: adapters by module path, or parameters by name."""
+
+    adapters: Mapping[str, LoraUnit]
+    parameters: Mapping[str, Tensor]
+    """Of a full-parameter run, in the model's dtype, as autograd leaves."""
+    parameter_grads: Mapping[str, Tensor]
+
+
+class FallbackModel:
+    """A transformers causal language model with our adapters on its linear layers."""
+
+    def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
+        self._module = module.eval().requires_grad_(False)
+        parameters = dict(module.named_parameters())
+        self.full_layout = RowLayout([(n, tuple(p.shape)) for n, p in parameters.items()])
+        units: list[UnitSpec] = []
+        self._parameters = parameters
+        self._adapters: Mapping[str, LoraUnit] = {}
+        # Autograd follows an operation only if an input needs a gradient; below the first layer
+        # of a frozen model none does, so each adapter also takes this empty one.
+        self._anchor = torch.empty(0, requires_grad=True)
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.Linear):
+                kind = "unembedding" if layer is head else _kind(name)
+                units.append(UnitSpec((name,), layer.in_features, (layer.out_features,), kind))
+                layer.register_forward_hook(self._hook(name))
+        self.lora_units: Sequence[UnitSpec] = units
+
+    @classmethod
+    def load(cls, directory: Path, dtype: torch.dtype, device: torch.device) -> FallbackModel:
+        """Load a model directory.
+
+        Raises:
+            ModelNotFoundError: transformers can not build a causal language model from it.
+        """
+        from transformers import AutoModelForCausalLM
+
+        try:
+            with warnings.catch_warnings():
+                # Deprecations inside an architecture's own code are not the caller's business.
+                warnings.simplefilter("ignore")
+                module: Any = AutoModelForCausalLM.from_pretrained(
+                    directory, dtype=dtype, use_safetensors=True
+                )
+                module.to(device)
+        except (ValueError, OSError, KeyError, ImportError) as error:
+            raise ModelNotFoundError(
+                f"transformers can not load a causal language model from {directory}: {error}",
+                model=directory,
+            ) from error
+        return cls(module, module.get_output_embeddings())
+
+    def initial_row(self) -> Tensor:
+        """Return the base model's weights, in the base model's dtype."""
+        first = next(iter(self._parameters.values()))
+        row = torch.zeros(self.full_layout.width, dtype=first.dtype, device=first.device)
+        for name, parameter in self._parameters.items():
+            self.full_layout.view(row, name).copy_(parameter)
+        return row
+
+    def bind(self, run: RunTensors | None) -> FallbackWeights:
+        """Return the weights of a run, or of the base model."""
+        if run is None:
+            return FallbackWeights({}, {}, {})
+        dtype = next(iter(self._parameters.values())).dtype
+        theta_P = run.theta_P.to(dtype)
+        if run.is_full:
+            leaves = {
+                name: view.detach().requires_grad_(run.grad_P is not None)
+                for name, view in run.layout.views(theta_P).items()
+            }
+            grads = {} if run.grad_P is None else run.layout.views(run.grad_P)
+            return FallbackWeights({}, leaves, grads)
+        units = {
+            spec.names[0]: LoraUnit.of(spec, run.layout, theta_P, run.grad_P, run.scale)
+            for spec in self.lora_units
+        }
+        return FallbackWeights({n: unit for n, unit in units.items() if unit is not None}, {}, {})
+
+    def score(
+        self,
+        bound: FallbackWeights,
+        micro_batch: MicroBatch,
+        loss_function: TokenLossFunction,
+        *,
+        needs_gradient: bool,
+    ) -> Scores:
+        """Score a micro-batch; with `needs_gradient`, add to the run's gradient row."""
+        logprobs, losses = [], []
+        for rows, num_sequences in _equal_lengths(micro_batch.lengths):
+            with torch.set_grad_enabled(needs_gradient):
+                logits = self.logits(bound, micro_batch.tokens_N[rows].view(num_sequences, -1))
+                log_softmax = torch.log_softmax(logits.flatten(0, 1), -1, dtype=torch.float32)
+                targets = micro_batch.targets_N[rows, None]
+                logprobs_N = log_softmax.gather(1, targets)[:, 0]
+            logprobs.append(logprobs_N.detach())
+            loss = loss_function(logprobs[-1], rows)
+            losses.append(loss.loss_N)
+            if needs_gradient:
+                _add_gradients(bound, logprobs_N, loss.dlogprobs_N, self._anchor)
+        return Scores(torch.cat(logprobs), torch.cat(losses))
+
+    def logits(self, bound: FallbackWeights, tokens_BT: Tensor) -> Tensor:
+        """Return logits [B, T, V] of sequences of equal length."""
+        arguments: dict[str, Any] = {"input_ids": tokens_BT, "use_cache": False}
+        if bound.parameters:
+            output = torch.func.functional_call(
+                self._module, dict(bound.parameters), (), arguments, tie_weights=True
+            )
+        else:
+            with self._adapted(bound.adapters):
+                output = self._module(**arguments)
+        logits: Tensor = output.logits
+        return logits
+
+    @contextmanager
+    def _adapted(self, adapters: Mapping[str, LoraUnit]) -> Iterator[None]:
+        self._adapters = adapters
+        try:
+            yield
+        finally:
+            self._adapters = {}
+
+    def _hook(self, name: str) -> Any:
+        def add_adapter(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            unit = self._adapters.get(name)
+            if unit is None:
+                return output
+            added: Tensor = _AddLora.apply(  # type: ignore[no-untyped-call]
+                output, inputs[0], self._anchor, unit
+            )
+            return added
+
+        return add_adapter
+
+
+class _AddLora(torch.autograd.Function):
+    """`y + scale B A x`, whose backward adds the gradients of A and B to the run's row."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, unit: LoraUnit) -> Tensor:
+        del anchor
+        flat = x.flatten(0, -2)
+        out = y.clone()
+        projected = unit.add_forward_(out.view(-1, y.shape[-1]), flat)
+        ctx.save_for_backward(flat, projected)
+        ctx.unit, ctx.input_shape = unit, x.shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        flat, projected = ctx.saved_tensors
+        dx = torch.zeros_like(flat) if ctx.needs_input_grad[1] else None
+        ctx.unit.backward(dy.flatten(0, -2), flat, projected, dx)
+        return dy, None if dx is None else dx.view(ctx.input_shape), None, None
+
+
+def _add_gradients(
+    bound: FallbackWeights, logprobs_N: Tensor, dlogprobs_N: Tensor, anchor: Tensor
+) -> None:
+    if not bound.parameters:
+        torch.autograd.grad(logprobs_N, [anchor], dlogprobs_N, allow_unused=True)
+        return
+    names = list(bound.parameters)
+    grads = torch.autograd.grad(
+        logprobs_N, [bound.parameters[name] for name in names], dlogprobs_N, allow_unused=True
+    )
+    for name, grad in zip(names, grads, strict=True):
+        if grad is not None:
+            bound.parameter_grads[name].add_(grad)
+
+
+def _equal_lengths(lengths: tuple[int, ...]) -> Iterator[tuple[slice, int]]:
+    """Yield the packed rows and number of neighbouring sequences of equal length."""
+    start = 0
+    for length, group in groupby(lengths):
+        count = len(list(group))
+        yield slice(start, start + count * length), count
+        start += count * length
+
+
+def _kind(module_path: str) -> str:
+    return "attention" if "attn" in module_path or "attention" in module_path else "mlp"

@@ -1,0 +1,117 @@
+"""From a directory or hub id to a model in memory.
+
+Weights are read from safetensors only: a pickle can run code. Each tensor is copied straight into
+its place in the base row, so loading never holds the model twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from tinsmith_runtime.errors import CheckpointIncompatibleError, ModelNotFoundError
+from torch import Tensor
+
+from tinsmith_engine.rows import RowLayout
+
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+def resolve_model(model_dir: str | Path) -> Path:
+    """Return the local directory of a model, downloading it if it is a hub id.
+
+    Raises:
+        ModelNotFoundError: Neither a directory with a config.json nor a model that the hub gives.
+    """
+    path = Path(model_dir)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFoundError(
+                f"directory {path} holds no config.json, so it is no model", model=path
+            )
+        return path
+    # A hub id is `name` or `owner/name`; everything else was meant as a path.
+    if path.is_absolute() or str(model_dir).startswith(".") or len(path.parts) > 2:
+        raise ModelNotFoundError(f"there is no model directory {model_dir}", model=model_dir)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(model_dir), allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFoundError(
+            f"model {model_dir} is not a directory and the hub did not give it: {error}",
+            model=model_dir,
+        ) from error
+
+
+def load_hf_config(directory: Path) -> Any:
+    """Return the transformers configuration of a model directory.
+
+    Raises:
+        ModelNotFoundError: transformers does not know the architecture.
+    """
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory)
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelNotFoundError(
+            f"{directory / 'config.json'} is not a model that transformers knows: {error}",
+            model=directory,
+        ) from error
+
+
+def stored_tensors(directory: Path) -> Mapping[str, Path]:
+    """Return which safetensors file holds each tensor of a checkpoint.
+
+    Raises:
+        ModelNotFoundError: The directory has no safetensors weights.
+    """
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        files = json.loads(index.read_text())["weight_map"]
+        return {name: directory / file for name, file in files.items()}
+    single = directory / "model.safetensors"
+    if not single.is_file():
+        raise ModelNotFoundError(
+            f"directory {directory} holds no model.safetensors; convert the weights first",
+            model=directory,
+        )
+    with safe_open(single, framework="pt") as weights:
+        return dict.fromkeys(weights.keys(), single)
+
+
+def read_row(
+    directory: Path, layout: RowLayout, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return the weights of a checkpoint as one row of the layout.
+
+    Raises:
+        CheckpointIncompatibleError: A tensor is absent or has another shape than the
+            configuration implies.
+    """
+    files = stored_tensors(directory)
+    row = torch.zeros(layout.width, dtype=dtype, device=device)
+    by_file: dict[Path, list[str]] = {}
+    for name in layout.entries:
+        if name not in files:
+            raise CheckpointIncompatibleError(f"{directory} lacks tensor {name}", tensor=name)
+        by_file.setdefault(files[name], []).append(name)
+    for file, names in by_file.items():
+        with safe_open(file, framework="pt") as weights:
+            for name in names:
+                place = layout.view(row, name)
+                tensor = weights.get_tensor(name)
+                if tensor.shape != place.shape:
+                    raise CheckpointIncompatibleError(
+                        f"tensor {name} of {file} has shape {list(tensor.shape)}, "
+                        f"the configuration says {list(place.shape)}",
+                        tensor=name,
+                    )
+                place.copy_(tensor)
+    return row

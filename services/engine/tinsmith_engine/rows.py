@@ -1,0 +1,126 @@
+"""Row layouts and the arena: where every trained number of every run lives.
+
+A run is one row of `P` float32 numbers, four times: `theta`, `grad`, `m`, `v`. The layout says
+which stretch of the row is which named tensor, so the A and B of a layer are views, and zero, clip,
+Adam, copy and snapshot are single operations on a row. Runs with equal layouts (same rank and same
+trained layers) share an arena; another rank has another `P` and an arena of its own. We chose exact
+`P` over padding ranks up to buckets: nothing is computed or stored for rows that can never train,
+and a state means the same whatever else is loaded.
+
+Tensors that are read together (q, k and v; gate and up) lie next to each other, which makes their
+fused matrix a view as well. The base model's own weights use the same scheme, as does a
+full-parameter run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+_CHUNK_BYTES = 64 << 20
+_MAX_CHUNK_ROWS = 8
+# Row stride in numbers: 64 bytes of float32, so that every row starts on a cache line.
+_ROW_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One named tensor of a row."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers of the row the tensor takes."""
+        return math.prod(self.shape)
+
+
+class RowLayout:
+    """Order, shape and place of the named tensors of a row of `width` numbers."""
+
+    def __init__(self, tensors: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        self.entries: dict[str, Entry] = {}
+        offset = 0
+        for name, shape in tensors:
+            entry = Entry(name, shape, offset)
+            self.entries[name] = entry
+            offset += entry.num_numbers
+        self.num_numbers = offset
+        self.width = -(-offset // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def view(self, row_P: Tensor, name: str) -> Tensor:
+        """Return one tensor of a row, as a view."""
+        entry = self.entries[name]
+        return row_P[entry.offset : entry.offset + entry.num_numbers].view(entry.shape)
+
+    def fused(self, row_P: Tensor, names: Sequence[str]) -> Tensor:
+        """Return neighbouring tensors as one, stacked along their first axis, as a view."""
+        entries = [self.entries[name] for name in names]
+        for left, right in itertools.pairwise(entries):
+            if left.offset + left.num_numbers != right.offset:
+                raise ValueError(f"{left.name} and {right.name} are not neighbours")
+        first = entries[0]
+        length = sum(entry.shape[0] for entry in entries)
+        numbers = sum(entry.num_numbers for entry in entries)
+        return row_P[first.offset : first.offset + numbers].view(length, *first.shape[1:])
+
+    def views(self, row_P: Tensor) -> dict[str, Tensor]:
+        """Return every tensor of a row by name, as views."""
+        return {name: self.view(row_P, name) for name in self.entries}
+
+
+@dataclass(slots=True)
+class Row:
+    """The numbers of one run: float32 [P] views into an arena."""
+
+    index: int
+    theta_P: Tensor
+    grad_P: Tensor
+    m_P: Tensor
+    v_P: Tensor
+
+
+@dataclass(slots=True)
+class Arena:
+    """Rows of one layout, allocated in chunks and reused; zeroed when handed out."""
+
+    layout: RowLayout
+    device: torch.device
+    _chunks: list[Tensor] = field(default_factory=list)
+    _free: list[int] = field(default_factory=list)
+
+    @property
+    def _chunk_rows(self) -> int:
+        return max(1, min(_MAX_CHUNK_ROWS, _CHUNK_BYTES // (16 * max(1, self.layout.width))))
+
+    def take(self) -> Row:
+        """Return a zeroed row, growing the arena by a chunk if none is free."""
+        if not self._free:
+            first = len(self._chunks) * self._chunk_rows
+            # Axes: theta/grad/m/v, rows, P.
+            self._chunks.append(
+                torch.empty(4, self._chunk_rows, self.layout.width, device=self.device)
+            )
+            self._free.extend(range(first, first + self._chunk_rows))
+        # The lowest free index: the place of a run then depends on creations and drops alone.
+        index = min(self._free)
+        self._free.remove(index)
+        chunk, place = divmod(index, self._chunk_rows)
+        theta_P, grad_P, m_P, v_P = self._chunks[chunk][:, place]
+        for numbers_P in (theta_P, grad_P, m_P, v_P):
+            numbers_P.zero_()
+        return Row(index, theta_P, grad_P, m_P, v_P)
+
+    def give_back(self, row: Row) -> None:
+        """Make a row available to the next run."""
+        self._free.append(row.index)

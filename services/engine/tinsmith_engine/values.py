@@ -1,0 +1,124 @@
+"""Values that callers of the engine hand in and get back.
+
+Everything here can be built and checked without torch, because servicers validate a request before
+an engine thread sees it. `RunState` names torch tensors, but only in its annotations.
+
+A batch is ragged by nature, so a `Datum` holds one sequence as plain numpy arrays of equal length:
+position `i` of the input predicts target `i`. Nothing is shifted inside the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """A low-rank adapter on the linear layers of the base model.
+
+    The forward pass adds `alpha / rank * B A x` to each adapted linear layer.
+    """
+
+    rank: int
+    seed: int
+    """Seeds the initial A; B starts at zero."""
+    alpha: float = 32.0
+    train_attention: bool = True
+    train_mlp: bool = True
+    train_unembedding: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FullConfig:
+    """Every weight of the model is trained; the run starts from the base model's weights."""
+
+
+AdapterConfig = LoraConfig | FullConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamParams:
+    """Hyper-parameters of one AdamW step, with the meaning that torch.optim.AdamW gives them."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    """Largest L2 norm of the run's whole gradient; 0 turns clipping off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Datum:
+    """One training sequence of T tokens."""
+
+    tokens_T: IntArray
+    """Input token ids, int64 [T]."""
+    targets_T: IntArray
+    """Token id that each position predicts, int64 [T]."""
+    loss_inputs: Mapping[str, FloatArray]
+    """Per-token inputs of the loss, float32 [T] each."""
+
+
+@dataclass(slots=True)
+class ForwardResult:
+    """What a forward pass found."""
+
+    logprobs: list[FloatArray]
+    """For each datum, natural-log probabilities of its targets, float32 [T], weight 0 included."""
+    metrics: dict[str, float]
+    """Named `<name>:<reduction>`; `loss:sum` is always there."""
+
+
+@dataclass(slots=True)
+class OptimStepResult:
+    """What an optimizer step did."""
+
+    version: int
+    """Steps applied to the run, this one included."""
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True)
+class RunState:
+    """Everything needed to go on with a run elsewhere, bit for bit."""
+
+    config: AdapterConfig
+    version: int
+    tensors: dict[str, Tensor]
+    """`theta`, `m`, `v`, and `grad` if a gradient is pending: float32 [P] copies on the CPU."""
+    has_gradient: bool
+    adam_steps: int | None = None
+    """Steps since the moments were zero; None means as many as `version`. They differ in a run
+    whose weights were loaded without moments."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo:
+    """What a loaded base model is and can do."""
+
+    vocab_size: int
+    max_context_tokens: int
+    """Longest sequence that the engine accepts, prompt and completion together."""
+    dtype: str
+    num_parameters: int
+    exactness: str
+    """`exact` on the engine's own packed forward, `fallback` on the transformers module."""
+    family: str
+    """`model_type` of the model's configuration, such as `qwen3`."""
+    fingerprint: str
+    """Names everything that may change bits: build, threads, dtype, device, tiles and splits."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """The parts of the fingerprint, by name."""

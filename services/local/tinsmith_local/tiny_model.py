@@ -1,0 +1,267 @@
+"""A tiny Qwen3 model, made on the spot, so that the demo and the tests need no download.
+
+Architecture, file layout and chat template are those of a real Qwen3 checkpoint; only the size
+differs. Weights are random from a fixed seed, so the model knows nothing: whatever it can do later
+was trained into it through the service.
+
+The tokenizer is a byte-level BPE trained here on shipped text. Its few merges come from the words
+of the chat template and of the recipes' instructions, which are counted far more often than the
+phrases: a template then costs few tokens, while the words of a phrase stay nearly letter by letter,
+without which a small model can not move the letters of a word that it never saw. Each digit is one
+token.
+
+A directory is complete when its marker holds the digest of everything that determines the content
+(the settings, the texts, this format's version) and of the files as written. Anything else, such as
+the rest of an interrupted build, is built again in a scratch directory and moved into place file by
+file, marker last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tinsmith.recipes.pig_latin import load_phrases
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+FORMAT_VERSION = 1
+"""Raise it when the same settings give other files."""
+
+MARKER_NAME = ".tinsmith-complete.json"
+
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
+"""In this order they are the tokens 0, 1 and 2."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""ChatML, as Qwen3 writes it, without tools and thinking."""
+
+SCAFFOLD_TEXTS = ("user\n", "assistant\n", "Pig Latin:", "Repeat:")
+"""Texts that stand in nearly every prompt of the demo."""
+
+SCAFFOLD_COUNT = 3000
+"""How often each counts; above any letter pair of the phrases, so the merges begin with these."""
+
+NUM_MERGES = 22
+"""Enough for the scaffold texts; the next merges would join letters of the phrases."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinyModelConfig:
+    """Shape and seed of a tiny model; the defaults are the demo's."""
+
+    hidden_size: int = 128
+    num_layers: int = 3
+    num_heads: int = 4
+    num_key_value_heads: int = 4
+    head_dim: int = 32
+    intermediate_size: int = 384
+    max_position_embeddings: int = 512
+    rope_theta: float = 10_000.0
+    initializer_range: float = 0.08
+    """Standard deviation of every matrix at the start: about 1 / sqrt(hidden_size). At this size
+    copying and carrying appear much later in training with the usual 0.02."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = {k: v for k, v in asdict(self).items() if k != "seed"}
+        wrong = [name for name, value in sizes.items() if value <= 0]
+        if wrong:
+            raise ValueError(f"must be positive: {', '.join(wrong)}")
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError("num_heads must be a multiple of num_key_value_heads")
+        if self.head_dim % 2:
+            raise ValueError("head_dim must be even: rotary embeddings turn pairs")
+
+
+def build_tiny_model(directory: Path | str, config: TinyModelConfig | None = None) -> Path:
+    """Write a tiny Qwen3 model in Hugging Face layout, unless it is there and complete.
+
+    The same settings give the same bytes under one version of torch, tokenizers and safetensors.
+
+    Args:
+        directory: Where the files go; made if missing. Files of other names are left alone.
+        config: Shape and seed; the demo's when missing.
+
+    Returns:
+        The directory, absolute.
+    """
+    config = config or TinyModelConfig()
+    directory = Path(directory).absolute()
+    texts = load_phrases()
+    recipe_digest = _digest_recipe(config, texts)
+    if is_complete(directory, recipe_digest):
+        return directory
+    directory.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
+    try:
+        _write_files(scratch, config, texts)
+        names = sorted(path.name for path in scratch.iterdir())
+        files = {name: _digest_file(scratch / name) for name in names}
+        marker = {"recipe": recipe_digest, "files": files}
+        (directory / MARKER_NAME).unlink(missing_ok=True)
+        for name in names:
+            (scratch / name).replace(directory / name)
+        (scratch / MARKER_NAME).write_text(_to_json(marker), encoding="utf-8")
+        (scratch / MARKER_NAME).replace(directory / MARKER_NAME)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return directory
+
+
+def is_complete(directory: Path, recipe_digest: str) -> bool:
+    """Say whether a directory holds every file of this recipe, with the content then written."""
+    try:
+        marker = json.loads((directory / MARKER_NAME).read_text(encoding="utf-8"))
+        return bool(marker["recipe"] == recipe_digest) and all(
+            _digest_file(directory / name) == digest for name, digest in marker["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def train_tokenizer(texts: tuple[str, ...]) -> Tokenizer:
+    """Train the byte-level BPE on phrases and scaffold texts; a pure function of its input."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(SPECIAL_TOKENS) + len(alphabet) + NUM_MERGES,
+        special_tokens=[AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*texts, *(SCAFFOLD_TEXTS * SCAFFOLD_COUNT)], trainer)
+    return tokenizer
+
+
+def _write_files(directory: Path, config: TinyModelConfig, texts: tuple[str, ...]) -> None:
+    tokenizer = train_tokenizer(texts)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    vocab_size = tokenizer.get_vocab_size()
+    end_of_text = SPECIAL_TOKENS.index(END_OF_TEXT)
+    turn_end = SPECIAL_TOKENS.index(TURN_END)
+    documents = {
+        "config.json": _model_config(config, vocab_size, eos=turn_end, pad=end_of_text),
+        "generation_config.json": {
+            "do_sample": True,
+            "temperature": 1.0,
+            "eos_token_id": [turn_end, end_of_text],
+            "pad_token_id": end_of_text,
+        },
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": config.max_position_embeddings,
+            "eos_token": TURN_END,
+            "pad_token": END_OF_TEXT,
+            "additional_special_tokens": [TURN_START, TURN_END],
+            "clean_up_tokenization_spaces": False,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    }
+    for name, document in documents.items():
+        (directory / name).write_text(_to_json(document), encoding="utf-8")
+    weights = _make_weights(config, vocab_size)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _model_config(
+    config: TinyModelConfig, vocab_size: int, *, eos: int, pad: int
+) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_theta": config.rope_theta,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "initializer_range": config.initializer_range,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+        "torch_dtype": "float32",
+    }
+
+
+def _make_weights(config: TinyModelConfig, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Draw all matrices in a fixed order from one generator; norms are ones."""
+    generator = torch.Generator(device="cpu").manual_seed(config.seed)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    matrices = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    norms = {
+        "input_layernorm": hidden,
+        "post_attention_layernorm": hidden,
+        "self_attn.q_norm": config.head_dim,
+        "self_attn.k_norm": config.head_dim,
+    }
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.empty(shape).normal_(0.0, config.initializer_range, generator=generator)
+
+    weights = {"model.embed_tokens.weight": draw(vocab_size, hidden)}
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}"
+        for name, (rows, columns) in matrices.items():
+            weights[f"{prefix}.{name}.weight"] = draw(rows, columns)
+        for name, size in norms.items():
+            weights[f"{prefix}.{name}.weight"] = torch.ones(size)
+    weights["model.norm.weight"] = torch.ones(hidden)
+    return weights
+
+
+def _digest_recipe(config: TinyModelConfig, texts: tuple[str, ...]) -> str:
+    recipe = {
+        "format_version": FORMAT_VERSION,
+        "config": asdict(config),
+        "texts": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+        "scaffold": [*SCAFFOLD_TEXTS, SCAFFOLD_COUNT, NUM_MERGES],
+        "chat_template": CHAT_TEMPLATE,
+    }
+    return hashlib.sha256(_to_json(recipe).encode()).hexdigest()
+
+
+def _digest_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(value, indent=2, sort_keys=True) + "\n"

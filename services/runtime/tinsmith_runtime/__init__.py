@@ -1,0 +1,1 @@
+"""What every pod shares: bootstrap, errors, credentials, ledger, storage."""

@@ -1,0 +1,226 @@
+"""Who is calling: keys, callers, and how a pod finds out.
+
+A key is `tsk_<id>_<secret>`; only the SHA-256 of the secret is stored. The tenant of a call comes
+from its key alone. The scheduler owns the keys; other pods ask it (`RemoteKeyVerifier`) and keep
+the answer for a few seconds, which bounds how long a revoked key still works.
+
+The caller of the current call is a context variable, set by the interceptor, so that domain code
+needs no transport type to learn the tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+from tinsmith_runtime.errors import (
+    KeyInvalidError,
+    KeyMissingError,
+    NotFoundError,
+    ScopeMissingError,
+    UnauthenticatedError,
+)
+
+USER_SCOPE = "user"
+ADMIN_SCOPE = "admin"
+POD_SCOPE = "pod"
+GRANTABLE_SCOPES = frozenset({USER_SCOPE, ADMIN_SCOPE})
+
+_KEY_PATTERN = re.compile(r"tsk_([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
+_POD_KEY_ID = "pod"
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The party behind a call."""
+
+    project: str
+    scopes: frozenset[str]
+    key_id: str
+
+    @property
+    def is_pod(self) -> bool:
+        """Whether the caller is another pod, which may act for any project."""
+        return POD_SCOPE in self.scopes
+
+    def require_scope(self, scope: str) -> None:
+        """Raise `ScopeMissingError` unless the caller holds a scope."""
+        if scope not in self.scopes:
+            raise ScopeMissingError(
+                f"this call needs a key with the scope {scope!r}", scope=scope, key_id=self.key_id
+            )
+
+    def require_project(self, project: str, missing: Callable[[], NotFoundError]) -> None:
+        """Raise `missing()` unless the caller belongs to a project.
+
+        A foreign resource is reported as not found, so that names can not be probed.
+        """
+        if not self.is_pod and self.project != project:
+            raise missing()
+
+
+_caller: ContextVar[Caller] = ContextVar("tinsmith_caller")
+
+
+def current_caller() -> Caller:
+    """Return the caller of the call that is being served.
+
+    Raises:
+        KeyMissingError: Outside of a served call.
+    """
+    caller = _caller.get(None)
+    if caller is None:
+        raise KeyMissingError("no caller: this code runs outside of a served call")
+    return caller
+
+
+def bind_caller(caller: Caller) -> None:
+    """Set the caller of the current task; the interceptor does this for each call."""
+    _caller.set(caller)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key split into its parts."""
+
+    key_id: str
+    secret: str
+
+    @classmethod
+    def generate(cls) -> ApiKey:
+        """Draw a new key with 256 random bits."""
+        return cls(secrets.token_hex(6), secrets.token_urlsafe(_SECRET_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> ApiKey:
+        """Split a key.
+
+        Raises:
+            KeyInvalidError: If the text does not have the form of a key.
+        """
+        match = _KEY_PATTERN.fullmatch(text)
+        if match is None:
+            raise KeyInvalidError("the API key is malformed; it has the form tsk_<id>_<secret>")
+        return cls(match[1], match[2])
+
+    @property
+    def secret_sha256(self) -> bytes:
+        """What is stored instead of the secret."""
+        return hashlib.sha256(self.secret.encode()).digest()
+
+    def __str__(self) -> str:
+        return f"tsk_{self.key_id}_{self.secret}"
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self.key_id!r}, <secret>)"
+
+
+class KeyVerifier(Protocol):
+    """Finds the caller behind a key."""
+
+    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+        """Return the caller, or raise `KeyInvalidError` or `KeyRevokedError`."""
+        ...
+
+
+class Authenticator:
+    """Turns the `authorization` value of a call into a caller.
+
+    Args:
+        verifier: Where user keys are known.
+        pod_key: The secret that the pods of one deployment share; empty admits no pod.
+    """
+
+    def __init__(self, verifier: KeyVerifier, *, pod_key: str) -> None:
+        self._verifier = verifier
+        self._pod_key = pod_key
+
+    async def authenticate(self, authorization: str | None) -> Caller:
+        """Return the caller of a call.
+
+        Args:
+            authorization: `Bearer <key>`, or None if the call carries none.
+
+        Raises:
+            KeyMissingError: If there is no credential.
+            KeyInvalidError: If it is malformed or unknown.
+            KeyRevokedError: If it was revoked.
+        """
+        scheme, _, credential = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not credential:
+            raise KeyMissingError(
+                "the call carries no API key; send it as 'authorization: Bearer tsk_...'"
+            )
+        if self._pod_key and hmac.compare_digest(credential.encode(), self._pod_key.encode()):
+            return Caller(project="", scopes=frozenset({POD_SCOPE}), key_id=_POD_KEY_ID)
+        key = ApiKey.parse(credential)
+        return await self._verifier.verify(key.key_id, key.secret_sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedAnswer:
+    answer: Caller | UnauthenticatedError
+    expires_s: float
+
+
+class CachingKeyVerifier:
+    """Asks elsewhere and keeps each answer, good or bad, for `ttl_s` seconds.
+
+    Args:
+        ask: The remote lookup; it raises `UnauthenticatedError` for a key that is no good.
+        ttl_s: Lifetime of an answer, and so the longest time that a revoked key still works.
+        clock: Monotonic seconds.
+        max_entries: Bound of the memory that unknown keys can take.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[str, bytes], Awaitable[Caller]],
+        *,
+        ttl_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+        max_entries: int = 10_000,
+    ) -> None:
+        self._ask = ask
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._max_entries = max_entries
+        self._answers: dict[tuple[str, bytes], _CachedAnswer] = {}
+        self._asking: dict[tuple[str, bytes], asyncio.Task[Caller]] = {}
+
+    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+        """Return the caller behind a key; see `KeyVerifier`."""
+        entry = (key_id, secret_sha256)
+        cached = self._answers.get(entry)
+        if cached is not None and cached.expires_s > self._clock():
+            if isinstance(cached.answer, UnauthenticatedError):
+                raise cached.answer
+            return cached.answer
+        # One question for many calls that arrive together.
+        task = self._asking.get(entry)
+        if task is None:
+            task = asyncio.create_task(self._ask_and_keep(entry))
+            self._asking[entry] = task
+            task.add_done_callback(lambda _: self._asking.pop(entry, None))
+        return await asyncio.shield(task)
+
+    async def _ask_and_keep(self, entry: tuple[str, bytes]) -> Caller:
+        if len(self._answers) >= self._max_entries:
+            self._answers.clear()
+        expires_s = self._clock() + self._ttl_s
+        try:
+            caller = await self._ask(*entry)
+        except UnauthenticatedError as error:
+            self._answers[entry] = _CachedAnswer(error, expires_s)
+            raise
+        self._answers[entry] = _CachedAnswer(caller, expires_s)
+        return caller

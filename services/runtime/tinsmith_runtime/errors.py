@@ -1,0 +1,432 @@
+"""Typed errors of the domain, free of any transport.
+
+A class names a meaning; its base class names the status code that the meaning maps to, and
+`tinsmith_runtime.interceptors` is the one place where that mapping reaches gRPC. Every error says
+what happened, to which resource, and what to do: the keyword arguments of an error become the
+`ErrorInfo.metadata` that a client can read without parsing the message.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class ErrorCode(enum.Enum):
+    """Canonical status codes that the domain can mean; values equal `google.rpc.Code`."""
+
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field of a request that is wrong, and why."""
+
+    field: str
+    description: str
+
+
+class TinsmithError(Exception):
+    """Base of all errors that a caller may see.
+
+    Args:
+        message: One sentence: what happened, to which resource, what to do about it.
+        retry_after_s: Time after which the same request may succeed; None if it will not.
+        violations: The offending request fields, for `BadRequest`.
+        **metadata: Values quoted in the message, as strings, for `ErrorInfo.metadata`.
+    """
+
+    code: ErrorCode = ErrorCode.INTERNAL
+    reason: str = "INTERNAL"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        violations: Sequence[FieldViolation] = (),
+        **metadata: Any,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.violations = tuple(violations)
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+
+# One base class for each status code.
+
+
+class InvalidArgumentError(TinsmithError):
+    """The request is wrong whatever the state of the service."""
+
+    code = ErrorCode.INVALID_ARGUMENT
+    reason = "INVALID_FIELD"
+
+
+class NotFoundError(TinsmithError):
+    """The named resource does not exist, or belongs to somebody else."""
+
+    code = ErrorCode.NOT_FOUND
+    reason = "RESOURCE_NOT_FOUND"
+
+
+class AlreadyExistsError(TinsmithError):
+    """A resource with this name exists."""
+
+    code = ErrorCode.ALREADY_EXISTS
+    reason = "RESOURCE_ALREADY_EXISTS"
+
+
+class FailedPreconditionError(TinsmithError):
+    """The request is right, the state is not; a retry alone does not help."""
+
+    code = ErrorCode.FAILED_PRECONDITION
+    reason = "WRONG_STATE"
+
+
+class AbortedError(TinsmithError):
+    """The request lost a race."""
+
+    code = ErrorCode.ABORTED
+    reason = "ABORTED"
+
+
+class ResourceExhaustedError(TinsmithError):
+    """A limit was reached; `retry_after_s` is set only if waiting may help."""
+
+    code = ErrorCode.RESOURCE_EXHAUSTED
+    reason = "LIMIT_EXCEEDED"
+
+
+class UnavailableError(TinsmithError):
+    """The service can not answer now; the same request may be sent again."""
+
+    code = ErrorCode.UNAVAILABLE
+    reason = "UNAVAILABLE"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, **metadata: Any) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+
+
+class UnauthenticatedError(TinsmithError):
+    """The caller did not prove who it is."""
+
+    code = ErrorCode.UNAUTHENTICATED
+    reason = "KEY_INVALID"
+
+
+class PermissionDeniedError(TinsmithError):
+    """The caller is known and may not do this."""
+
+    code = ErrorCode.PERMISSION_DENIED
+    reason = "SCOPE_MISSING"
+
+
+class DataLossError(TinsmithError):
+    """Stored data is damaged."""
+
+    code = ErrorCode.DATA_LOSS
+    reason = "DATA_LOSS"
+
+
+class InternalError(TinsmithError):
+    """A bug: the message carries no internals, the log has the trace."""
+
+
+# Requests.
+
+
+class InvalidFieldError(InvalidArgumentError):
+    """One field of the request is missing or out of range."""
+
+    def __init__(self, field: str, problem: str, **metadata: Any) -> None:
+        super().__init__(
+            f"{field} {problem}",
+            violations=(FieldViolation(field, problem),),
+            **{"field": field, **metadata},
+        )
+
+
+class MalformedRequestError(InvalidArgumentError):
+    """The bytes of the request are not the protobuf message that the method takes."""
+
+    reason = "MALFORMED_REQUEST"
+
+
+class ShapeMismatchError(InvalidFieldError):
+    """Tensors that belong together differ in length or type."""
+
+    reason = "SHAPE_MISMATCH"
+
+
+class TokenOutOfVocabularyError(InvalidFieldError):
+    """A token id is negative or not below the model's vocabulary size."""
+
+    reason = "TOKEN_OUT_OF_VOCABULARY"
+
+
+class NotFiniteInputError(InvalidFieldError):
+    """An input tensor or parameter holds NaN or infinity."""
+
+    reason = "NOT_FINITE"
+
+
+class EmptyBatchError(InvalidFieldError):
+    """A batch without datums, or a datum without tokens."""
+
+    reason = "EMPTY_BATCH"
+
+
+class UnknownLossError(InvalidFieldError):
+    """The service has no loss function of this name."""
+
+    reason = "UNKNOWN_LOSS"
+
+
+class MissingLossInputError(InvalidFieldError):
+    """A datum lacks a tensor that the loss function needs."""
+
+    reason = "MISSING_LOSS_INPUT"
+
+
+class BatchTooLargeError(ResourceExhaustedError):
+    """A batch exceeds the limits of one request; send it in parts."""
+
+    reason = "BATCH_TOO_LARGE"
+
+
+class SequenceTooLongError(ResourceExhaustedError):
+    """One sequence exceeds the context length of the model."""
+
+    reason = "SEQUENCE_TOO_LONG"
+
+
+class RequestIdReusedError(FailedPreconditionError):
+    """The request id was used before with another body."""
+
+    reason = "REQUEST_ID_REUSED"
+
+
+# Resources.
+
+
+class ModelNotFoundError(NotFoundError):
+    """No trainer or sampler serves this base model."""
+
+    reason = "MODEL_NOT_FOUND"
+
+
+class RunNotFoundError(NotFoundError):
+    """No run has the given resource name."""
+
+    reason = "RUN_NOT_FOUND"
+
+
+class CheckpointNotFoundError(NotFoundError):
+    """No checkpoint has the given resource name."""
+
+    reason = "CHECKPOINT_NOT_FOUND"
+
+
+class OperationNotFoundError(NotFoundError):
+    """No operation has the given resource name."""
+
+    reason = "OPERATION_NOT_FOUND"
+
+
+class SessionNotFoundError(NotFoundError):
+    """No session has the given resource name."""
+
+    reason = "SESSION_NOT_FOUND"
+
+
+class SamplingSessionNotFoundError(NotFoundError):
+    """No sampling session has the given resource name."""
+
+    reason = "SAMPLING_SESSION_NOT_FOUND"
+
+
+class EnvironmentNotFoundError(NotFoundError):
+    """No environment of this name is registered."""
+
+    reason = "ENVIRONMENT_NOT_FOUND"
+
+
+class InstanceNotFoundError(NotFoundError):
+    """No environment instance has the given resource name."""
+
+    reason = "INSTANCE_NOT_FOUND"
+
+
+class KeyNotFoundError(NotFoundError):
+    """No API key has the given resource name."""
+
+    reason = "KEY_NOT_FOUND"
+
+
+class CheckpointAlreadyExistsError(AlreadyExistsError):
+    """A checkpoint of this kind and name exists in the run."""
+
+    reason = "CHECKPOINT_ALREADY_EXISTS"
+
+
+# State.
+
+
+class SessionFinishedError(FailedPreconditionError):
+    """The session was finished or expired; create a new one."""
+
+    reason = "SESSION_FINISHED"
+
+
+class RunClosedError(FailedPreconditionError):
+    """The run was deleted and takes no more operations."""
+
+    reason = "RUN_CLOSED"
+
+
+class NoGradientError(FailedPreconditionError):
+    """An optimizer step without a gradient to apply."""
+
+    reason = "NO_GRADIENT"
+
+
+class GradientIncompleteError(FailedPreconditionError):
+    """A forward_backward of this accumulation failed unseen by the sender of the optim_step."""
+
+    reason = "GRADIENT_INCOMPLETE"
+
+
+class NonFiniteLossError(FailedPreconditionError):
+    """A loss, gradient or update became NaN or infinite; the weights were left unchanged."""
+
+    reason = "NON_FINITE_LOSS"
+
+
+class CheckpointIncompatibleError(FailedPreconditionError):
+    """The checkpoint belongs to another base model, rank or set of layers."""
+
+    reason = "CHECKPOINT_INCOMPATIBLE"
+
+
+class SequenceNumberReusedError(AbortedError):
+    """Another request already holds this sequence number."""
+
+    reason = "SEQUENCE_NUMBER_REUSED"
+
+
+class SequenceGapError(AbortedError):
+    """A lower sequence number never arrived in time."""
+
+    reason = "SEQUENCE_GAP"
+
+
+class PoisonOperationError(AbortedError):
+    """The operation was running when the trainer died, again and again; it is not tried again."""
+
+    reason = "POISON_OPERATION"
+
+
+class CheckpointCorruptError(DataLossError):
+    """The files of a checkpoint do not match its manifest."""
+
+    reason = "CHECKPOINT_CORRUPT"
+
+
+# Limits and availability.
+
+
+class QueueFullError(ResourceExhaustedError):
+    """Too many operations are waiting; nothing was accepted."""
+
+    reason = "QUEUE_FULL"
+
+
+class CapacityExhaustedError(ResourceExhaustedError):
+    """All places for runs or instances are taken."""
+
+    reason = "CAPACITY_EXHAUSTED"
+
+
+class OutOfMemoryError(ResourceExhaustedError):
+    """One operation does not fit into the memory of the device."""
+
+    reason = "OUT_OF_MEMORY"
+
+
+class StorageFullError(ResourceExhaustedError):
+    """The disk or bucket is full; free space, the request may then be sent again."""
+
+    reason = "STORAGE_FULL"
+
+    def __init__(self, message: str, *, retry_after_s: float = 10.0, **metadata: Any) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+
+
+class DrainingError(UnavailableError):
+    """The pod is shutting down; another one will answer."""
+
+    reason = "DRAINING"
+
+
+class WorkerUnavailableError(UnavailableError):
+    """The pod that holds the resource can not be reached."""
+
+    reason = "WORKER_UNAVAILABLE"
+
+
+class VersionNotLoadedError(UnavailableError):
+    """The sampler does not hold weights as new as the request asks for."""
+
+    reason = "VERSION_NOT_LOADED"
+
+
+class EnvironmentFailedError(AbortedError):
+    """The code of an environment raised or its worker process died; the episode is lost."""
+
+    reason = "ENVIRONMENT_FAILED"
+
+
+# Credentials.
+
+
+class KeyMissingError(UnauthenticatedError):
+    """The call carries no API key."""
+
+    reason = "KEY_MISSING"
+
+
+class KeyInvalidError(UnauthenticatedError):
+    """The API key is malformed or unknown."""
+
+    reason = "KEY_INVALID"
+
+
+class KeyRevokedError(UnauthenticatedError):
+    """The API key was revoked."""
+
+    reason = "KEY_REVOKED"
+
+
+class ScopeMissingError(PermissionDeniedError):
+    """The API key may not call this method."""
+
+    reason = "SCOPE_MISSING"
+
+
+class ConfigError(ValueError):
+    """A setting of a pod is unknown or out of range; raised before anything is served."""

@@ -1,0 +1,159 @@
+"""The ledger: the table of operations and results, and the only commit point of a trainer.
+
+An operation is acknowledged when its row is on disk, and done when its result is. Everything that a
+crash may take, weights and moments included, can be computed again from these rows.
+
+The interface is asynchronous and speaks in whole decisions ("submit this, unless the number is
+taken"), so that each is one transaction whatever the database. `SqliteLedger` implements it for one
+process on one machine; a cluster's PostgreSQL is to implement the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tinsmith_runtime.ledger.records import (
+    CheckpointRecord,
+    NewOperation,
+    OperationRecord,
+    OperationState,
+    Outcome,
+    ResumePoint,
+    RunRecord,
+    SnapshotRecord,
+)
+from tinsmith_runtime.ledger.sqlite import SqliteLedger
+
+__all__ = [
+    "CheckpointRecord",
+    "Ledger",
+    "NewOperation",
+    "OperationRecord",
+    "OperationState",
+    "Outcome",
+    "ResumePoint",
+    "RunRecord",
+    "SnapshotRecord",
+    "SqliteLedger",
+]
+
+
+class Ledger(Protocol):
+    """Operations, snapshots and checkpoints of runs."""
+
+    async def adopt_run(self, run: RunRecord) -> RunRecord:
+        """Create a run or raise its epoch; return the run as it stands.
+
+        Raises:
+            AbortedError: If a higher epoch holds the run.
+        """
+        ...
+
+    async def list_runs(self) -> list[RunRecord]:
+        """Return all runs."""
+        ...
+
+    async def delete_run(self, run: str, epoch: int) -> None:
+        """Remove a run with its operations, snapshots and checkpoints.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
+        ...
+
+    async def submit(self, operation: NewOperation) -> OperationRecord:
+        """Accept an operation, or return the one that the same request made before.
+
+        Raises:
+            RequestIdReusedError: If the request id has another digest.
+            SequenceNumberReusedError: If another request holds the number.
+            SequenceGapError: If the number was given up.
+        """
+        ...
+
+    async def refuse(self, operation: NewOperation, error: bytes) -> OperationRecord | None:
+        """Consume a number with a failed operation; None if the number is taken."""
+        ...
+
+    async def start(self, run: str, sequence_numbers: Sequence[int]) -> None:
+        """Count an attempt of operations that are about to be computed."""
+        ...
+
+    async def finish(
+        self,
+        run: str,
+        epoch: int,
+        outcomes: Sequence[Outcome],
+        *,
+        checkpoints: Sequence[CheckpointRecord] = (),
+        snapshots: Sequence[SnapshotRecord] = (),
+    ) -> list[OperationRecord]:
+        """Commit results, all or none, and return their operations.
+
+        Raises:
+            FencedError: If the epoch no longer holds, or an operation has a result already.
+        """
+        ...
+
+    async def give_up(self, run: str, epoch: int, missing: Sequence[int], error: bytes) -> None:
+        """Consume numbers that never arrived, so that a late arrival is told so."""
+        ...
+
+    async def resume_point(self, run: str) -> ResumePoint:
+        """Return where a run goes on after a restart."""
+        ...
+
+    async def mark_diverged(self, run: str) -> None:
+        """Record that a replay gave other bits than the first execution."""
+        ...
+
+    async def get_operation(self, run: str, sequence_number: int) -> OperationRecord | None:
+        """Return an operation."""
+        ...
+
+    async def operations_from(
+        self, run: str, sequence_number: int, *, limit: int = 100
+    ) -> list[OperationRecord]:
+        """Return operations with at least this number, in order, payloads included."""
+        ...
+
+    async def finished_after(
+        self, run: str, revision: int, *, limit: int, limit_bytes: int
+    ) -> list[OperationRecord]:
+        """Return finished operations in the order in which they finished."""
+        ...
+
+    async def add_snapshot(self, snapshot: SnapshotRecord, epoch: int) -> None:
+        """Record a snapshot that is in the store.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
+        ...
+
+    async def list_snapshots(self, run: str) -> list[SnapshotRecord]:
+        """Return the snapshots of a run, newest first."""
+        ...
+
+    async def delete_snapshots(self, run: str, before: int) -> list[SnapshotRecord]:
+        """Forget snapshots below a sequence number, and return them."""
+        ...
+
+    async def get_checkpoint(self, name: str) -> CheckpointRecord | None:
+        """Return a checkpoint."""
+        ...
+
+    async def list_checkpoints(
+        self, project: str, run: str | None, *, limit: int, after: tuple[float, str] | None
+    ) -> list[CheckpointRecord]:
+        """Return checkpoints, newest first, after a position in that order."""
+        ...
+
+    async def delete_checkpoint(self, name: str) -> CheckpointRecord | None:
+        """Forget a checkpoint, and return it."""
+        ...
+
+    def close(self) -> None:
+        """Finish what waits and release the database."""
+        ...

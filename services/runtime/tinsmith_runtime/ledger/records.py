@@ -1,0 +1,172 @@
+"""Rows of the ledger as values."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tinsmith_runtime.errors import AbortedError
+
+
+class FencedError(AbortedError):
+    """Another process holds the run under a higher epoch; this one must stop."""
+
+    reason = "ABORTED"
+
+
+class OperationState(enum.StrEnum):
+    """Where an operation is in its life; what runs at the moment is known to the trainer alone."""
+
+    PENDING = "pending"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+GIVEN_UP_KIND = "given_up"
+"""Kind of the rows that stand for numbers which never arrived."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """A run, as the trainer must know it to build it again.
+
+    Attributes:
+        name: Resource name.
+        base_model: Name of the base model.
+        adapter: What is trained, as JSON.
+        epoch: The fence.
+        version: Optimizer steps applied.
+        replay_diverged: Whether a replay gave other bits than the first execution.
+    """
+
+    name: str
+    base_model: str
+    adapter: str
+    epoch: int
+    version: int = 0
+    replay_diverged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewOperation:
+    """An operation that asks to be accepted.
+
+    Attributes:
+        digest: SHA-256 of the request.
+        payload: The request, or None if `payload_path` says where it is stored.
+    """
+
+    run: str
+    sequence_number: int
+    kind: str
+    request_id: str
+    digest: bytes
+    payload: bytes | None
+    payload_path: str | None
+    submit_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperationRecord:
+    """An operation.
+
+    Attributes:
+        result: The encoded response, once it succeeded.
+        error: The encoded `google.rpc.Status`, once it failed.
+        num_attempts: How often it was begun.
+        revision: Position in the order in which the run's operations finished, from 1; 0 before.
+    """
+
+    run: str
+    sequence_number: int
+    kind: str
+    request_id: str | None
+    digest: bytes
+    state: OperationState
+    num_attempts: int
+    submit_time_s: float
+    finish_time_s: float | None = None
+    revision: int = 0
+    result: bytes | None = None
+    error: bytes | None = None
+    plan: str | None = None
+    payload: bytes | None = None
+    payload_path: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResumePoint:
+    """Where a run goes on after a restart.
+
+    Attributes:
+        next_sequence_number: The lowest number without a result.
+        pending: Accepted operations without a result, in order, payloads included.
+        finished_ahead: Refused operations above `next_sequence_number`.
+        latest_revision: Revision of the operation that finished last.
+    """
+
+    next_sequence_number: int
+    pending: list[OperationRecord]
+    finished_ahead: list[OperationRecord]
+    latest_revision: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of an operation: exactly one of `result` and `error` is set.
+
+    Attributes:
+        version: Optimizer steps of the run after it.
+        plan: The numerics fingerprint under which it was computed.
+    """
+
+    sequence_number: int
+    result: bytes | None
+    error: bytes | None
+    version: int
+    plan: str
+    finish_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SnapshotRecord:
+    """An automatic save of a run: its state after the operation `sequence_number`.
+
+    Attributes:
+        folder: Where its files are in the store.
+        sha256: Hash of its manifest.
+    """
+
+    run: str
+    sequence_number: int
+    version: int
+    folder: str
+    sha256: str
+    create_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointRecord:
+    """A save that the user named.
+
+    Attributes:
+        kind: `training` or `sampler`.
+        adapter: What was trained, as JSON.
+        folder: Where its files are in the store.
+        sha256: Hash of its manifest.
+    """
+
+    name: str
+    run: str
+    kind: str
+    base_model: str
+    adapter: str
+    version: int
+    sequence_number: int
+    size_bytes: int
+    folder: str
+    manifest_uri: str
+    sha256: str
+    create_time_s: float
+    labels: Mapping[str, str]

@@ -1,0 +1,81 @@
+"""Tables of the ledger."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+SCHEMA_VERSION = 1
+
+metadata = sa.MetaData()
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("adapter", sa.Text, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False, default=0),
+    sa.Column("replay_diverged", sa.Boolean, nullable=False, default=False),
+)
+
+# The fence: placement raises the epoch, every commit checks it.
+leases = sa.Table(
+    "leases",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+)
+
+operations = sa.Table(
+    "operations",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("sequence_number", sa.BigInteger, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    # Empty on a row that stands for a request which was not accepted under its own id.
+    sa.Column("request_id", sa.Text),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("payload", sa.LargeBinary),
+    sa.Column("payload_path", sa.Text),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("num_attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("plan", sa.Text),
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("error", sa.LargeBinary),
+    sa.Column("submit_time_s", sa.Float, nullable=False),
+    sa.Column("finish_time_s", sa.Float),
+    sa.Column("revision", sa.BigInteger, nullable=False, default=0),
+    sa.UniqueConstraint("run", "request_id"),
+    sa.Index("operations_by_revision", "run", "revision"),
+)
+
+snapshots = sa.Table(
+    "snapshots",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("sequence_number", sa.BigInteger, primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("folder", sa.Text, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+)
+
+checkpoints = sa.Table(
+    "checkpoints",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("adapter", sa.Text, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("sequence_number", sa.BigInteger, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("folder", sa.Text, nullable=False),
+    sa.Column("manifest_uri", sa.Text, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Index("checkpoints_by_time", "project", "create_time_s", "name"),
+)

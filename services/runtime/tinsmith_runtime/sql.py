@@ -1,0 +1,244 @@
+"""SQLite as a durable store: one writer thread, group commit, one process for each file.
+
+Every write is a function of a connection. The writer takes all functions that wait, runs them in
+one transaction, each under a savepoint of its own, commits (`synchronous=FULL`, so the commit is an
+fsync of the log), and only then tells the callers. There is no timer: a lone write commits at once,
+and while a commit runs, the next group gathers. A write that raises is rolled back alone.
+
+Reads go to a second connection, which in WAL mode sees the last commit and never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar, cast
+
+import sqlalchemy as sa
+
+from tinsmith_runtime.errors import ConfigError, StorageFullError, TinsmithError
+from tinsmith_runtime.metrics import LEDGER_COMMIT_SECONDS, LEDGER_COMMIT_WRITES
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+Statements = Callable[[sa.Connection], ResultT]
+
+_MAX_GROUP = 256
+_FULL_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR_WRITE})
+
+
+class Database:
+    """One SQLite file, open for as long as the process holds its lock.
+
+    Args:
+        path: The file; its folder is created.
+        metadata: The tables, created where they are missing.
+        schema_version: Compared with the file's; another one is refused.
+    """
+
+    def __init__(self, path: Path, metadata: sa.MetaData, *, schema_version: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._lock_file = _lock(path)
+        try:
+            self._engine = _create_engine(path)
+            with self._engine.connect() as connection:
+                _check_version(connection, path, schema_version)
+                metadata.create_all(connection)
+        except BaseException:
+            self._lock_file.close()
+            raise
+        self._writes: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sql-read")
+        self._writer = threading.Thread(target=self._write_forever, name="sql-write", daemon=True)
+        self._writer.start()
+
+    async def write(self, statements: Statements[ResultT]) -> ResultT:
+        """Run statements in the next group commit; return once they are on disk.
+
+        A cancelled caller does not cancel the write.
+
+        Raises:
+            StorageFullError: If the disk is full; nothing was written.
+            Exception: What the statements raised; nothing was written.
+        """
+        return await asyncio.shield(asyncio.wrap_future(self._enqueue(statements)))
+
+    def write_sync(self, statements: Statements[ResultT]) -> ResultT:
+        """Do the same from a plain thread."""
+        return self._enqueue(statements).result()
+
+    async def read(self, statements: Statements[ResultT]) -> ResultT:
+        """Run statements that change nothing, on the state of the last commit."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, self._read, statements)
+
+    def close(self) -> None:
+        """Finish the writes that wait, and release the file."""
+        self._writes.put(None)
+        self._writer.join()
+        self._reader.shutdown()
+        self._engine.dispose()
+        self._lock_file.close()
+
+    def _enqueue(self, statements: Statements[ResultT]) -> Future[ResultT]:
+        write: _Write[ResultT] = _Write(statements)
+        self._writes.put(write)
+        return write.future
+
+    def _read(self, statements: Statements[ResultT]) -> ResultT:
+        with self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN")
+            try:
+                return statements(connection)
+            finally:
+                connection.exec_driver_sql("ROLLBACK")
+
+    def _write_forever(self) -> None:
+        with self._engine.connect() as connection:
+            is_open = True
+            while is_open:
+                group, is_open = self._next_group()
+                if group:
+                    self._commit(connection, group)
+
+    def _next_group(self) -> tuple[list[_Write[Any]], bool]:
+        """Return what waits, at least one entry, and whether more may come."""
+        group: list[_Write[Any]] = []
+        entry = self._writes.get()
+        while entry is not None:
+            group.append(entry)
+            if len(group) == _MAX_GROUP:
+                return group, True
+            try:
+                entry = self._writes.get_nowait()
+            except queue.Empty:
+                return group, True
+        return group, False
+
+    def _commit(self, connection: sa.Connection, group: list[_Write[Any]]) -> None:
+        begin_s = time.perf_counter()
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            for write in group:
+                write.run(connection)
+            connection.exec_driver_sql("COMMIT")
+        except Exception as error:
+            with contextlib.suppress(sa.exc.SQLAlchemyError):
+                connection.exec_driver_sql("ROLLBACK")
+            logger.error("group commit failed", exc_info=error, extra={"num_writes": len(group)})
+            for write in group:
+                write.fail(self._typed(error))
+            return
+        LEDGER_COMMIT_SECONDS.observe(time.perf_counter() - begin_s)
+        LEDGER_COMMIT_WRITES.observe(len(group))
+        for write in group:
+            write.finish()
+
+    def _typed(self, error: Exception) -> Exception:
+        cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        if isinstance(cause, sqlite3.Error) and cause.sqlite_errorcode & 0xFF in _FULL_CODES:
+            return StorageFullError(
+                f"the disk of {self._path.parent} is full; free space, then send the request again",
+                path=self._path,
+            )
+        return error
+
+
+class _Write(Generic[ResultT]):
+    """One function that waits for the writer, and the future of its result."""
+
+    def __init__(self, statements: Statements[ResultT]) -> None:
+        self.future: Future[ResultT] = Future()
+        self._statements = statements
+        self._result: ResultT | None = None
+        self._error: Exception | None = None
+
+    def run(self, connection: sa.Connection) -> None:
+        """Run inside the group's transaction; an error undoes this write alone.
+
+        Raises:
+            sa.exc.OperationalError: If the disk is full, which ends the whole group.
+        """
+        connection.exec_driver_sql("SAVEPOINT one")
+        try:
+            self._result = self._statements(connection)
+        except TinsmithError as error:
+            self._error = error
+            connection.exec_driver_sql("ROLLBACK TO one")
+        except sa.exc.OperationalError:
+            raise
+        except Exception as error:
+            self._error = error
+            connection.exec_driver_sql("ROLLBACK TO one")
+        connection.exec_driver_sql("RELEASE one")
+
+    def finish(self) -> None:
+        """Tell the caller, after the commit."""
+        if self._error is not None:
+            self.future.set_exception(self._error)
+        else:
+            self.future.set_result(cast(ResultT, self._result))
+
+    def fail(self, error: Exception) -> None:
+        """Tell the caller that nothing was written."""
+        self.future.set_exception(self._error or error)
+
+
+def _create_engine(path: Path) -> sa.Engine:
+    # Transactions are begun and ended by this module; the driver must not begin its own.
+    engine = sa.create_engine(
+        f"sqlite:///{path}",
+        isolation_level="AUTOCOMMIT",
+        poolclass=sa.pool.QueuePool,
+        pool_size=2,
+        max_overflow=1,
+        connect_args={"check_same_thread": False, "timeout": 10},
+    )
+
+    @sa.event.listens_for(engine, "connect")
+    def set_pragmas(connection: sqlite3.Connection, _: object) -> None:
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "busy_timeout=10000",
+            "wal_autocheckpoint=1000",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    return engine
+
+
+def _check_version(connection: sa.Connection, path: Path, schema_version: int) -> None:
+    found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    if found == 0:
+        connection.exec_driver_sql(f"PRAGMA user_version={schema_version:d}")
+    elif found != schema_version:
+        raise ConfigError(
+            f"{path} has schema version {found}, this release reads {schema_version}; use the "
+            "release that wrote it, or another data folder"
+        )
+
+
+def _lock(path: Path) -> IO[bytes]:
+    """Take the lock of a database file, held until the returned file is closed."""
+    lock_file = open(path.with_suffix(".lock"), "wb")  # noqa: SIM115 - held for the life of the object
+    try:
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock_file.close()
+        raise ConfigError(
+            f"{path} is in use by another process; stop it, or choose another data folder"
+        ) from error
+    return lock_file

@@ -1,0 +1,87 @@
+"""Typed errors to `google.rpc.Status`, the one form in which an error leaves a pod.
+
+Used for the status of a failed call and for `Operation.error`, so that a client decodes both alike.
+"""
+
+from __future__ import annotations
+
+import math
+
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from tinsmith_runtime.errors import (
+    ErrorCode,
+    FieldViolation,
+    InternalError,
+    ResourceExhaustedError,
+    TinsmithError,
+)
+
+
+def internal_error() -> InternalError:
+    """Return what a caller may learn of a bug: nothing but where to look."""
+    return InternalError("internal error; the log of the pod has the trace")
+
+
+def encode_status(error: TinsmithError, *, domain: str) -> status_pb2.Status:
+    """Return the wire form of an error.
+
+    Args:
+        error: What happened.
+        domain: The pod that raised it, such as `trainer.tinsmith`.
+
+    Returns:
+        A status whose details begin with `ErrorInfo`, followed by `BadRequest`, `QuotaFailure` and
+        `RetryInfo` where they apply.
+    """
+    status = status_pb2.Status(code=error.code.value, message=error.message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=domain, metadata=error.metadata)
+    status.details.add().Pack(info)
+    if error.violations:
+        bad_request = error_details_pb2.BadRequest()
+        for violation in error.violations:
+            bad_request.field_violations.add(
+                field=violation.field, description=violation.description
+            )
+        status.details.add().Pack(bad_request)
+    if isinstance(error, ResourceExhaustedError):
+        quota = error_details_pb2.QuotaFailure()
+        quota.violations.add(subject=error.reason, description=error.message)
+        status.details.add().Pack(quota)
+    if error.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo(retry_delay=_duration(error.retry_after_s))
+        status.details.add().Pack(retry)
+    return status
+
+
+def decode_status(status: status_pb2.Status) -> TinsmithError:
+    """Return the error that a status was made from, as a plain `TinsmithError` of the same code."""
+    reason = "INTERNAL"
+    metadata: dict[str, str] = {}
+    retry_after_s: float | None = None
+    violations: list[FieldViolation] = []
+    info = error_details_pb2.ErrorInfo()
+    retry = error_details_pb2.RetryInfo()
+    bad_request = error_details_pb2.BadRequest()
+    for detail in status.details:
+        if detail.Unpack(info):
+            reason, metadata = info.reason, dict(info.metadata)
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
+        elif detail.Unpack(bad_request):
+            violations += [
+                FieldViolation(violation.field, violation.description)
+                for violation in bad_request.field_violations
+            ]
+    error = TinsmithError(status.message, retry_after_s=retry_after_s, violations=violations)
+    error.metadata = metadata
+    error.reason = reason
+    known_codes = {code.value for code in ErrorCode}
+    error.code = ErrorCode(status.code) if status.code in known_codes else ErrorCode.INTERNAL
+    return error
+
+
+def _duration(seconds: float) -> duration_pb2.Duration:
+    fraction, whole = math.modf(seconds)
+    return duration_pb2.Duration(seconds=int(whole), nanos=int(fraction * 1e9))

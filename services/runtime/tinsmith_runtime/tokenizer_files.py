@@ -1,0 +1,30 @@
+"""The tokenizer of a model as files with one digest, so that a laptop fetches them once."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from tinsmith.v1 import scheduler_pb2
+
+_FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
+    """Return the tokenizer files of a model directory in Hugging Face layout.
+
+    The digest is the SHA-256 over the sorted names and contents; empty without a `tokenizer.json`.
+    """
+    files = {
+        name: (directory / name).read_bytes()
+        for name in _FILE_NAMES
+        if (directory / name).is_file()
+    }
+    if "tokenizer.json" not in files:
+        return scheduler_pb2.Tokenizer()
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        for part in (name.encode(), files[name]):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    return scheduler_pb2.Tokenizer(digest=digest.hexdigest(), files=files)

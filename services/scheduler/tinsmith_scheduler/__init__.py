@@ -1,0 +1,1 @@
+"""The scheduler pod: keys, sessions, and which worker holds what."""

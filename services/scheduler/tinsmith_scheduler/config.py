@@ -1,0 +1,85 @@
+"""Settings of the scheduler pod."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tinsmith.names import DEFAULT_PROJECT, is_valid_id
+from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.errors import ConfigError, KeyInvalidError
+from tinsmith_runtime.server import ServerConfig
+
+_POSITIVE_FIELDS = (
+    "heartbeat_interval_s",
+    "session_timeout_s",
+    "worker_heartbeat_interval_s",
+    "worker_timeout_s",
+    "max_runs_per_project",
+    "placement_timeout_s",
+    "placement_retry_s",
+    "trainer_call_timeout_s",
+    "reap_interval_s",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Settings of one scheduler."""
+
+    data_dir: Path
+    """Folder of the database."""
+    pod_key: str = field(default="", repr=False)
+    """The secret that the pods of one deployment share; empty admits no pod."""
+    bootstrap_key: str = field(default="", repr=False)
+    """A whole key, `tsk_<id>_<secret>`, that exists from the start; empty makes none."""
+    bootstrap_project: str = DEFAULT_PROJECT
+    """The project of the operators: its admin keys manage the keys of every project."""
+    listen_address: str = "127.0.0.1:0"
+    metrics_address: str | None = None
+    drain_timeout_s: float = 30.0
+    max_message_bytes: int = 64 * 2**20
+    heartbeat_interval_s: float = 10.0
+    """How often a client is told to heartbeat its session."""
+    session_timeout_s: float = 60.0
+    """Life of a session without a heartbeat."""
+    worker_heartbeat_interval_s: float = 3.0
+    worker_timeout_s: float = 15.0
+    """Time after which a silent worker counts as gone."""
+    max_runs_per_project: int = 256
+    placement_timeout_s: float = 60.0
+    """Time that a run may take to be placed, and from a restart on again."""
+    placement_retry_s: float = 0.25
+    """Pause between two attempts to place a run."""
+    trainer_call_timeout_s: float = 20.0
+    """Deadline of one call to a trainer."""
+    reap_interval_s: float = 1.0
+    """How often lost sessions and unconfirmed releases are looked after."""
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE_FIELDS:
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ConfigError(f"{name} must be positive, got {value}")
+        if self.session_timeout_s <= self.heartbeat_interval_s:
+            raise ConfigError("session_timeout_s must be above heartbeat_interval_s")
+        if self.worker_timeout_s <= self.worker_heartbeat_interval_s:
+            raise ConfigError("worker_timeout_s must be above worker_heartbeat_interval_s")
+        if not is_valid_id(self.bootstrap_project):
+            raise ConfigError(f"bootstrap_project {self.bootstrap_project!r} is not a project id")
+        if self.bootstrap_key:
+            try:
+                ApiKey.parse(self.bootstrap_key)
+            except KeyInvalidError as error:
+                raise ConfigError("bootstrap_key must have the form tsk_<id>_<secret>") from error
+        self.server()
+
+    def server(self) -> ServerConfig:
+        """Return the settings of the gRPC server."""
+        return ServerConfig(
+            listen_address=self.listen_address,
+            metrics_address=self.metrics_address,
+            drain_timeout_s=self.drain_timeout_s,
+            max_message_bytes=self.max_message_bytes,
+        )

@@ -1,0 +1,103 @@
+"""Who gets what: the placement policy, a pure function of what is known.
+
+A run goes to the trainer with the fewest runs that serves its base model, is alive and has room.
+Runs do not move once adopted, so the policy is consulted only while a run is created. The trainer
+that was asked before is preferred: it may have adopted the run although its answer was lost.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerCandidate:
+    """What the policy knows of a trainer."""
+
+    name: str
+    base_models: frozenset[str]
+    is_alive: bool
+    num_runs: int
+    max_runs: int
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another run fits."""
+        return self.num_runs < self.max_runs
+
+
+class WaitReason(enum.Enum):
+    """Why no trainer was chosen."""
+
+    NO_TRAINER = "no_trainer"
+    """None that serves the base model is alive."""
+    FULL = "full"
+    """All that are alive are full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The run has to wait."""
+
+    reason: WaitReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The run goes to this trainer."""
+
+    worker: str
+
+
+def choose_trainer(
+    base_model: str,
+    candidates: Sequence[TrainerCandidate],
+    *,
+    current: str = "",
+    refused: Collection[str] = (),
+) -> Chosen | Wait:
+    """Return the trainer for a run, or why it waits.
+
+    Args:
+        base_model: What the run trains.
+        candidates: All trainers that are known.
+        current: The trainer that was asked before and may hold the run; it is kept while it lives.
+        refused: Trainers that just said that they are full.
+    """
+    serving = [entry for entry in candidates if base_model in entry.base_models]
+    alive = [entry for entry in serving if entry.is_alive]
+    if not alive:
+        problem = "has stopped its heartbeat" if serving else "is registered"
+        subject = "every trainer" if serving else "no trainer"
+        return Wait(WaitReason.NO_TRAINER, f"{subject} of base model {base_model} {problem}")
+    for entry in alive:
+        if entry.name == current and entry.name not in refused:
+            return Chosen(entry.name)
+    open_trainers = [entry for entry in alive if entry.has_room and entry.name not in refused]
+    if not open_trainers:
+        places = sum(entry.max_runs for entry in alive)
+        return Wait(
+            WaitReason.FULL,
+            f"all {places} places for runs on base model {base_model} are taken",
+        )
+    return Chosen(min(open_trainers, key=lambda entry: (entry.num_runs, entry.name)).name)
+
+
+def choose_sampler(sampling_session: str, samplers: Collection[str]) -> str:
+    """Return the sampler of a sampling session, the same one for as long as it lives.
+
+    Rendezvous hashing: sessions spread evenly, keep their sampler and so its prefix cache, and only
+    those of a sampler that is gone move. Samplers hold no state, so nothing is stored.
+
+    Args:
+        sampling_session: Name of the session.
+        samplers: Names of the samplers that may be chosen; at least one.
+    """
+    return max(
+        samplers,
+        key=lambda name: (hashlib.sha256(f"{sampling_session}\0{name}".encode()).digest(), name),
+    )

@@ -1,0 +1,249 @@
+"""The values that the scheduler works with, free of any transport.
+
+`encoded_model` and `encoded_error` are bytes that the scheduler stores and hands on without looking
+inside: what a worker says of a model, and the `google.rpc.Status` of a creation that failed.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from tinsmith.names import CheckpointName, RunName, SessionName
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """What makes a mutating call repeatable."""
+
+    project: str
+    request_id: str
+    method: str
+    digest: bytes
+    """SHA-256 of the deterministic serialization of the request."""
+
+
+class SessionState(enum.Enum):
+    """Life of a session."""
+
+    ACTIVE = "active"
+    FINISHED = "finished"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A connected client."""
+
+    name: str
+    project: str
+    state: SessionState
+    display_name: str
+    labels: Mapping[str, str]
+    client_version: str
+    create_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """What a client asks for when it connects."""
+
+    project: str
+    display_name: str
+    labels: Mapping[str, str]
+    client_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSession:
+    """A handle to sample with; addresses are looked up whenever it is read."""
+
+    name: str
+    project: str
+    session: str
+    base_model: str
+    checkpoint: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewSamplingSession:
+    """A wanted handle; exactly one of the three sources is set."""
+
+    session: SessionName
+    base_model: str | None = None
+    checkpoint: CheckpointName | None = None
+    run: RunName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoraAdapter:
+    """A low-rank adapter, defaults filled in."""
+
+    rank: int = 32
+    alpha: float = 32.0
+    seed: int = 0
+    train_attention: bool = True
+    train_mlp: bool = True
+    train_unembedding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FullAdapter:
+    """All weights are trained."""
+
+
+Adapter = LoraAdapter | FullAdapter
+
+
+def adapter_to_json(adapter: Adapter) -> str:
+    """Return the stored form of an adapter."""
+    if isinstance(adapter, FullAdapter):
+        return json.dumps({"full": {}})
+    return json.dumps({"lora": asdict(adapter)})
+
+
+def adapter_from_json(text: str) -> Adapter:
+    """Return an adapter from its stored form."""
+    content = json.loads(text)
+    return LoraAdapter(**content["lora"]) if "lora" in content else FullAdapter()
+
+
+class RunState(enum.Enum):
+    """Life of a run."""
+
+    CREATING = "creating"
+    ACTIVE = "active"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One trainable model and where it is."""
+
+    name: str
+    project: str
+    state: RunState
+    session: str
+    base_model: str
+    adapter: Adapter
+    display_name: str
+    labels: Mapping[str, str]
+    create_time_s: float
+    worker: str = ""
+    """Name of the trainer that holds the run or was asked to; empty before that."""
+    epoch: int = 0
+    encoded_error: bytes = b""
+    serial: int = 0
+    """Order of creation; assigned by the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A wanted run."""
+
+    session: SessionName
+    base_model: str
+    adapter: Adapter
+    display_name: str
+    labels: Mapping[str, str]
+
+
+class ReleaseMode(enum.Enum):
+    """What becomes of a run on the trainer that gives it up."""
+
+    PARK = "park"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release that the trainer has not confirmed yet."""
+
+    run: str
+    worker: str
+    epoch: int
+    mode: ReleaseMode
+
+
+class KeyState(enum.Enum):
+    """Life of a key."""
+
+    ACTIVE = "active"
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An API key without its secret."""
+
+    key_id: str
+    project: str
+    state: KeyState
+    scopes: tuple[str, ...]
+    display_name: str
+    create_time_s: float
+    secret_sha256: bytes = field(repr=False)
+    serial: int = 0
+
+
+class WorkerRole(enum.Enum):
+    """What a worker does."""
+
+    TRAINER = "trainer"
+    SAMPLER = "sampler"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A base model on a worker."""
+
+    base_model: str
+    encoded_model: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The files of a tokenizer and their digest."""
+
+    digest: str
+    files: Mapping[str, bytes] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A pod that holds base models or environments."""
+
+    name: str
+    role: WorkerRole
+    address: str
+    models: tuple[ServedModel, ...] = ()
+    max_runs: int = 0
+
+    @property
+    def base_models(self) -> frozenset[str]:
+        """The names of its base models."""
+        return frozenset(model.base_model for model in self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOffer:
+    """A base model and what can be done with it now."""
+
+    encoded_model: bytes
+    is_trainable: bool
+    is_sampleable: bool
+    num_runs: int
+    max_runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Which part of a list is asked for."""
+
+    size: int
+    token: str

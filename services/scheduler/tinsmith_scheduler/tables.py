@@ -1,0 +1,122 @@
+"""Tables of the scheduler.
+
+Names of resources are whole (`projects/...`), so that a row can not be read without its project.
+`serial` columns order lists: creation times can be equal, serials can not.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+SCHEMA_VERSION = 1
+
+metadata = sa.MetaData()
+
+projects = sa.Table(
+    "projects",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+)
+
+keys = sa.Table(
+    "keys",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("key_id", sa.Text, nullable=False, unique=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("secret_sha256", sa.LargeBinary, nullable=False),
+    sa.Column("scopes", sa.JSON, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("display_name", sa.Text, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("display_name", sa.Text, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("client_version", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False, default=""),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Index("sessions_by_state", "state"),
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("session", sa.Text, nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("adapter", sa.Text, nullable=False),
+    sa.Column("display_name", sa.Text, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    # Empty until a trainer was chosen; kept while it is not known whether that trainer adopted it.
+    sa.Column("worker", sa.Text, nullable=False, default=""),
+    sa.Column("epoch", sa.BigInteger, nullable=False, default=0),
+    sa.Column("encoded_error", sa.LargeBinary, nullable=False, default=b""),
+    sa.Index("runs_by_project", "project", "serial"),
+    sa.Index("runs_by_session", "session"),
+    sa.Index("runs_by_worker", "worker", "state"),
+    sa.Index("runs_by_state", "state"),
+    sqlite_autoincrement=True,
+)
+
+sampling_sessions = sa.Table(
+    "sampling_sessions",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("session", sa.Text, nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("checkpoint", sa.Text, nullable=False),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Index("sampling_sessions_by_session", "session"),
+)
+
+# Releases that a trainer has not confirmed yet.
+releases = sa.Table(
+    "releases",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("worker", sa.Text, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("mode", sa.Text, nullable=False),
+)
+
+requests = sa.Table(
+    "requests",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("request_id", sa.Text, primary_key=True),
+    sa.Column("method", sa.Text, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("response", sa.LargeBinary, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Index("requests_by_time", "create_time_s"),
+)
+
+# Base models that a worker has served: after a restart of the scheduler they are known before
+# their workers are back.
+models = sa.Table("models", metadata, sa.Column("base_model", sa.Text, primary_key=True))
+
+# One row for each management action.
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("time_s", sa.Float, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("key_id", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("resource", sa.Text, nullable=False),
+)

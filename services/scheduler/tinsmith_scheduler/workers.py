@@ -1,0 +1,184 @@
+"""The workers that are registered, and what they serve.
+
+Held in memory: a scheduler that restarts is told again within a heartbeat, because it answers an
+unknown worker's heartbeat with `RESOURCE_NOT_FOUND`. Only the names of base models are kept on
+disk, so that in the first moments after a restart a known model is "not there at the moment", which
+clients retry, rather than unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
+from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError, WorkerUnavailableError
+from tinsmith_runtime.sql import Database
+
+from tinsmith_scheduler.metrics import WORKERS
+from tinsmith_scheduler.placement import TrainerCandidate
+from tinsmith_scheduler.records import ModelOffer, TokenizerFiles, Worker, WorkerRole
+from tinsmith_scheduler.tables import models
+
+
+@dataclass(slots=True)
+class _Listed:
+    worker: Worker
+    heartbeat_s: float
+    tokenizers: Mapping[str, TokenizerFiles]
+
+
+class Workers:
+    """The registered workers.
+
+    Args:
+        database: Keeps the names of base models.
+        timeout_s: Time after which a silent worker counts as gone.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, database: Database, *, timeout_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._database = database
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._listed: dict[str, _Listed] = {}
+        self._stored_models: set[str] = set()
+        self._start_s = clock()
+
+    async def load(self) -> None:
+        """Read the names of base models; call once, before anything is served."""
+        self._stored_models = await self._database.read(
+            lambda connection: set(connection.execute(sa.select(models.c.base_model)).scalars())
+        )
+        self._start_s = self._clock()
+
+    async def register(self, worker: Worker, tokenizers: Mapping[str, TokenizerFiles]) -> Worker:
+        """Add a worker, or replace the one of the same name."""
+        self._listed[worker.name] = _Listed(worker, self._clock(), tokenizers)
+        new = worker.base_models - self._stored_models
+        if new:
+            rows = [{"base_model": base_model} for base_model in sorted(new)]
+            await self._database.write(
+                lambda connection: connection.execute(insert(models).on_conflict_do_nothing(), rows)
+            )
+            self._stored_models |= new
+        return worker
+
+    def heartbeat(self, name: str) -> Worker:
+        """Keep a worker listed.
+
+        Raises:
+            NotFoundError: If it is not known; it has to register again.
+        """
+        listed = self._listed.get(name)
+        if listed is None:
+            raise NotFoundError(f"worker {name} is not registered; register again", worker=name)
+        listed.heartbeat_s = self._clock()
+        return listed.worker
+
+    def alive(self, role: WorkerRole, base_model: str | None = None) -> list[Worker]:
+        """Return the workers of a role that are alive, and that serve a base model."""
+        return [
+            listed.worker
+            for listed in self._listed.values()
+            if listed.worker.role is role
+            and self._is_alive(listed)
+            and (base_model is None or base_model in listed.worker.base_models)
+        ]
+
+    def address(self, name: str) -> str:
+        """Return `host:port` of a worker; empty if it is not alive."""
+        listed = self._listed.get(name)
+        return listed.worker.address if listed is not None and self._is_alive(listed) else ""
+
+    def trainers(self) -> tuple[TrainerCandidate, ...]:
+        """Return all trainers for the placement policy, whose `num_runs` the store fills in."""
+        return tuple(
+            TrainerCandidate(
+                name=listed.worker.name,
+                base_models=listed.worker.base_models,
+                is_alive=self._is_alive(listed),
+                num_runs=0,
+                max_runs=listed.worker.max_runs,
+            )
+            for listed in self._listed.values()
+            if listed.worker.role is WorkerRole.TRAINER
+        )
+
+    def require_model(self, base_model: str, role: WorkerRole) -> None:
+        """Raise `ModelNotFoundError` unless a worker of a role serves or served a base model."""
+        if any(
+            listed.worker.role is role and base_model in listed.worker.base_models
+            for listed in self._listed.values()
+        ):
+            return
+        if not self._may_come_back(base_model):
+            raise ModelNotFoundError(
+                f"no {role.value} serves the base model {base_model}; GetCapabilities lists those "
+                "that are served",
+                base_model=base_model,
+            )
+
+    def tokenizer(self, base_model: str) -> TokenizerFiles:
+        """Return the tokenizer of a base model, from a worker that is alive if there is one.
+
+        Raises:
+            ModelNotFoundError: If no worker serves the base model.
+            WorkerUnavailableError: If its workers are not back yet after a restart.
+        """
+        holders = [listed for listed in self._listed.values() if base_model in listed.tokenizers]
+        if holders:
+            best = max(holders, key=lambda listed: listed.heartbeat_s)
+            return best.tokenizers[base_model]
+        if self._may_come_back(base_model):
+            raise WorkerUnavailableError(
+                f"no worker of the base model {base_model} is there at the moment; send the "
+                "request again",
+                base_model=base_model,
+            )
+        raise ModelNotFoundError(
+            f"no worker serves the base model {base_model}; GetCapabilities lists those that are "
+            "served",
+            base_model=base_model,
+        )
+
+    def offers(self, num_runs: Mapping[str, int]) -> list[ModelOffer]:
+        """Return the base models that can be used now.
+
+        Args:
+            num_runs: Runs by name of the trainer.
+        """
+        trainers, samplers = self.alive(WorkerRole.TRAINER), self.alive(WorkerRole.SAMPLER)
+        descriptions: dict[str, bytes] = {}
+        for worker in [*trainers, *samplers]:
+            for model in worker.models:
+                descriptions.setdefault(model.base_model, model.encoded_model)
+        offers = []
+        for base_model, encoded_model in sorted(descriptions.items()):
+            holders = [worker for worker in trainers if base_model in worker.base_models]
+            offers.append(
+                ModelOffer(
+                    encoded_model=encoded_model,
+                    is_trainable=bool(holders),
+                    is_sampleable=any(base_model in worker.base_models for worker in samplers),
+                    num_runs=sum(num_runs.get(worker.name, 0) for worker in holders),
+                    max_runs=sum(worker.max_runs for worker in holders),
+                )
+            )
+        return offers
+
+    def measure(self) -> None:
+        """Bring the gauge of workers up to date."""
+        for role in WorkerRole:
+            WORKERS.labels(role.value).set(len(self.alive(role)))
+
+    def _is_alive(self, listed: _Listed) -> bool:
+        return self._clock() - listed.heartbeat_s <= self._timeout_s
+
+    def _may_come_back(self, base_model: str) -> bool:
+        """Whether the base model was served before a restart that is too recent to be sure."""
+        is_young = self._clock() - self._start_s <= self._timeout_s
+        return is_young and base_model in self._stored_models

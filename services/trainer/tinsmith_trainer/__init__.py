@@ -1,0 +1,1 @@
+"""The trainer pod: runs, their operations in order, their checkpoints."""

@@ -1,0 +1,421 @@
+"""Protobuf to and from the trainer's domain, and the validation of requests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from google.longrunning import operations_pb2
+from google.protobuf import timestamp_pb2
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+
+from tinsmith import names
+from tinsmith.tensors import TensorFormatError, decode_tensor, encode_tensor
+from tinsmith.v1 import models_pb2, trainer_pb2, trajectories_pb2
+from tinsmith_engine import (
+    AdamParams,
+    AdapterConfig,
+    Datum,
+    ForwardResult,
+    FullConfig,
+    LoraConfig,
+    ModelInfo,
+    OptimStepResult,
+)
+from tinsmith_runtime.errors import (
+    EmptyBatchError,
+    InvalidFieldError,
+    MissingLossInputError,
+    NotFiniteInputError,
+    ShapeMismatchError,
+    TinsmithError,
+)
+from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
+from tinsmith_runtime.status import encode_status
+from tinsmith_trainer.work import (
+    REQUEST_ID_PATTERN,
+    ForwardWork,
+    Kind,
+    LoadCheckpointWork,
+    LoadResult,
+    OptimStepWork,
+    Result,
+    SaveCheckpointWork,
+    Submission,
+    Work,
+)
+
+DOMAIN = "trainer.tinsmith"
+
+_REQUESTS: dict[Kind, type[Message]] = {
+    Kind.FORWARD: trainer_pb2.ForwardRequest,
+    Kind.FORWARD_BACKWARD: trainer_pb2.ForwardBackwardRequest,
+    Kind.OPTIM_STEP: trainer_pb2.OptimStepRequest,
+    Kind.SAVE_CHECKPOINT: trainer_pb2.SaveCheckpointRequest,
+    Kind.LOAD_CHECKPOINT: trainer_pb2.LoadCheckpointRequest,
+}
+_RESPONSES: dict[str, type[Message]] = {
+    Kind.FORWARD: trainer_pb2.ForwardResponse,
+    Kind.FORWARD_BACKWARD: trainer_pb2.ForwardBackwardResponse,
+    Kind.OPTIM_STEP: trainer_pb2.OptimStepResponse,
+    Kind.SAVE_CHECKPOINT: trainer_pb2.Checkpoint,
+    Kind.LOAD_CHECKPOINT: trainer_pb2.LoadCheckpointResponse,
+}
+_CHECKPOINT_KINDS = {
+    trainer_pb2.Checkpoint.KIND_TRAINING: "training",
+    trainer_pb2.Checkpoint.KIND_SAMPLER: "sampler",
+}
+_WIRE_CHECKPOINT_KINDS = {kind: wire for wire, kind in _CHECKPOINT_KINDS.items()}
+_MAX_LABELS = 64
+_MAX_LABEL_CHARACTERS = 1024
+
+
+def decode_run(value: str, *, field: str = "run") -> names.RunName:
+    """Return the run that a field names.
+
+    Raises:
+        InvalidFieldError: If it is not the name of a run.
+    """
+    try:
+        return names.RunName.parse(value)
+    except names.InvalidNameError as error:
+        raise InvalidFieldError(field, f"must be {error.pattern}, got {value[:128]!r}") from error
+
+
+def decode_checkpoint_name(value: str, *, field: str) -> names.CheckpointName:
+    """Return the checkpoint that a field names.
+
+    Raises:
+        InvalidFieldError: If it is not the name of a checkpoint.
+    """
+    try:
+        return names.CheckpointName.parse(value)
+    except names.InvalidNameError as error:
+        raise InvalidFieldError(field, f"must be {error.pattern}, got {value[:128]!r}") from error
+
+
+def decode_submission(kind: Kind, run: names.RunName, request: Any) -> Submission:
+    """Return the envelope of an ordered call.
+
+    Raises:
+        InvalidFieldError: If the request id or sequence number is not valid.
+    """
+    if REQUEST_ID_PATTERN.fullmatch(request.request_id) is None:
+        raise InvalidFieldError("request_id", "must be a UUID in lower case")
+    if request.sequence_number < 1:
+        raise InvalidFieldError(
+            "sequence_number", f"must be at least 1, got {request.sequence_number}"
+        )
+    # Map fields have no order of their own; a repeated request must hash alike.
+    payload: bytes = request.SerializeToString(deterministic=True)
+    return Submission(
+        run=str(run),
+        kind=kind,
+        sequence_number=request.sequence_number,
+        request_id=request.request_id,
+        digest=hashlib.sha256(payload).digest(),
+        payload=payload,
+    )
+
+
+def decode_work(kind: Kind, request: Any) -> Work:
+    """Return what an ordered call asks for.
+
+    Raises:
+        TinsmithError: If a field is missing, malformed or out of range.
+    """
+    match kind:
+        case Kind.FORWARD | Kind.FORWARD_BACKWARD:
+            return _decode_forward(request, is_backward=kind is Kind.FORWARD_BACKWARD)
+        case Kind.OPTIM_STEP:
+            return _decode_optim_step(request)
+        case Kind.SAVE_CHECKPOINT:
+            return _decode_save(request)
+        case Kind.LOAD_CHECKPOINT:
+            name = decode_checkpoint_name(request.checkpoint, field="checkpoint")
+            return LoadCheckpointWork(str(name), request.include_optimizer)
+
+
+class StoredCodec:
+    """Requests and results as the ledger stores them; implements `WireCodec`."""
+
+    def decode_work(self, kind: Kind, payload: bytes) -> Work:
+        """Return the work of a stored request."""
+        request = _REQUESTS[kind]()
+        request.ParseFromString(payload)
+        return decode_work(kind, request)
+
+    def encode_result(self, kind: Kind, result: Result) -> bytes:
+        """Return the serialised response."""
+        encoded: bytes = _encode_result(kind, result).SerializeToString(deterministic=True)
+        return encoded
+
+    def encode_error(self, error: TinsmithError) -> bytes:
+        """Return the serialised status."""
+        status: bytes = encode_status(error, domain=DOMAIN).SerializeToString(deterministic=True)
+        return status
+
+
+def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
+    """Return what a run trains.
+
+    Raises:
+        InvalidFieldError: If neither kind is set.
+    """
+    match message.WhichOneof("kind"):
+        case "full":
+            return FullConfig()
+        case "lora":
+            return LoraConfig(**{"rank": 32, "seed": 0, **_given_fields(message.lora)})
+        case _:
+            raise InvalidFieldError("adapter", "must hold lora or full")
+
+
+def encode_adapter(config: AdapterConfig) -> models_pb2.AdapterConfig:
+    """Return the message of what a run trains."""
+    if isinstance(config, FullConfig):
+        return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
+    fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
+    return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**fields))
+
+
+def adapter_to_json(config: AdapterConfig) -> str:
+    """Return the stored form of what a run trains."""
+    if isinstance(config, FullConfig):
+        return json.dumps({"kind": "full"})
+    fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
+    return json.dumps({"kind": "lora", **fields}, sort_keys=True)
+
+
+def adapter_from_json(text: str) -> AdapterConfig:
+    """Return what a run trains from its stored form."""
+    fields = json.loads(text)
+    return FullConfig() if fields.pop("kind") == "full" else LoraConfig(**fields)
+
+
+def encode_model(base_model: str, info: ModelInfo, tokenizer_digest: str) -> Any:
+    """Return the description of a base model."""
+    exactness = {
+        "exact": models_pb2.ModelCapabilities.EXACTNESS_EXACT,
+        "fallback": models_pb2.ModelCapabilities.EXACTNESS_FALLBACK,
+    }[info.exactness]
+    return models_pb2.ModelCapabilities(
+        base_model=base_model,
+        vocabulary_size=info.vocab_size,
+        max_context_tokens=info.max_context_tokens,
+        num_parameters=info.num_parameters,
+        exactness=exactness,
+        family=info.family,
+        numerics_fingerprint=info.fingerprint,
+        tokenizer_digest=tokenizer_digest,
+    )
+
+
+def encode_operation(
+    record: OperationRecord, *, is_running: bool, is_held: bool, waiting_for: str
+) -> operations_pb2.Operation:
+    """Return the message of an operation."""
+    states = trainer_pb2.OperationMetadata
+    state = {
+        OperationState.SUCCEEDED: states.STATE_SUCCEEDED,
+        OperationState.FAILED: states.STATE_FAILED,
+        OperationState.PENDING: states.STATE_QUEUED,
+    }[record.state]
+    if record.state is OperationState.PENDING and (is_running or is_held):
+        state = states.STATE_RUNNING if is_running else states.STATE_HELD
+    metadata = trainer_pb2.OperationMetadata(
+        run=record.run,
+        sequence_number=record.sequence_number,
+        kind=record.kind,
+        state=state,
+        waiting_for=waiting_for,
+        submit_time=timestamp(record.submit_time_s),
+        finish_time=timestamp(record.finish_time_s) if record.finish_time_s else None,
+        num_attempts=record.num_attempts,
+        revision=record.revision,
+    )
+    operation = operations_pb2.Operation(
+        name=f"{record.run}/operations/{record.sequence_number}",
+        done=record.state is not OperationState.PENDING,
+    )
+    operation.metadata.Pack(metadata)
+    if record.state is OperationState.SUCCEEDED:
+        response_type = _RESPONSES[record.kind].DESCRIPTOR.full_name
+        operation.response.type_url = f"type.googleapis.com/{response_type}"
+        operation.response.value = record.result or b""
+    elif record.state is OperationState.FAILED:
+        operation.error.CopyFrom(status_pb2.Status.FromString(record.error or b""))
+    return operation
+
+
+def encode_checkpoint(record: CheckpointRecord) -> trainer_pb2.Checkpoint:
+    """Return the message of a checkpoint."""
+    return trainer_pb2.Checkpoint(
+        name=record.name,
+        kind=_WIRE_CHECKPOINT_KINDS[record.kind],
+        base_model=record.base_model,
+        adapter=encode_adapter(adapter_from_json(record.adapter)),
+        version=record.version,
+        sequence_number=record.sequence_number,
+        size_bytes=record.size_bytes,
+        manifest_uri=record.manifest_uri,
+        manifest_sha256=record.sha256,
+        create_time=timestamp(record.create_time_s),
+        labels=record.labels,
+    )
+
+
+def timestamp(time_s: float) -> timestamp_pb2.Timestamp:
+    """Return a moment, in seconds since the epoch, as a message."""
+    fraction, whole = math.modf(time_s)
+    return timestamp_pb2.Timestamp(seconds=int(whole), nanos=int(fraction * 1e9))
+
+
+def decode_timeout(request: Any, max_s: float) -> float:
+    """Return how long a long poll may wait: what the request says, at most `max_s`.
+
+    Raises:
+        InvalidFieldError: If the time is negative.
+    """
+    if not request.HasField("timeout"):
+        return max_s
+    timeout_s: float = request.timeout.seconds + request.timeout.nanos / 1e9
+    if timeout_s < 0:
+        raise InvalidFieldError("timeout", "must be at least 0")
+    return min(timeout_s, max_s)
+
+
+def decode_input(message: trajectories_pb2.ModelInput, *, field: str) -> Any:
+    """Return the token ids of a prompt, int64 [T].
+
+    Raises:
+        EmptyBatchError: If it holds no token.
+        InvalidFieldError: If a chunk is not made of tokens.
+    """
+    parts = []
+    for index, chunk in enumerate(message.chunks):
+        path = f"{field}.chunks[{index}]"
+        if chunk.WhichOneof("content") != "tokens":
+            raise InvalidFieldError(path, "must hold tokens; the base model reads no images")
+        parts.append(_decode_array(chunk.tokens, f"{path}.tokens", np.int64))
+    if not sum(part.size for part in parts):
+        raise EmptyBatchError(field, "holds no token")
+    return np.concatenate(parts)
+
+
+def _decode_forward(request: Any, *, is_backward: bool) -> ForwardWork:
+    if not request.data:
+        raise EmptyBatchError("data", "holds no datum")
+    if not request.loss.name:
+        raise InvalidFieldError("loss.name", "is required")
+    batch = [_decode_datum(datum, f"data[{index}]") for index, datum in enumerate(request.data)]
+    return ForwardWork(batch, request.loss.name, dict(request.loss.config), is_backward)
+
+
+def _decode_datum(message: trajectories_pb2.Datum, path: str) -> Datum:
+    tokens_T = decode_input(message.model_input, field=f"{path}.model_input")
+    inputs = dict(message.loss_inputs)
+    target = inputs.pop("target_tokens", None)
+    if target is None:
+        raise MissingLossInputError(f'{path}.loss_inputs["target_tokens"]', "is required")
+    targets_T = _decode_array(target, f'{path}.loss_inputs["target_tokens"]', np.int64)
+    loss_inputs = {
+        key: _decode_array(tensor, f'{path}.loss_inputs["{key}"]', np.float32)
+        for key, tensor in inputs.items()
+    }
+    return Datum(tokens_T, targets_T, loss_inputs)
+
+
+def _decode_array(message: Any, path: str, dtype: type[np.generic]) -> Any:
+    """Return a 1-D array, converted within its kind: ids stay ids, numbers stay numbers."""
+    try:
+        array = decode_tensor(message)
+    except TensorFormatError as error:
+        raise ShapeMismatchError(path, f"is not a tensor: {error}") from error
+    if array.ndim != 1:
+        raise ShapeMismatchError(path, f"must have shape [T], got {list(array.shape)}")
+    is_float = np.issubdtype(array.dtype, np.floating)
+    if is_float != np.issubdtype(dtype, np.floating):
+        wanted = "float32" if np.issubdtype(dtype, np.floating) else "int64 or int32"
+        raise ShapeMismatchError(path, f"must be {wanted}, got {array.dtype}")
+    return array.astype(dtype, copy=False)
+
+
+def _given_fields(message: Any) -> dict[str, Any]:
+    """Return the optional fields that a message sets; the domain has the defaults of the rest."""
+    return {
+        field.name: getattr(message, field.name)
+        for field in message.DESCRIPTOR.fields
+        if message.HasField(field.name)
+    }
+
+
+def _decode_optim_step(request: trainer_pb2.OptimStepRequest) -> OptimStepWork:
+    if not request.adam.HasField("learning_rate"):
+        raise InvalidFieldError("adam.learning_rate", "is required")
+    given = _given_fields(request.adam)
+    for name, value in given.items():
+        _check_hyper_parameter(name, value)
+    if request.observed_sequence_number < 0:
+        raise InvalidFieldError("observed_sequence_number", "must be at least 0")
+    return OptimStepWork(AdamParams(**given), request.observed_sequence_number)
+
+
+def _check_hyper_parameter(name: str, value: float) -> None:
+    path = f"adam.{name}"
+    if not math.isfinite(value):
+        raise NotFiniteInputError(path, f"must be finite, got {value}")
+    is_valid, wanted = {
+        "beta1": (0 <= value < 1, "in [0, 1)"),
+        "beta2": (0 <= value < 1, "in [0, 1)"),
+        "eps": (value > 0, "above 0"),
+    }.get(name, (value >= 0, "at least 0"))
+    if not is_valid:
+        raise InvalidFieldError(path, f"must be {wanted}, got {value}")
+
+
+def _decode_save(request: trainer_pb2.SaveCheckpointRequest) -> SaveCheckpointWork:
+    if not names.is_valid_id(request.checkpoint_id):
+        raise InvalidFieldError(
+            "checkpoint_id",
+            "must be 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit",
+        )
+    kind = _CHECKPOINT_KINDS.get(request.kind)
+    if kind is None:
+        raise InvalidFieldError("kind", "must be KIND_TRAINING or KIND_SAMPLER")
+    labels = dict(request.labels)
+    _check_labels(labels)
+    return SaveCheckpointWork(f"{request.parent}/checkpoints/{request.checkpoint_id}", kind, labels)
+
+
+def _check_labels(labels: Mapping[str, str]) -> None:
+    if len(labels) > _MAX_LABELS:
+        raise InvalidFieldError("labels", f"must be at most {_MAX_LABELS}, got {len(labels)}")
+    for key, value in labels.items():
+        if len(key) > _MAX_LABEL_CHARACTERS or len(value) > _MAX_LABEL_CHARACTERS:
+            raise InvalidFieldError(
+                "labels", f"must have keys and values of at most {_MAX_LABEL_CHARACTERS} characters"
+            )
+
+
+def _encode_result(kind: Kind, result: Result) -> Message:
+    match result:
+        case ForwardResult():
+            outputs = [
+                trainer_pb2.DatumOutput(logprobs=encode_tensor(logprobs_T))
+                for logprobs_T in result.logprobs
+            ]
+            if kind is Kind.FORWARD:
+                return trainer_pb2.ForwardResponse(outputs=outputs, metrics=result.metrics)
+            return trainer_pb2.ForwardBackwardResponse(outputs=outputs, metrics=result.metrics)
+        case OptimStepResult():
+            return trainer_pb2.OptimStepResponse(version=result.version, metrics=result.metrics)
+        case LoadResult():
+            return trainer_pb2.LoadCheckpointResponse(version=result.version)
+        case CheckpointRecord():
+            return encode_checkpoint(result)

@@ -1,0 +1,96 @@
+"""Settings of the trainer pod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.server import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerConfig:
+    """Settings of one trainer."""
+
+    data_dir: Path
+    """Folder of the ledger."""
+    storage_uri: str = ""
+    """Where snapshots and checkpoints go; `{data_dir}/store` by default."""
+    base_models: str = ""
+    """`name=directory or hub id`, separated by commas."""
+    worker_name: str = "trainer-0"
+    """Identity at the scheduler; must be the same after a restart."""
+    scheduler_address: str = ""
+    """`host:port` of the scheduler."""
+    pod_key: str = ""
+    """The secret that the pods of one deployment share."""
+    listen_address: str = "127.0.0.1:0"
+    metrics_address: str | None = None
+    drain_timeout_s: float = 30.0
+    dtype: str = "float32"
+    """Of the base model: float32 or bfloat16; adapters are always float32."""
+    device: str = "cpu"
+    num_threads: int = 0
+    """Threads of one operation; 0 takes all cores. Part of the numerics fingerprint."""
+    max_resident_runs: int = 64
+    """Runs in memory at once; idle ones are parked."""
+    max_runs: int = 1024
+    """Runs in all."""
+    max_batch_tokens: int = 262_144
+    max_batch_datums: int = 4096
+    max_queued_operations: int = 1024
+    """Operations of one run that wait; more are refused before they are accepted."""
+    max_queued_bytes: int = 2**30
+    """Requests that wait in memory, over all runs."""
+    gap_timeout_s: float = 60.0
+    """How long operations wait for a sequence number that has not arrived."""
+    max_attempts: int = 3
+    """Deaths of the process after which the operation that was running is failed."""
+    snapshot_replay_s: float = 30.0
+    """Takes a snapshot once a replay from the last one would take this long."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+        for field in (
+            "max_resident_runs",
+            "max_runs",
+            "max_batch_tokens",
+            "max_batch_datums",
+            "max_queued_operations",
+            "max_queued_bytes",
+            "gap_timeout_s",
+            "max_attempts",
+            "snapshot_replay_s",
+        ):
+            if getattr(self, field) <= 0:
+                raise ConfigError(f"{field} must be positive, got {getattr(self, field)}")
+        self.models()
+        self.server()
+
+    def models(self) -> dict[str, str]:
+        """Return the directory or hub id of each base model.
+
+        Raises:
+            ConfigError: If an entry is not `name=directory`.
+        """
+        models = {}
+        for entry in filter(None, (part.strip() for part in self.base_models.split(","))):
+            name, separator, source = entry.partition("=")
+            if not (name and separator and source):
+                raise ConfigError(f"base_models: {entry!r} is not name=directory")
+            models[name] = source
+        return models
+
+    def server(self) -> ServerConfig:
+        """Return the settings of the gRPC server."""
+        return ServerConfig(
+            listen_address=self.listen_address,
+            metrics_address=self.metrics_address,
+            drain_timeout_s=self.drain_timeout_s,
+        )
+
+    def storage(self) -> str:
+        """Return the URI of the object store."""
+        return self.storage_uri or f"file://{(self.data_dir / 'store').resolve()}"

@@ -1,0 +1,70 @@
+"""Maps google.longrunning.Operations onto the operations of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.longrunning import operations_pb2, operations_pb2_grpc
+from google.protobuf import empty_pb2
+
+from tinsmith import names
+from tinsmith_runtime.errors import FailedPreconditionError, InvalidFieldError
+from tinsmith_trainer import codec
+from tinsmith_trainer.registry import RunRegistry
+from tinsmith_trainer.servicer import MAX_WAIT_S, describe, owned_run
+
+_PAGE_SIZE = 100
+
+
+class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
+    """Get, wait for and list operations; the order of a run can not be broken by a cancel."""
+
+    def __init__(self, registry: RunRegistry) -> None:
+        self._registry = registry
+
+    async def GetOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
+        name, number = _parse(request.name)
+        run = owned_run(self._registry, name.run_name)
+        return describe(run, await self._registry.operation(run, number))
+
+    async def WaitOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
+        name, number = _parse(request.name)
+        run = owned_run(self._registry, name.run_name)
+        timeout_s = codec.decode_timeout(request, MAX_WAIT_S)
+        return describe(run, await self._registry.wait_operation(run, number, timeout_s))
+
+    async def ListOperations(self, request: Any, context: Any) -> Any:
+        run = owned_run(self._registry, codec.decode_run(request.name, field="name"))
+        if not (request.page_token or "0").isdecimal():
+            raise InvalidFieldError("page_token", "is not a token of this list")
+        first = int(request.page_token or "1")
+        size = min(request.page_size or _PAGE_SIZE, _PAGE_SIZE)
+        records = await self._registry.list_operations(run, first, limit=size + 1)
+        return operations_pb2.ListOperationsResponse(
+            operations=[describe(run, record) for record in records[:size]],
+            next_page_token=str(records[size].sequence_number) if len(records) > size else "",
+        )
+
+    async def CancelOperation(self, request: Any, context: Any) -> empty_pb2.Empty:
+        raise _refusal(request.name)
+
+    async def DeleteOperation(self, request: Any, context: Any) -> empty_pb2.Empty:
+        raise _refusal(request.name)
+
+
+def _parse(value: str) -> tuple[names.OperationName, int]:
+    try:
+        name = names.OperationName.parse(value)
+    except names.InvalidNameError as error:
+        raise InvalidFieldError("name", f"must be {error.pattern}, got {value[:128]!r}") from error
+    if not name.operation.isdecimal():
+        raise InvalidFieldError("name", "must end in a sequence number")
+    return name, int(name.operation)
+
+
+def _refusal(name: str) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"{name} can not be cancelled or deleted: the operations of a run are an ordered record; "
+        "delete the run instead",
+        operation=name,
+    )

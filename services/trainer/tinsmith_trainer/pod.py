@@ -1,0 +1,180 @@
+"""Wires a trainer: engines, ledger, store, cycle, server, registration.
+
+Used by `python -m tinsmith_trainer`, and by the embedded server, which hands in engines and their
+thread because its sampler shares them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.longrunning import operations_pb2_grpc
+
+from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
+from tinsmith_engine import Engine, EngineThread, Published
+from tinsmith_runtime import storage
+from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.ledger import SqliteLedger
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
+from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.tokenizer_files import read_tokenizer
+from tinsmith_trainer import codec
+from tinsmith_trainer.checkpoints import CheckpointRegistry
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.cycle import Cycle
+from tinsmith_trainer.engine_host import EngineHost
+from tinsmith_trainer.operations_servicer import OperationsServicer
+from tinsmith_trainer.registry import RunRegistry
+from tinsmith_trainer.servicer import TrainerServicer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    """Base models in memory and the thread that owns them.
+
+    Attributes:
+        engines: By base model.
+        thread: Their thread.
+        directories: Where each was loaded from.
+    """
+
+    engines: Mapping[str, Engine]
+    thread: EngineThread
+    directories: Mapping[str, Path]
+
+
+def load_models(config: TrainerConfig) -> LoadedModels:
+    """Load the base models of a trainer; takes as long as reading them does.
+
+    Raises:
+        ModelNotFoundError: If one is neither a directory nor a model of the hub.
+    """
+    from tinsmith_engine.loading import resolve_model
+
+    thread = EngineThread(num_threads=config.num_threads or None)
+    engines = {}
+    directories = {}
+    for name, source in config.models().items():
+        directories[name] = resolve_model(source)
+        engines[name] = thread.submit(
+            Engine.load,
+            directories[name],
+            dtype=config.dtype,
+            device=config.device,
+            max_rows=config.max_resident_runs,
+            num_threads=config.num_threads or None,
+        ).result()
+    return LoadedModels(engines, thread, directories)
+
+
+class TrainerPod:
+    """A trainer, from its settings to its server.
+
+    Args:
+        config: Settings.
+        models: Base models; loaded by `load_models`.
+        on_fenced: Called when another process holds a run of this one, which must then exit.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        models: LoadedModels,
+        *,
+        on_fenced: Callable[[FencedError], None],
+    ) -> None:
+        if not config.scheduler_address or not config.pod_key:
+            raise ConfigError("a trainer needs scheduler_address and pod_key")
+        self._config = config
+        self._models = models
+        self._tokenizers = {
+            name: read_tokenizer(directory) for name, directory in models.directories.items()
+        }
+        self._ledger = SqliteLedger(config.data_dir / "trainer.db")
+        self._store = storage.open(config.storage())
+        wire = codec.StoredCodec()
+        self._host = EngineHost(models.engines, models.thread)
+        self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
+        checkpoints = CheckpointRegistry(self._host, self._ledger, self._store)
+        self._cycle = Cycle(
+            config,
+            self._registry,
+            checkpoints,
+            self._host,
+            self._ledger,
+            wire,
+            on_fenced=on_fenced,
+        )
+        self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
+        verifier = CachingKeyVerifier(self._scheduler.verify_key)
+        self._server = PodServer(
+            config.server(),
+            domain=codec.DOMAIN,
+            authenticator=Authenticator(verifier, pod_key=config.pod_key),
+        )
+        digests = {name: tokenizer.digest for name, tokenizer in self._tokenizers.items()}
+        servicer = TrainerServicer(
+            config, self._registry, checkpoints, self._host, self._store, digests
+        )
+        self._server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer)
+        self._server.add(
+            operations_pb2_grpc.add_OperationsServicer_to_server,
+            OperationsServicer(self._registry),
+        )
+        self._registration: WorkerRegistration | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the server."""
+        return self._server.address
+
+    @property
+    def metrics_address(self) -> str:
+        """`host:port` of the Prometheus endpoint."""
+        return self._server.metrics_address
+
+    async def start(self) -> None:
+        """Recover, serve, register."""
+        await self._registry.recover()
+        self._cycle.start()
+        await self._server.start()
+        self._registration = WorkerRegistration(self._scheduler, self._describe(), self._tokenizers)
+        self._registration.start()
+
+    async def stop(self) -> None:
+        """Finish running calls and the slice that is being computed; park what is resident."""
+        if self._registration is not None:
+            await self._registration.stop()
+        await self._server.stop()
+        await self._cycle.stop()
+        await self._registry.park_all()
+        await self._scheduler.close()
+        await asyncio.to_thread(self._ledger.close)
+
+    async def publish_live(self, run: str) -> Published:
+        """Copy the newest weights of a run to an immutable version, for a sampler in this process.
+
+        Raises:
+            RunNotFoundError: If this trainer does not hold the run.
+        """
+        return await self._registry.publish_live(self._registry.get(run))
+
+    def _describe(self) -> scheduler_pb2.Worker:
+        return scheduler_pb2.Worker(
+            name=f"workers/{self._config.worker_name}",
+            role=scheduler_pb2.Worker.ROLE_TRAINER,
+            address=self._server.address,
+            models=[
+                codec.encode_model(name, engine.info, self._tokenizers[name].digest)
+                for name, engine in sorted(self._models.engines.items())
+            ],
+            max_runs=self._config.max_runs,
+        )

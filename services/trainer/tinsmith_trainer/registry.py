@@ -1,0 +1,393 @@
+"""The runs of a trainer: adoption, submission in order, and what clients wait for.
+
+Submitting is the promise of this pod: validate, store, acknowledge. It never waits for the engine.
+A request that is refused for good still consumes its number, as a failed operation, so that the
+calls behind it are not held up by a number that will never arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from tinsmith_engine import AdapterConfig, Published
+from tinsmith_runtime import manifests
+from tinsmith_runtime.errors import (
+    CapacityExhaustedError,
+    OperationNotFoundError,
+    QueueFullError,
+    RunClosedError,
+    RunNotFoundError,
+    TinsmithError,
+    UnavailableError,
+)
+from tinsmith_runtime.ledger import (
+    Ledger,
+    NewOperation,
+    OperationRecord,
+    OperationState,
+    RunRecord,
+)
+from tinsmith_runtime.storage import ObjectStore
+from tinsmith_trainer import codec, state_files
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.engine_host import EngineHost
+from tinsmith_trainer.live_run import LiveRun, QueuedOperation
+from tinsmith_trainer.metrics import QUEUED_OPERATIONS
+from tinsmith_trainer.residency import Residency
+from tinsmith_trainer.work import Kind, Submission, WireCodec, Work
+
+logger = logging.getLogger(__name__)
+
+_INLINE_BYTES = 64 * 1024
+_WAIT_PAGE = 100
+_WAIT_PAGE_BYTES = 8 * 2**20
+_QUEUE_RETRY_S = 1.0
+
+
+class RunRegistry:
+    """All runs that this trainer holds.
+
+    Args:
+        config: Limits.
+        host: The engines.
+        ledger: Where operations become durable.
+        store: Where large requests and weights go.
+        wire: The stored form of requests and results.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        host: EngineHost,
+        ledger: Ledger,
+        store: ObjectStore,
+        wire: WireCodec,
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._ledger = ledger
+        self._store = store
+        self._wire = wire
+        self._runs: dict[str, LiveRun] = {}
+        self._queued_bytes = 0
+        self.residency = Residency(
+            host,
+            ledger,
+            store,
+            wire,
+            self._runs.values(),
+            max_resident_runs=config.max_resident_runs,
+        )
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when an operation was accepted."""
+
+    @property
+    def runs(self) -> list[LiveRun]:
+        """All runs, in the order of their adoption."""
+        return list(self._runs.values())
+
+    async def recover(self) -> None:
+        """Read runs and their unfinished operations from the ledger, before anything is served."""
+        for record in await self._ledger.list_runs():
+            if record.base_model not in self._host.engines:
+                logger.warning(
+                    "run waits for its base model, which this pod does not serve",
+                    extra={"run": record.name, "base_model": record.base_model},
+                )
+                continue
+            run = LiveRun(record, self._host.engine(record.base_model))
+            point = await self._ledger.resume_point(record.name)
+            run.next_sequence_number = point.next_sequence_number
+            run.latest_revision = point.latest_revision
+            for refused in point.finished_ahead:
+                run.consume(refused)
+            for pending in point.pending:
+                work = self._wire.decode_work(Kind(pending.kind), await self._payload(pending))
+                self._enqueue(run, QueuedOperation(pending, work, len(pending.payload or b"")))
+            self._runs[record.name] = run
+            if run.queue:
+                logger.info(
+                    "unfinished operations recovered",
+                    extra={"run": record.name, "num_operations": len(run.queue)},
+                )
+
+    async def adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
+        """Take over a run, creating it if it is new; return its version.
+
+        Raises:
+            ModelNotFoundError: If this pod does not serve the base model.
+            CapacityExhaustedError: If there is no place for another run.
+            AbortedError: If a higher epoch holds the run.
+        """
+        engine = self._host.engine(base_model)
+        if name not in self._runs and len(self._runs) >= self._config.max_runs:
+            raise CapacityExhaustedError(
+                f"the trainer holds {self._config.max_runs} runs; delete one", run=name
+            )
+        record = await self._ledger.adopt_run(
+            RunRecord(
+                name=name,
+                base_model=base_model,
+                adapter=codec.adapter_to_json(adapter),
+                epoch=epoch,
+            )
+        )
+        run = self._runs.get(name)
+        if run is None:
+            run = self._runs[name] = LiveRun(record, engine)
+            async with run.lock:
+                try:
+                    await self.residency.ensure(run)
+                except TinsmithError:
+                    del self._runs[name]
+                    await self._ledger.delete_run(name, epoch)
+                    raise
+        run.record = record
+        return record.version
+
+    async def release(self, name: str, epoch: int, *, delete: bool) -> None:
+        """Park or delete a run.
+
+        Raises:
+            RunNotFoundError: If this pod does not hold it.
+            FencedError: If a higher epoch holds it.
+        """
+        run = self.get(name)
+        if not delete:
+            async with run.lock:
+                if not run.queue and not run.running:
+                    await self.residency.park(run)
+            return
+        run.is_closed = True
+        run.notify()
+        async with run.lock:
+            await self._ledger.delete_run(name, epoch)
+            await self.residency.evict(run)
+            QUEUED_OPERATIONS.dec(len(run.queue))
+            self._queued_bytes -= sum(queued.size_bytes for queued in run.queue.values())
+            self._runs.pop(name, None)
+            await asyncio.to_thread(self._store.delete_folder, name)
+
+    def get(self, name: str) -> LiveRun:
+        """Return a run.
+
+        Raises:
+            RunNotFoundError: If this pod does not hold it.
+        """
+        run = self._runs.get(name)
+        if run is None:
+            raise run_not_found(name)
+        return run
+
+    async def submit(self, submission: Submission, work: Work) -> OperationRecord:
+        """Make an operation durable and queue it; a repeated request returns its operation.
+
+        Raises:
+            TinsmithError: If it is refused; see `TrainerService`.
+        """
+        run = self.get(submission.run)
+        if run.is_closed:
+            raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
+        size_bytes = len(submission.payload)
+        self._check_queue(run, size_bytes)
+        operation = await self._new_operation(submission)
+        record = await self._ledger.submit(operation)
+        is_new = (
+            record.state is OperationState.PENDING
+            and record.sequence_number not in run.queue
+            and record.sequence_number >= run.next_sequence_number
+            and self._runs.get(run.name) is run
+        )
+        if is_new:
+            self._enqueue(run, QueuedOperation(record, work, size_bytes))
+            self.on_work()
+        return record
+
+    async def refuse(self, submission: Submission, error: TinsmithError) -> None:
+        """Consume the number of a request that can never be accepted."""
+        run = self.get(submission.run)
+        operation = await self._new_operation(submission, keep_payload=False)
+        record = await self._ledger.refuse(operation, self._wire.encode_error(error))
+        if record is not None:
+            run.consume(record)
+            self.on_work()
+
+    def finish(self, run: LiveRun, records: list[OperationRecord]) -> None:
+        """Take finished operations out of the queue, and tell who waits."""
+        for record in records:
+            queued = run.queue.get(record.sequence_number)
+            if queued is not None:
+                self._queued_bytes -= queued.size_bytes
+                QUEUED_OPERATIONS.dec()
+        run.finish(records)
+
+    async def operation(self, run: LiveRun, sequence_number: int) -> OperationRecord:
+        """Return an operation as it stands.
+
+        Raises:
+            OperationNotFoundError: If the run has none of this number.
+        """
+        queued = run.queue.get(sequence_number)
+        if queued is not None:
+            return queued.record
+        record = await self._ledger.get_operation(run.name, sequence_number)
+        if record is None:
+            raise OperationNotFoundError(
+                f"{run.name} has no operation {sequence_number}; it was not accepted",
+                run=run.name,
+                sequence_number=sequence_number,
+            )
+        return record
+
+    async def find(self, submission: Submission) -> OperationRecord | None:
+        """Return the operation that the same request made before, if it was accepted."""
+        record = await self._ledger.get_operation(submission.run, submission.sequence_number)
+        is_same = (
+            record is not None
+            and record.request_id == submission.request_id
+            and record.digest == submission.digest
+            and (record.state is not OperationState.FAILED or record.num_attempts > 0)
+        )
+        return record if is_same else None
+
+    async def list_operations(
+        self, run: LiveRun, first: int, *, limit: int
+    ) -> list[OperationRecord]:
+        """Return operations with at least this number, in order."""
+        return await self._ledger.operations_from(run.name, first, limit=limit)
+
+    async def wait_operation(
+        self, run: LiveRun, sequence_number: int, timeout_s: float
+    ) -> OperationRecord:
+        """Return an operation once it finished, or as it stands when the time is over."""
+        deadline_s = time.monotonic() + timeout_s
+        record = await self.operation(run, sequence_number)
+        while record.state is OperationState.PENDING and not run.is_closed:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            await run.wait_for_change(left_s)
+            if sequence_number not in run.queue:
+                record = await self.operation(run, sequence_number)
+        return record
+
+    async def wait_operations(
+        self, run: LiveRun, after_revision: int, timeout_s: float
+    ) -> list[OperationRecord]:
+        """Return what finished after a revision, waiting until there is something."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            records = run.recent_after(after_revision)
+            if records is None and after_revision < run.latest_revision:
+                records = await self._ledger.finished_after(
+                    run.name, after_revision, limit=_WAIT_PAGE, limit_bytes=_WAIT_PAGE_BYTES
+                )
+            left_s = deadline_s - time.monotonic()
+            if records or left_s <= 0 or run.is_closed:
+                return (records or [])[:_WAIT_PAGE]
+            await run.wait_for_change(left_s)
+
+    async def publish(self, run: LiveRun) -> manifests.WrittenManifest:
+        """Write the current weights for samplers of other processes; see `PublishWeights`."""
+        async with run.lock:
+            await self.residency.ensure(run)
+            version = run.engine.version(run.name)
+            folder = f"{run.name}/published/{version}-{run.state_sequence_number}"
+            files = await self._host.call(
+                state_files.checkpoint_files, run.engine, run.name, with_optimizer=False
+            )
+        attributes = checkpoint_attributes(run, "sampler", version, run.state_sequence_number)
+        return await asyncio.to_thread(
+            manifests.write_checkpoint, self._store, folder, files, attributes
+        )
+
+    async def publish_live(self, run: LiveRun) -> Published:
+        """Copy the newest weights of a run to an immutable version in the engine."""
+        async with run.lock:
+            await self.residency.ensure(run)
+            return await self._host.call(run.engine.publish, run.name)
+
+    async def park_all(self) -> None:
+        """Snapshot what changed since the last snapshot, so that a restart need not replay."""
+        for run in self.runs:
+            async with run.lock:
+                try:
+                    await self.residency.park(run)
+                except TinsmithError as error:
+                    logger.warning(
+                        "not parked; the ledger has everything",
+                        extra={"run": run.name, "problem": error.message},
+                    )
+
+    def _enqueue(self, run: LiveRun, operation: QueuedOperation) -> None:
+        self._queued_bytes += operation.size_bytes
+        QUEUED_OPERATIONS.inc()
+        run.accept(operation)
+
+    def _check_queue(self, run: LiveRun, size_bytes: int) -> None:
+        if len(run.queue) >= self._config.max_queued_operations:
+            raise QueueFullError(
+                f"{len(run.queue)} operations of {run.name} wait; retry when some have finished",
+                retry_after_s=_QUEUE_RETRY_S,
+                run=run.name,
+            )
+        if self._queued_bytes + size_bytes > self._config.max_queued_bytes:
+            raise QueueFullError(
+                f"{self._queued_bytes} bytes of requests wait; retry when some have finished",
+                retry_after_s=_QUEUE_RETRY_S,
+            )
+
+    async def _new_operation(
+        self, submission: Submission, *, keep_payload: bool = True
+    ) -> NewOperation:
+        payload: bytes | None = submission.payload if keep_payload else None
+        path: str | None = None
+        if payload is not None and len(payload) > _INLINE_BYTES:
+            path = f"{submission.run}/payloads/{submission.digest.hex()}"
+            await asyncio.to_thread(self._store.write, path, payload)
+            payload = None
+        return NewOperation(
+            run=submission.run,
+            sequence_number=submission.sequence_number,
+            kind=submission.kind,
+            request_id=submission.request_id,
+            digest=submission.digest,
+            payload=payload,
+            payload_path=path,
+            submit_time_s=time.time(),
+        )
+
+    async def _payload(self, record: OperationRecord) -> bytes:
+        if record.payload is not None:
+            return record.payload
+        return await asyncio.to_thread(self._store.read, record.payload_path or "")
+
+
+def checkpoint_attributes(
+    run: LiveRun, kind: str, version: int, sequence_number: int
+) -> dict[str, object]:
+    """Return what the manifest of a checkpoint says about its files."""
+    return {
+        "kind": kind,
+        "run": run.name,
+        "base_model": run.record.base_model,
+        "adapter": run.record.adapter,
+        "version": version,
+        "sequence_number": sequence_number,
+        "fingerprint": run.engine.info.fingerprint,
+    }
+
+
+def run_not_found(name: str) -> RunNotFoundError:
+    """Return the error for a run that does not exist, or belongs to somebody else."""
+    return RunNotFoundError(
+        f"run {name} does not exist in your project; list runs to see their names", run=name
+    )
+
+
+def is_final(error: TinsmithError) -> bool:
+    """Whether a refused request can never succeed, so that its number counts as consumed."""
+    return error.retry_after_s is None and not isinstance(error, UnavailableError)

@@ -1,0 +1,279 @@
+"""Maps TrainerService onto the registries of runs and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.longrunning import operations_pb2
+
+from tinsmith import names
+from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith_engine import LOSS_SPECS, validate_batch
+from tinsmith_runtime.auth import POD_SCOPE, current_caller
+from tinsmith_runtime.errors import (
+    BatchTooLargeError,
+    InvalidFieldError,
+    RequestIdReusedError,
+    TinsmithError,
+)
+from tinsmith_runtime.ledger import OperationRecord
+from tinsmith_runtime.storage import ObjectStore
+from tinsmith_trainer import codec
+from tinsmith_trainer.checkpoints import CheckpointRegistry, checkpoint_not_found
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.engine_host import EngineHost
+from tinsmith_trainer.live_run import LiveRun
+from tinsmith_trainer.registry import RunRegistry, is_final, run_not_found
+from tinsmith_trainer.work import ForwardWork, Kind, LoadCheckpointWork, Work
+
+MAX_WAIT_S = 20.0
+_DEFAULT_PAGE_SIZE = 100
+_MAX_PAGE_SIZE = 1000
+_ALL_RUNS_SUFFIX = "/trainingRuns/-"
+
+Context = Any
+
+
+class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
+    """Maps TrainerService onto the domain.
+
+    Args:
+        config: Limits that are told to clients.
+        registry: Runs and operations.
+        checkpoints: Named checkpoints.
+        host: The engines.
+        store: Where manifests are.
+        tokenizer_digests: By base model.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        registry: RunRegistry,
+        checkpoints: CheckpointRegistry,
+        host: EngineHost,
+        store: ObjectStore,
+        tokenizer_digests: dict[str, str],
+    ) -> None:
+        self._config = config
+        self._registry = registry
+        self._checkpoints = checkpoints
+        self._host = host
+        self._store = store
+        self._tokenizer_digests = tokenizer_digests
+
+    async def GetCapabilities(
+        self, request: trainer_pb2.TrainerServiceGetCapabilitiesRequest, context: Context
+    ) -> trainer_pb2.TrainerCapabilities:
+        return trainer_pb2.TrainerCapabilities(
+            models=[
+                codec.encode_model(name, engine.info, self._tokenizer_digests.get(name, ""))
+                for name, engine in sorted(self._host.engines.items())
+                if request.base_model in ("", name)
+            ],
+            losses=sorted(LOSS_SPECS),
+            max_batch_tokens=self._config.max_batch_tokens,
+            max_batch_datums=self._config.max_batch_datums,
+            max_queued_operations=self._config.max_queued_operations,
+            max_resident_runs=self._config.max_resident_runs,
+            num_resident_runs=sum(run.is_resident for run in self._registry.runs),
+        )
+
+    async def AdoptRun(
+        self, request: trainer_pb2.AdoptRunRequest, context: Context
+    ) -> trainer_pb2.AdoptRunResponse:
+        current_caller().require_scope(POD_SCOPE)
+        name = codec.decode_run(request.run)
+        version = await self._registry.adopt(
+            str(name), request.base_model, codec.decode_adapter(request.adapter), request.epoch
+        )
+        return trainer_pb2.AdoptRunResponse(version=version)
+
+    async def ReleaseRun(
+        self, request: trainer_pb2.ReleaseRunRequest, context: Context
+    ) -> trainer_pb2.ReleaseRunResponse:
+        current_caller().require_scope(POD_SCOPE)
+        if request.mode == trainer_pb2.ReleaseRunRequest.MODE_UNSPECIFIED:
+            raise InvalidFieldError("mode", "must be MODE_PARK or MODE_DELETE")
+        await self._registry.release(
+            str(codec.decode_run(request.run)),
+            request.epoch,
+            delete=request.mode == trainer_pb2.ReleaseRunRequest.MODE_DELETE,
+        )
+        return trainer_pb2.ReleaseRunResponse()
+
+    async def GetRunStatus(
+        self, request: trainer_pb2.GetRunStatusRequest, context: Context
+    ) -> trainer_pb2.RunStatus:
+        run = self._owned_run(codec.decode_run(request.run))
+        return trainer_pb2.RunStatus(
+            run=run.name,
+            version=run.record.version,
+            next_sequence_number=run.next_free_number,
+            num_pending_operations=len(run.queue),
+            waiting_for=run.waiting_for(min(run.queue)) if run.queue else "",
+            resident=run.is_resident,
+            replay_diverged=run.record.replay_diverged,
+        )
+
+    async def PublishWeights(
+        self, request: trainer_pb2.PublishWeightsRequest, context: Context
+    ) -> trainer_pb2.PublishWeightsResponse:
+        current_caller().require_scope(POD_SCOPE)
+        run = self._registry.get(str(codec.decode_run(request.run)))
+        written = await self._registry.publish(run)
+        return trainer_pb2.PublishWeightsResponse(
+            version=written.manifest.attributes["version"],
+            manifest_uri=written.uri,
+            manifest_sha256=written.sha256,
+        )
+
+    async def Forward(
+        self, request: trainer_pb2.ForwardRequest, context: Context
+    ) -> operations_pb2.Operation:
+        return await self._submit(Kind.FORWARD, codec.decode_run(request.run), request)
+
+    async def ForwardBackward(
+        self, request: trainer_pb2.ForwardBackwardRequest, context: Context
+    ) -> operations_pb2.Operation:
+        return await self._submit(Kind.FORWARD_BACKWARD, codec.decode_run(request.run), request)
+
+    async def OptimStep(
+        self, request: trainer_pb2.OptimStepRequest, context: Context
+    ) -> operations_pb2.Operation:
+        return await self._submit(Kind.OPTIM_STEP, codec.decode_run(request.run), request)
+
+    async def SaveCheckpoint(
+        self, request: trainer_pb2.SaveCheckpointRequest, context: Context
+    ) -> operations_pb2.Operation:
+        run = codec.decode_run(request.parent, field="parent")
+        return await self._submit(Kind.SAVE_CHECKPOINT, run, request)
+
+    async def LoadCheckpoint(
+        self, request: trainer_pb2.LoadCheckpointRequest, context: Context
+    ) -> operations_pb2.Operation:
+        return await self._submit(Kind.LOAD_CHECKPOINT, codec.decode_run(request.run), request)
+
+    async def GetCheckpoint(
+        self, request: trainer_pb2.GetCheckpointRequest, context: Context
+    ) -> trainer_pb2.Checkpoint:
+        name = self._owned_checkpoint(request.name, field="name")
+        return codec.encode_checkpoint(await self._checkpoints.get(name))
+
+    async def ListCheckpoints(
+        self, request: trainer_pb2.ListCheckpointsRequest, context: Context
+    ) -> trainer_pb2.ListCheckpointsResponse:
+        run: str | None = None
+        if request.parent.endswith(_ALL_RUNS_SUFFIX):
+            try:
+                project = names.ProjectName.parse(request.parent.removesuffix(_ALL_RUNS_SUFFIX))
+            except names.InvalidNameError as error:
+                raise InvalidFieldError("parent", str(error)) from error
+            current_caller().require_project(project.project, lambda: run_not_found(request.parent))
+            project_id = project.project
+        else:
+            parent = codec.decode_run(request.parent, field="parent")
+            run, project_id = self._owned_run(parent).name, parent.project
+        if not 0 <= request.page_size <= _MAX_PAGE_SIZE:
+            raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}")
+        page = await self._checkpoints.list(
+            project_id,
+            run,
+            page_size=request.page_size or _DEFAULT_PAGE_SIZE,
+            page_token=request.page_token,
+        )
+        return trainer_pb2.ListCheckpointsResponse(
+            checkpoints=[codec.encode_checkpoint(record) for record in page.checkpoints],
+            next_page_token=page.next_page_token,
+        )
+
+    async def DeleteCheckpoint(
+        self, request: trainer_pb2.DeleteCheckpointRequest, context: Context
+    ) -> trainer_pb2.DeleteCheckpointResponse:
+        await self._checkpoints.delete(self._owned_checkpoint(request.name, field="name"))
+        return trainer_pb2.DeleteCheckpointResponse()
+
+    async def WaitOperations(
+        self, request: trainer_pb2.WaitOperationsRequest, context: Context
+    ) -> trainer_pb2.WaitOperationsResponse:
+        run = self._owned_run(codec.decode_run(request.run))
+        if request.after_revision < 0:
+            raise InvalidFieldError("after_revision", "must be at least 0")
+        records = await self._registry.wait_operations(
+            run, request.after_revision, codec.decode_timeout(request, MAX_WAIT_S)
+        )
+        return trainer_pb2.WaitOperationsResponse(
+            operations=[describe(run, record) for record in records],
+            revision=records[-1].revision if records else request.after_revision,
+        )
+
+    async def _submit(
+        self, kind: Kind, name: names.RunName, request: Any
+    ) -> operations_pb2.Operation:
+        """Accept an ordered call, or consume its number with the reason of the refusal."""
+        run = self._owned_run(name)
+        submission = codec.decode_submission(kind, name, request)
+        try:
+            work = codec.decode_work(kind, request)
+            await self._check(run, work)
+            record = await self._registry.submit(submission, work)
+        except TinsmithError as error:
+            known = await self._registry.find(submission)
+            if known is not None:
+                # The same request was accepted before, when it was right.
+                return describe(run, known)
+            if is_final(error) or isinstance(error, RequestIdReusedError):
+                await self._registry.refuse(submission, error)
+            raise
+        return describe(run, record)
+
+    async def _check(self, run: LiveRun, work: Work) -> None:
+        """Refuse what can be known to be wrong before it is accepted."""
+        if isinstance(work, ForwardWork):
+            if len(work.batch) > self._config.max_batch_datums:
+                raise BatchTooLargeError(
+                    f"the batch has {len(work.batch)} datums, at most "
+                    f"{self._config.max_batch_datums} are allowed; send it in parts",
+                    limit=self._config.max_batch_datums,
+                )
+            if work.num_tokens > self._config.max_batch_tokens:
+                raise BatchTooLargeError(
+                    f"the batch has {work.num_tokens} tokens, at most "
+                    f"{self._config.max_batch_tokens} are allowed; send it in parts",
+                    limit=self._config.max_batch_tokens,
+                )
+            validate_batch(work.batch, work.loss, work.loss_config, run.engine.info)
+        elif isinstance(work, LoadCheckpointWork):
+            self._owned_checkpoint(work.checkpoint, field="checkpoint")
+            await self._checkpoints.check_loadable(run, work)
+
+    def _owned_run(self, name: names.RunName) -> LiveRun:
+        """Return a run of the caller's project."""
+        return owned_run(self._registry, name)
+
+    def _owned_checkpoint(self, value: str, *, field: str) -> str:
+        name = codec.decode_checkpoint_name(value, field=field)
+        current_caller().require_project(name.project, lambda: checkpoint_not_found(value))
+        return str(name)
+
+
+def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:
+    """Return a run of the caller's project.
+
+    Raises:
+        RunNotFoundError: If there is none, or it belongs to somebody else.
+    """
+    current_caller().require_project(name.project, lambda: run_not_found(str(name)))
+    return registry.get(str(name))
+
+
+def describe(run: LiveRun, record: OperationRecord) -> operations_pb2.Operation:
+    """Return the message of an operation as it stands now."""
+    number = record.sequence_number
+    is_held = any(missing < number for missing in run.missing_numbers())
+    return codec.encode_operation(
+        record,
+        is_running=number in run.running,
+        is_held=is_held,
+        waiting_for=run.waiting_for(number),
+    )

@@ -1,0 +1,114 @@
+"""What an operation asks for, decoded: the domain's side of the five ordered calls."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tinsmith_engine import AdamParams, Datum, ForwardResult, OptimStepResult
+from tinsmith_runtime.errors import TinsmithError
+from tinsmith_runtime.ledger import CheckpointRecord
+
+
+class Kind(enum.StrEnum):
+    """The method of an operation; the value is stored in the ledger."""
+
+    FORWARD = "forward"
+    FORWARD_BACKWARD = "forward_backward"
+    OPTIM_STEP = "optim_step"
+    SAVE_CHECKPOINT = "save_checkpoint"
+    LOAD_CHECKPOINT = "load_checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardWork:
+    """Losses of a batch, and its gradient if `is_backward`."""
+
+    batch: Sequence[Datum]
+    loss: str
+    loss_config: Mapping[str, float]
+    is_backward: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the batch."""
+        return sum(datum.tokens_T.size for datum in self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimStepWork:
+    """One optimizer step; see `OptimStepRequest.observed_sequence_number`."""
+
+    adam: AdamParams
+    observed_sequence_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpointWork:
+    """A save under a name; `kind` is `training` or `sampler`."""
+
+    checkpoint: str
+    kind: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckpointWork:
+    """A load of a checkpoint, named in full."""
+
+    checkpoint: str
+    include_optimizer: bool
+
+
+Work = ForwardWork | OptimStepWork | SaveCheckpointWork | LoadCheckpointWork
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What a load left: optimizer steps of the loaded state."""
+
+    version: int
+
+
+Result = ForwardResult | OptimStepResult | CheckpointRecord | LoadResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """An ordered call as it arrived.
+
+    Attributes:
+        digest: SHA-256 of the request, serialised deterministically.
+        payload: The serialised request.
+    """
+
+    run: str
+    kind: Kind
+    sequence_number: int
+    request_id: str
+    digest: bytes
+    payload: bytes
+
+
+class WireCodec(Protocol):
+    """The stored form of requests and results, so that the domain needs no protobuf."""
+
+    def decode_work(self, kind: Kind, payload: bytes) -> Work:
+        """Return the work of a stored request."""
+        ...
+
+    def encode_result(self, kind: Kind, result: Result) -> bytes:
+        """Return the serialised response; the same result gives the same bytes."""
+        ...
+
+    def encode_error(self, error: TinsmithError) -> bytes:
+        """Return the serialised `google.rpc.Status`."""
+        ...
+
+
+REQUEST_ID_PATTERN = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[1-8][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+)

@@ -1,0 +1,153 @@
+"""Tiny random models, and the reference that the engine is held to: plain transformers and PEFT."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tinsmith_engine import Datum, Engine, LoraConfig
+
+VOCAB = 96
+
+
+def save_tiny(directory: Path, family: str, **overrides: Any) -> Path:
+    """Write a random model of a family: hidden 64, 2 layers, vocabulary 96."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    common = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    if family in ("qwen3", "qwen2", "llama"):
+        common |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
+    if family == "qwen3":
+        common["head_dim"] = 16
+    torch.manual_seed(7)
+    config = AutoConfig.for_model(family, **common | overrides)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        # Norms of one and biases of zero would hide mistakes in them.
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            elif "embed" not in name:
+                parameter.mul_(3.0)
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _threads() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("qwen3"), "qwen3")
+
+
+@pytest.fixture
+def engine(qwen3_dir: Path) -> Engine:
+    return Engine.load(qwen3_dir, max_rows=8)
+
+
+def make_batch(
+    loss: str = "cross_entropy", lengths: Sequence[int] = (5, 23, 17, 23), seed: int = 0
+) -> list[Datum]:
+    """Random sequences; some tokens have weight or advantage 0."""
+    random = np.random.default_rng(seed)
+    batch = []
+    for length in lengths:
+        tokens = random.integers(0, VOCAB, length + 1)
+        coefficients = random.normal(size=length).astype(np.float32)
+        coefficients[: length // 3] = 0.0
+        inputs = (
+            {"weights": coefficients}
+            if loss == "cross_entropy"
+            else {
+                # Near log(1 / VOCAB), so that ratios fall on both sides of the clip bounds.
+                "logprobs": random.normal(-4.6, 0.8, length).astype(np.float32),
+                "advantages": coefficients,
+            }
+        )
+        batch.append(Datum(tokens[:-1], tokens[1:], inputs))
+    return batch
+
+
+def randomise_b(engine: Engine, run: str, seed: int = 1) -> None:
+    """Give an adapter a B that is not zero, so that gradients of A are not zero."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors, _ = engine.adapter_tensors(run)
+    for name, tensor in tensors.items():
+        if "lora_B" in name:
+            tensor.normal_(std=0.1, generator=generator)
+    engine.load_adapter_tensors(run, tensors)
+
+
+def peft_model(model_dir: Path, engine: Engine, run: str, adapter_dir: Path) -> Any:
+    """Load a run's exported adapter with PEFT, trainable."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    tensors, config = engine.adapter_tensors(run)
+    adapter_dir.mkdir(exist_ok=True)
+    save_file(tensors, adapter_dir / "adapter_model.safetensors")
+    (adapter_dir / "adapter_config.json").write_text(json.dumps(config))
+    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    with warnings.catch_warnings():
+        # peft 0.21 reads a property that transformers 5.23 deprecates; loading an adapter for a
+        # tied unembedding warns too.
+        warnings.simplefilter("ignore")
+        return PeftModel.from_pretrained(base, adapter_dir, is_trainable=True).eval()
+
+
+def reference_logprobs(model: Any, datum: Datum) -> torch.Tensor:
+    """Target log-probabilities by a plain forward of one sequence, with grad."""
+    logits = model(torch.from_numpy(datum.tokens_T)[None]).logits[0]
+    targets = torch.from_numpy(datum.targets_T)[:, None]
+    return torch.log_softmax(logits.float(), -1).gather(1, targets)[:, 0]
+
+
+def reference_loss(loss: str, logprobs: torch.Tensor, datum: Datum) -> torch.Tensor:
+    """The loss formulas, written a second time for autograd."""
+    inputs = {name: torch.from_numpy(value) for name, value in datum.loss_inputs.items()}
+    if loss == "cross_entropy":
+        return -(inputs["weights"] * logprobs).sum()
+    ratio = torch.exp(logprobs - inputs["logprobs"])
+    if loss == "importance_sampling":
+        return -(ratio * inputs["advantages"]).sum()
+    clipped = torch.clamp(ratio, 0.8, 1.2)
+    return -torch.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"]).sum()
+
+
+def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm().clamp_min(1e-12))
+
+
+def gradients(engine: Engine, run: str) -> dict[str, torch.Tensor]:
+    """A run's pending gradient by public tensor name."""
+    state = engine.export_state(run)
+    as_weights = state.tensors | {"theta": state.tensors["grad"]}
+    probe = "gradient-probe"
+    state.tensors, state.has_gradient = as_weights, False
+    engine.import_state(probe, state)
+    tensors, _ = engine.adapter_tensors(probe)
+    engine.drop_run(probe)
+    return tensors
+
+
+LORA = LoraConfig(rank=8, seed=3)
