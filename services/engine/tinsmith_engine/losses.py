@@ -106,7 +106,9 @@ def metrics(
     if "logprobs" not in inputs:
         return found
     differences = inputs["logprobs"][active_N].astype(np.float64) - logprobs_N[active_N]
-    ratios = np.exp(-differences)
+    with np.errstate(over="ignore"):
+        # The loss overflows as well, which the engine reports as an error.
+        ratios = np.exp(-differences)
 
     def mean(values: FloatArray) -> float:
         return float(values.mean()) if num_active else 0.0

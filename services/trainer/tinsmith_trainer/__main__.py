@@ -15,7 +15,7 @@ from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.logs import configure_logging
 from tinsmith_runtime.server import wait_for_signal
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.pod import TrainerPod, load_models
+from tinsmith_trainer.pod import TrainerPod, load_engines
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ def main() -> int:
 
 
 async def _serve(config: TrainerConfig) -> None:
-    models = await asyncio.to_thread(load_models, config)
-    pod = TrainerPod(config, models, on_fenced=_exit_fenced)
+    host = await asyncio.to_thread(load_engines, config)
+    pod = TrainerPod(config, host, on_fenced=_exit_fenced)
     await pod.start()
     await wait_for_signal()
     await pod.stop()
-    await asyncio.to_thread(models.thread.close, config.drain_timeout_s)
+    await asyncio.to_thread(host.thread.close, config.drain_timeout_s)
 
 
 def _exit_fenced(error: FencedError) -> None:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from tinsmith_engine import LoraConfig, RunState
+from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import (
     CheckpointAlreadyExistsError,
@@ -18,7 +19,6 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.ledger import CheckpointRecord, Ledger
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import codec, state_files
-from tinsmith_trainer.engine_host import EngineHost
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.registry import checkpoint_attributes
 from tinsmith_trainer.work import LoadCheckpointWork, SaveCheckpointWork

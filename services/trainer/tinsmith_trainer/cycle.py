@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     PoisonOperationError,
@@ -27,7 +28,6 @@ from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.status import internal_error
 from tinsmith_trainer.checkpoints import CheckpointRegistry
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.engine_host import EngineHost
 from tinsmith_trainer.executor import compute_slice
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
 from tinsmith_trainer.metrics import OPERATION_SECONDS, OPERATIONS, TRAINED_TOKENS

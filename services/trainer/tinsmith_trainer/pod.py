@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
-from tinsmith_engine import Engine, EngineThread, Published
+from tinsmith_engine import Published
+from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
 from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier
 from tinsmith_runtime.errors import ConfigError
@@ -28,7 +27,6 @@ from tinsmith_trainer import codec
 from tinsmith_trainer.checkpoints import CheckpointRegistry
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle import Cycle
-from tinsmith_trainer.engine_host import EngineHost
 from tinsmith_trainer.operations_servicer import OperationsServicer
 from tinsmith_trainer.registry import RunRegistry
 from tinsmith_trainer.servicer import TrainerServicer
@@ -36,43 +34,19 @@ from tinsmith_trainer.servicer import TrainerServicer
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModels:
-    """Base models in memory and the thread that owns them.
-
-    Attributes:
-        engines: By base model.
-        thread: Their thread.
-        directories: Where each was loaded from.
-    """
-
-    engines: Mapping[str, Engine]
-    thread: EngineThread
-    directories: Mapping[str, Path]
-
-
-def load_models(config: TrainerConfig) -> LoadedModels:
-    """Load the base models of a trainer; takes as long as reading them does.
+def load_engines(config: TrainerConfig) -> EngineHost:
+    """Load the base models of a trainer.
 
     Raises:
         ModelNotFoundError: If one is neither a directory nor a model of the hub.
     """
-    from tinsmith_engine.loading import resolve_model
-
-    thread = EngineThread(num_threads=config.num_threads or None)
-    engines = {}
-    directories = {}
-    for name, source in config.models().items():
-        directories[name] = resolve_model(source)
-        engines[name] = thread.submit(
-            Engine.load,
-            directories[name],
-            dtype=config.dtype,
-            device=config.device,
-            max_rows=config.max_resident_runs,
-            num_threads=config.num_threads or None,
-        ).result()
-    return LoadedModels(engines, thread, directories)
+    return EngineHost.load(
+        config.models(),
+        dtype=config.dtype,
+        device=config.device,
+        num_threads=config.num_threads or None,
+        max_rows=config.max_resident_runs,
+    )
 
 
 class TrainerPod:
@@ -80,28 +54,27 @@ class TrainerPod:
 
     Args:
         config: Settings.
-        models: Base models; loaded by `load_models`.
+        host: Base models; loaded by `load_engines`.
         on_fenced: Called when another process holds a run of this one, which must then exit.
     """
 
     def __init__(
         self,
         config: TrainerConfig,
-        models: LoadedModels,
+        host: EngineHost,
         *,
         on_fenced: Callable[[FencedError], None],
     ) -> None:
         if not config.scheduler_address or not config.pod_key:
             raise ConfigError("a trainer needs scheduler_address and pod_key")
         self._config = config
-        self._models = models
+        self._host = host
         self._tokenizers = {
-            name: read_tokenizer(directory) for name, directory in models.directories.items()
+            name: read_tokenizer(directory) for name, directory in host.directories.items()
         }
         self._ledger = SqliteLedger(config.data_dir / "trainer.db")
         self._store = storage.open(config.storage())
         wire = codec.StoredCodec()
-        self._host = EngineHost(models.engines, models.thread)
         self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
         checkpoints = CheckpointRegistry(self._host, self._ledger, self._store)
         self._cycle = Cycle(
@@ -174,7 +147,7 @@ class TrainerPod:
             address=self._server.address,
             models=[
                 codec.encode_model(name, engine.info, self._tokenizers[name].digest)
-                for name, engine in sorted(self._models.engines.items())
+                for name, engine in sorted(self._host.engines.items())
             ],
             max_runs=self._config.max_runs,
         )

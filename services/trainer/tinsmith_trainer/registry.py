@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from tinsmith_engine import AdapterConfig, Published
+from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
@@ -33,7 +34,6 @@ from tinsmith_runtime.ledger import (
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import codec, state_files
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.engine_host import EngineHost
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
 from tinsmith_trainer.residency import Residency

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 
 from tinsmith_engine import Engine, RunState
+from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
@@ -23,7 +24,6 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.ledger import Ledger, OperationRecord, OperationState, SnapshotRecord, records
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import codec, state_files
-from tinsmith_trainer.engine_host import EngineHost
 from tinsmith_trainer.executor import compute_slice
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.metrics import REPLAYED_OPERATIONS, RESIDENT_RUNS, SNAPSHOT_BYTES

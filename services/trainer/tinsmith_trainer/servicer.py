@@ -9,6 +9,7 @@ from google.longrunning import operations_pb2
 from tinsmith import names
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 from tinsmith_engine import LOSS_SPECS, validate_batch
+from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.auth import POD_SCOPE, current_caller
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
@@ -21,7 +22,6 @@ from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import codec
 from tinsmith_trainer.checkpoints import CheckpointRegistry, checkpoint_not_found
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.engine_host import EngineHost
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.registry import RunRegistry, is_final, run_not_found
 from tinsmith_trainer.work import ForwardWork, Kind, LoadCheckpointWork, Work

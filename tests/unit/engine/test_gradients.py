@@ -45,7 +45,7 @@ def assert_matches_peft(
 
     for logprobs, reference in zip(found.logprobs, wanted, strict=True):
         np.testing.assert_allclose(logprobs, reference.detach().numpy(), atol=1e-5)
-    assert found.metrics["loss:sum"] == pytest.approx(float(total), rel=1e-5)
+    assert found.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
     references = {
         name.replace(".default", ""): parameter.grad
         for name, parameter in model.named_parameters()

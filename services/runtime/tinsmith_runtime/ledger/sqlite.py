@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
@@ -213,7 +214,7 @@ class SqliteLedger:
         """Return where a run goes on after a restart; see `Ledger`."""
 
         def resume(connection: sa.Connection) -> ResumePoint:
-            next_number = connection.execute(_lowest_unfinished(run)).scalar_one()
+            next_number: int = connection.execute(_lowest_unfinished(run)).scalar_one()
             later = (
                 sa.select(operations)
                 .where(operations.c.run == run, operations.c.sequence_number >= next_number)
@@ -369,7 +370,7 @@ def _select_operations() -> sa.Select[tuple[object, ...]]:
     return sa.select(*_SUMMARY_COLUMNS)
 
 
-def _lowest_unfinished(run: str) -> sa.Select[tuple[int]]:
+def _lowest_unfinished(run: str) -> sa.Select[Any]:
     """Select the lowest number of a run, from 1, that has no result."""
     finished = sa.select(operations.c.sequence_number.label("number")).where(
         operations.c.run == run, operations.c.state != OperationState.PENDING

@@ -1,0 +1,114 @@
+"""One thread with an event loop, in which all network work of a client happens.
+
+User code stays synchronous, or runs in its own event loop; either way it only hands coroutines over
+and waits for results, so a long poll or a heartbeat never depends on what the user's code does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tinsmith.errors import ClientClosedError
+
+T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
+
+
+class BackgroundLoop:
+    """Runs coroutines in a daemon thread. Safe to use from any thread but its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_handle_exception)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tinsmith-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs inside the loop, where waiting would block it for ever."""
+        return threading.current_thread() is self._thread
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine and return a future of its result.
+
+        Raises:
+            ClientClosedError: If the loop was closed.
+        """
+        with self._lock:
+            if self._closed:
+                coroutine.close()
+                raise ClientClosedError("the client is closed", remedy="open a new Client")
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and return its result; blocks the calling thread."""
+        if self.is_current_thread:
+            coroutine.close()
+            raise RuntimeError("a blocking call inside the client's own event loop; await instead")
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and return its result; to be awaited in the user's event loop."""
+        return await asyncio.wrap_future(self.submit(coroutine))
+
+    def post(self, callback: Callable[[], object]) -> None:
+        """Call something inside the loop; calls run in the order in which they are posted."""
+        with self._lock:
+            if self._closed:
+                raise ClientClosedError("the client is closed", remedy="open a new Client")
+            self._loop.call_soon_threadsafe(callback)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task from inside the loop and keep it alive."""
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._finish_task)
+        return task
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread. Repeating it changes nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if not self.is_current_thread:
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        finally:
+            self._loop.close()
+
+    def _finish_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("background task failed", exc_info=task.exception())
+
+
+def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # grpc.aio has one wake-up socket for a process. With a second event loop in the process, both
+    # wake and one finds the socket empty; that is harmless (github.com/grpc/grpc/issues/25364).
+    if isinstance(context.get("exception"), BlockingIOError):
+        return
+    loop.default_exception_handler(context)

@@ -1,0 +1,233 @@
+"""User values to and from protobuf messages. Nothing here talks to a server."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import numpy as np
+from google.protobuf import timestamp_pb2
+
+from tinsmith import tensors
+from tinsmith import types as t
+from tinsmith.v1 import (
+    models_pb2,
+    sampler_pb2,
+    scheduler_pb2,
+    trainer_pb2,
+    trajectories_pb2,
+)
+
+
+def encode_model_input(value: t.ModelInput) -> trajectories_pb2.ModelInput:
+    """Return the message of a prompt."""
+    message = trajectories_pb2.ModelInput()
+    for chunk in value.chunks:
+        if isinstance(chunk, t.TokenChunk):
+            message.chunks.add(tokens=tensors.encode_tokens(chunk.tokens))
+        else:
+            image = trajectories_pb2.ImageChunk(data=chunk.data, format=chunk.format)
+            message.chunks.add(image=image)
+    return message
+
+
+def encode_datum(value: t.Datum) -> trajectories_pb2.Datum:
+    """Return the message of a datum."""
+    return trajectories_pb2.Datum(
+        model_input=encode_model_input(value.model_input),
+        loss_inputs={
+            name: tensors.encode_tensor(array) for name, array in value.loss_inputs.items()
+        },
+    )
+
+
+def encode_loss(name: str, config: Mapping[str, float] | None) -> trainer_pb2.Loss:
+    """Return the message of a loss."""
+    return trainer_pb2.Loss(name=name, config=dict(config or {}))
+
+
+def encode_adam(value: t.AdamParams) -> trainer_pb2.AdamParams:
+    """Return the message of optimizer settings; every field is set."""
+    return trainer_pb2.AdamParams(
+        learning_rate=value.learning_rate,
+        beta1=value.beta1,
+        beta2=value.beta2,
+        eps=value.eps,
+        weight_decay=value.weight_decay,
+        grad_clip_norm=value.grad_clip_norm,
+    )
+
+
+def encode_sampling_params(value: t.SamplingParams, *, seed: int) -> trajectories_pb2.SamplingParams:
+    """Return the message of sampling settings.
+
+    Args:
+        value: What the user gave.
+        seed: Used if `value` has none.
+    """
+    message = trajectories_pb2.SamplingParams(
+        temperature=value.temperature,
+        top_k=value.top_k,
+        top_p=value.top_p,
+        seed=seed if value.seed is None else value.seed,
+    )
+    if value.max_tokens is not None:
+        message.max_tokens = value.max_tokens
+    if value.stop is None:
+        return message
+    stops: Sequence[str | int] = [value.stop] if isinstance(value.stop, str) else list(value.stop)
+    strings = [stop for stop in stops if isinstance(stop, str)]
+    token_ids = [int(stop) for stop in stops if not isinstance(stop, str)]
+    message.stop_strings.extend(strings)
+    if token_ids or not strings:
+        message.stop_tokens.token_ids.extend(token_ids)
+        message.stop_tokens.SetInParent()
+    return message
+
+
+def encode_lora(
+    *,
+    rank: int,
+    seed: int,
+    alpha: float | None,
+    train_attention: bool,
+    train_mlp: bool,
+    train_unembedding: bool,
+) -> models_pb2.AdapterConfig:
+    """Return the message of a LoRA adapter."""
+    lora = models_pb2.LoraConfig(
+        rank=rank,
+        seed=seed,
+        train_attention=train_attention,
+        train_mlp=train_mlp,
+        train_unembedding=train_unembedding,
+    )
+    if alpha is not None:
+        lora.alpha = alpha
+    return models_pb2.AdapterConfig(lora=lora)
+
+
+def decode_forward(
+    message: trainer_pb2.ForwardResponse | trainer_pb2.ForwardBackwardResponse,
+) -> t.ForwardResult:
+    """Return the result of a pass."""
+    outputs = [
+        t.DatumOutput(logprobs=tensors.decode_tensor(output.logprobs).astype(np.float32))
+        for output in message.outputs
+    ]
+    return t.ForwardResult(outputs=outputs, metrics=dict(message.metrics))
+
+
+def decode_optim_step(message: trainer_pb2.OptimStepResponse) -> t.OptimStepResult:
+    """Return the result of an optimizer step."""
+    return t.OptimStepResult(version=message.version, metrics=dict(message.metrics))
+
+
+def decode_load(message: trainer_pb2.LoadCheckpointResponse) -> t.LoadResult:
+    """Return the result of a load."""
+    return t.LoadResult(version=message.version)
+
+
+def decode_checkpoint(message: trainer_pb2.Checkpoint) -> t.Checkpoint:
+    """Return a checkpoint."""
+    return t.Checkpoint(
+        name=message.name,
+        kind=_enum_word(trainer_pb2.Checkpoint.Kind.Name(message.kind), "KIND_"),
+        base_model=message.base_model,
+        version=message.version,
+        sequence_number=message.sequence_number,
+        size_bytes=message.size_bytes,
+        manifest_uri=message.manifest_uri,
+        create_time=_decode_time(message, "create_time"),
+        labels=dict(message.labels),
+    )
+
+
+def decode_operation_metadata(message: trainer_pb2.OperationMetadata) -> t.OperationMetadata:
+    """Return how an operation stands."""
+    state = trainer_pb2.OperationMetadata.State.Name(message.state)
+    return t.OperationMetadata(
+        kind=message.kind,
+        state=_enum_word(state, "STATE_"),
+        waiting_for=message.waiting_for,
+        num_attempts=message.num_attempts,
+        revision=message.revision,
+    )
+
+
+def decode_run(message: scheduler_pb2.TrainingRun) -> t.RunInfo:
+    """Return what the scheduler knows of a run."""
+    is_full = message.adapter.WhichOneof("kind") == "full"
+    return t.RunInfo(
+        name=message.name,
+        state=_enum_word(scheduler_pb2.TrainingRun.State.Name(message.state), "STATE_"),
+        base_model=message.base_model,
+        adapter="full" if is_full else "lora",
+        rank=0 if is_full else message.adapter.lora.rank,
+        display_name=message.display_name,
+        labels=dict(message.labels),
+        session=message.session,
+        create_time=_decode_time(message, "create_time"),
+    )
+
+
+def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ServedModel:
+    """Return a base model and what can be done with it."""
+    model = message.model
+    exactness = models_pb2.ModelCapabilities.Exactness.Name(model.exactness)
+    return t.ServedModel(
+        base_model=model.base_model,
+        trainable=message.trainable,
+        sampleable=message.sampleable,
+        vocabulary_size=model.vocabulary_size,
+        max_context_tokens=model.max_context_tokens,
+        num_parameters=model.num_parameters,
+        exactness=_enum_word(exactness, "EXACTNESS_"),
+        stop_token_ids=list(model.stop_token_ids),
+        numerics_fingerprint=model.numerics_fingerprint,
+    )
+
+
+def decode_sample(message: sampler_pb2.SampleResponse) -> t.SampleResult:
+    """Return completions."""
+    topk: list[list[tuple[int, float]]] | None = None
+    if message.HasField("topk_prompt_logprobs"):
+        ids = tensors.decode_tensor(message.topk_prompt_logprobs.token_ids).tolist()
+        logprobs = tensors.decode_tensor(message.topk_prompt_logprobs.logprobs).tolist()
+        topk = [
+            [(token, logprob) for token, logprob in zip(row, values, strict=True) if token >= 0]
+            for row, values in zip(ids, logprobs, strict=True)
+        ]
+    prompt: t.FloatArray | None = None
+    if message.HasField("prompt_logprobs"):
+        prompt = tensors.decode_tensor(message.prompt_logprobs).astype(np.float32)
+    return t.SampleResult(
+        sequences=[_decode_sequence(sequence) for sequence in message.sequences],
+        seed=message.seed,
+        prompt_logprobs=prompt,
+        topk_prompt_logprobs=topk,
+    )
+
+
+def _decode_sequence(message: trajectories_pb2.SampledSequence) -> t.SampledSequence:
+    reason = trajectories_pb2.SampledSequence.StopReason.Name(message.stop_reason)
+    return t.SampledSequence(
+        tokens=cast(list[int], tensors.decode_tensor(message.tokens).tolist()),
+        logprobs=cast(list[float], tensors.decode_tensor(message.logprobs).tolist()),
+        versions=cast(list[int], tensors.decode_tensor(message.versions).tolist()),
+        stop_reason=_enum_word(reason, "STOP_REASON_"),
+    )
+
+
+def _enum_word(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).lower()
+
+
+def _decode_time(
+    message: trainer_pb2.Checkpoint | scheduler_pb2.TrainingRun, field: str
+) -> datetime.datetime | None:
+    if not message.HasField("create_time") or field != "create_time":
+        return None
+    timestamp: timestamp_pb2.Timestamp = message.create_time
+    return timestamp.ToDatetime(tzinfo=datetime.UTC)

@@ -1,0 +1,247 @@
+"""Channels, deadlines and retries: how one call reaches a pod."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import grpc
+from google.longrunning import operations_pb2_grpc
+
+from tinsmith.errors import (
+    ClientClosedError,
+    DeadlineExceededError,
+    TinsmithError,
+    decode_rpc_error,
+)
+from tinsmith.settings import ClientSettings, RetryPolicy
+from tinsmith.v1 import (
+    environment_pb2_grpc,
+    sampler_pb2_grpc,
+    scheduler_pb2_grpc,
+    trainer_pb2_grpc,
+)
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+_LOG = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 * 2**20
+_RELOCATE_INTERVAL_S = 0.5
+_PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
+
+_CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A restarted pod is found at once; the default backs off to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Retries are ours: they keep the request id and read the address again.
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class Connection:
+    """A channel to one address and the stubs on it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        if address.startswith("https://"):
+            self.channel = grpc.aio.secure_channel(
+                address.removeprefix("https://"),
+                grpc.ssl_channel_credentials(),
+                options=_CHANNEL_OPTIONS,
+            )
+        else:
+            self.channel = grpc.aio.insecure_channel(
+                address.removeprefix("http://"), options=_CHANNEL_OPTIONS
+            )
+
+    @cached_property
+    def scheduler(self) -> scheduler_pb2_grpc.SchedulerServiceAsyncStub:
+        """Stub of the scheduler."""
+        return scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
+
+    @cached_property
+    def trainer(self) -> trainer_pb2_grpc.TrainerServiceAsyncStub:
+        """Stub of a trainer."""
+        return trainer_pb2_grpc.TrainerServiceStub(self.channel)
+
+    @cached_property
+    def sampler(self) -> sampler_pb2_grpc.SamplerServiceAsyncStub:
+        """Stub of a sampler."""
+        return sampler_pb2_grpc.SamplerServiceStub(self.channel)
+
+    @cached_property
+    def environment(self) -> environment_pb2_grpc.EnvironmentServiceAsyncStub:
+        """Stub of an environment server."""
+        return environment_pb2_grpc.EnvironmentServiceStub(self.channel)
+
+    @cached_property
+    def operations(self) -> Any:
+        """Stub of `google.longrunning.Operations`, which has no types."""
+        return operations_pb2_grpc.OperationsStub(self.channel)
+
+
+class Endpoint:
+    """An address that may change: a pod that restarts elsewhere is looked up again."""
+
+    def __init__(self, address: str, locate: Callable[[], Awaitable[str]] | None = None) -> None:
+        self.address = address
+        self._locate = locate
+        self._lock = asyncio.Lock()
+        self._located_at = float("-inf")
+
+    async def relocate(self) -> None:
+        """Read the address again, at most twice a second. A failure to do so changes nothing."""
+        if self._locate is None:
+            return
+        async with self._lock:
+            if time.monotonic() - self._located_at < _RELOCATE_INTERVAL_S:
+                return
+            try:
+                self.address = await self._locate() or self.address
+            except TinsmithError as error:
+                _LOG.debug("address not found", extra={"error": str(error)})
+            finally:
+                self._located_at = time.monotonic()
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Decides whether and when a failed call is sent again."""
+
+    policy: RetryPolicy
+    repeatable: bool = True
+    _started_at: float | None = None
+    _next_s: float = 0.0
+
+    def delay_s(self, error: TinsmithError, now: float) -> float | None:
+        """Return the time to wait before the next attempt; None if there is none.
+
+        Args:
+            error: What the last attempt failed with.
+            now: A monotonic clock. The budget runs from the first failure.
+        """
+        is_timeout = isinstance(error, DeadlineExceededError) and self.repeatable
+        passing = error.code in _PASSING_CODES or error.retry_after_s is not None or is_timeout
+        if isinstance(error, ClientClosedError) or not passing:
+            return None
+        if self._started_at is None:
+            self._started_at = now
+            self._next_s = self.policy.initial_backoff_s
+        left_s = self._started_at + self.policy.budget_s - now
+        if left_s <= 0:
+            return None
+        delay_s = self._next_s
+        self._next_s = min(self._next_s * 2, self.policy.max_backoff_s)
+        if error.retry_after_s is not None:
+            delay_s = max(delay_s, error.retry_after_s)
+        return min(random.uniform(0.5, 1.0) * delay_s, left_s)
+
+    def gave_up(self, error: TinsmithError, now: float) -> TinsmithError:
+        """Return the error with a word about how long it was tried, if it was."""
+        if self._started_at is not None and now - self._started_at > 0:
+            tried_s = now - self._started_at
+            error.message = f"{error.message}, tried again for {tried_s:.0f} s"
+        return error
+
+
+class Transport:
+    """Sends calls. Used inside the background loop only."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self._connections: dict[str, Connection] = {}
+        self._metadata = (("authorization", f"Bearer {settings.api_key}"),)
+        self._closed = False
+
+    def connection(self, address: str) -> Connection:
+        """Return the connection to an address, opening it if need be."""
+        if self._closed:
+            raise ClientClosedError("the client is closed", remedy="open a new Client")
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = Connection(address)
+        return connection
+
+    async def call_once(
+        self,
+        endpoint: Endpoint,
+        method: Callable[[Connection], grpc.aio.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+        *,
+        timeout_s: float | None = None,
+    ) -> Response:
+        """Send one request once.
+
+        Raises:
+            TinsmithError: If the call fails.
+        """
+        address = endpoint.address
+        timeout_s = self.settings.call_timeout_s if timeout_s is None else timeout_s
+        call = method(self.connection(address))
+        try:
+            return await call(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise decode_rpc_error(error, address=address) from error
+        except grpc.aio.UsageError as error:
+            raise ClientClosedError("the client is closed", remedy="open a new Client") from error
+
+    async def call(
+        self,
+        endpoint: Endpoint,
+        method: Callable[[Connection], grpc.aio.UnaryUnaryMultiCallable[Request, Response]],
+        request: Request,
+        *,
+        timeout_s: float | None = None,
+        repeatable: bool = True,
+        before_attempt: Callable[[], Awaitable[None]] | None = None,
+    ) -> Response:
+        """Send a request, again after passing failures, until the retry budget is used up.
+
+        Args:
+            endpoint: Where to; its address is read again after a failure.
+            method: The stub's method.
+            request: The same bytes, with the same request id, go out each time.
+            timeout_s: Deadline of each attempt; the settings' `call_timeout_s` by default.
+            repeatable: Whether a call that ran into its deadline may be sent again.
+            before_attempt: Awaited before each attempt but the first.
+
+        Raises:
+            TinsmithError: If the call fails for good, or the budget is used up.
+        """
+        backoff = Backoff(self.settings.retry, repeatable)
+        while True:
+            try:
+                return await self.call_once(endpoint, method, request, timeout_s=timeout_s)
+            except TinsmithError as error:
+                delay_s = backoff.delay_s(error, time.monotonic())
+                if delay_s is None:
+                    raise backoff.gave_up(error, time.monotonic()) from error.__cause__
+                _LOG.debug("call is sent again", extra={"error": str(error), "delay_s": delay_s})
+                await asyncio.sleep(delay_s)
+                if error.code in _PASSING_CODES:
+                    await endpoint.relocate()
+            if before_attempt is not None:
+                await before_attempt()
+
+    async def close(self) -> None:
+        """Close all channels."""
+        self._closed = True
+        connections = list(self._connections.values())
+        self._connections.clear()
+        for connection in connections:
+            await connection.channel.close()

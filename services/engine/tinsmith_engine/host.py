@@ -1,0 +1,97 @@
+"""The engines of a pod and the one thread that may touch them.
+
+Trainer and sampler of one process are given the same host, so that a training step and a decode
+step never run at the same time and weights pass from one to the other without a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from tinsmith_engine.engine import Engine
+from tinsmith_engine.loading import resolve_model
+from tinsmith_engine.thread import EngineThread
+from tinsmith_runtime.errors import ModelNotFoundError
+
+ParametersT = ParamSpec("ParametersT")
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHost:
+    """Base models in memory, by name, and their thread.
+
+    Attributes:
+        engines: One engine for each base model.
+        directories: Where each was loaded from.
+        thread: The thread that owns all of them.
+    """
+
+    engines: Mapping[str, Engine]
+    directories: Mapping[str, Path]
+    thread: EngineThread
+
+    @classmethod
+    def load(
+        cls,
+        models: Mapping[str, str],
+        *,
+        dtype: str,
+        device: str,
+        num_threads: int | None,
+        max_rows: int,
+    ) -> EngineHost:
+        """Load base models; takes as long as reading them does.
+
+        Args:
+            models: Directory or hub id by name.
+            dtype: Of the base models, float32 or bfloat16.
+            device: A torch device.
+            num_threads: Threads of one operation; None takes all cores.
+            max_rows: Runs that each engine can hold.
+
+        Raises:
+            ModelNotFoundError: If one is neither a directory nor a model of the hub.
+        """
+        thread = EngineThread(num_threads=num_threads)
+        engines = {}
+        directories = {}
+        for name, source in models.items():
+            directories[name] = resolve_model(source)
+            engines[name] = thread.submit(
+                Engine.load,
+                directories[name],
+                dtype=dtype,
+                device=device,
+                max_rows=max_rows,
+                num_threads=num_threads,
+            ).result()
+        return cls(engines, directories, thread)
+
+    def engine(self, base_model: str) -> Engine:
+        """Return the engine of a base model.
+
+        Raises:
+            ModelNotFoundError: If this pod does not serve it.
+        """
+        engine = self.engines.get(base_model)
+        if engine is None:
+            served = ", ".join(sorted(self.engines)) or "none"
+            raise ModelNotFoundError(
+                f"base model {base_model!r} is not served here; served are: {served}",
+                base_model=base_model,
+            )
+        return engine
+
+    async def call(
+        self,
+        function: Callable[ParametersT, ResultT],
+        *args: ParametersT.args,
+        **kwargs: ParametersT.kwargs,
+    ) -> ResultT:
+        """Run a function on the engines' thread, in the order of the calls."""
+        return await asyncio.wrap_future(self.thread.submit(function, *args, **kwargs))

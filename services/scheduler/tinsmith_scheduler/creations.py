@@ -1,0 +1,245 @@
+"""Creations in progress: places recorded runs on trainers, in the background.
+
+One task for each run, from its commit to ACTIVE or FAILED. It asks the policy, writes the choice
+down, asks the trainer, and tries again until its deadline; `waiting_for` says in words what it waits
+for. What it writes is conditional, so that a run that is deleted meanwhile stays deleted. A
+scheduler that restarts goes on with every run that it finds unfinished.
+
+A trainer's answer decides: adopted; refused for good (the run fails); full (another trainer is
+asked, this one again after the pause); or unknown, and then the same trainer is asked again under
+the same epoch, which it answers alike however often it is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from tinsmith_runtime.errors import (
+    AbortedError,
+    CapacityExhaustedError,
+    ErrorCode,
+    RunClosedError,
+    TinsmithError,
+    WorkerUnavailableError,
+)
+from tinsmith_runtime.sql import Database
+
+from tinsmith_scheduler import run_store
+from tinsmith_scheduler.metrics import PLACEMENT_SECONDS, WAITING_RUNS
+from tinsmith_scheduler.placement import Wait, WaitReason
+from tinsmith_scheduler.records import Run
+from tinsmith_scheduler.trainers import Trainers
+from tinsmith_scheduler.workers import Workers
+
+logger = logging.getLogger(__name__)
+
+_NOT_STARTED = "the scheduler to choose a trainer"
+
+
+class Creations:
+    """The creations that have not ended.
+
+    Args:
+        database: Where runs are kept.
+        workers: The workers that are registered.
+        trainers: Asked to adopt runs.
+        encode_error: Turns an error into the bytes that are stored with a failed run.
+        timeout_s: Time that a placement may take.
+        retry_s: Pause between two attempts.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        workers: Workers,
+        trainers: Trainers,
+        encode_error: Callable[[TinsmithError], bytes],
+        timeout_s: float,
+        retry_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._workers = workers
+        self._trainers = trainers
+        self._encode_error = encode_error
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+        self._clock = clock
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._waiting_for: dict[str, str] = {}
+        self._stopping = asyncio.Event()
+
+    async def load(self) -> None:
+        """Go on with what a previous process left unfinished."""
+        for run in await self._database.read(run_store.list_creating):
+            self.start(run)
+
+    def start(self, run: Run, *, after: Awaitable[object] | None = None) -> None:
+        """Place a run.
+
+        Args:
+            run: As it was recorded.
+            after: Is waited for first; if it fails, there is no run to place.
+        """
+        task = asyncio.create_task(self._create(run, after))
+        self._tasks[run.name] = task
+        task.add_done_callback(lambda _: self._forget(run.name))
+
+    def waiting_for(self, run: str) -> str:
+        """Return what a creation waits for, in words."""
+        return self._waiting_for.get(run, _NOT_STARTED)
+
+    async def wait(self, run: str, *, timeout_s: float) -> None:
+        """Return when a creation has ended, the pod stops, or the time is up."""
+        task = self._tasks.get(run)
+        if task is None:
+            return
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait(
+                {task, stopping}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            stopping.cancel()
+
+    def release_waiters(self) -> None:
+        """Let every `wait` return, because the pod stops."""
+        self._stopping.set()
+
+    async def stop(self) -> None:
+        """End all tasks; what is unfinished goes on after the restart."""
+        self.release_waiters()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget(self, run: str) -> None:
+        self._tasks.pop(run, None)
+        self._waiting_for.pop(run, None)
+        WAITING_RUNS.set(len(self._tasks))
+
+    async def _create(self, run: Run, after: Awaitable[object] | None) -> None:
+        begin_s = self._clock()
+        if after is not None:
+            try:
+                await after
+            except Exception:
+                # Its caller is told by `Runs.create`.
+                return
+        WAITING_RUNS.set(len(self._tasks))
+        try:
+            outcome = await self._place_until(run, begin_s + self._timeout_s)
+        except TinsmithError as error:
+            outcome = "failed"
+            await self._fail(run, error)
+        except Exception:
+            outcome = "failed"
+            logger.exception("placement failed by a bug", extra={"run": run.name})
+            await self._fail(run, TinsmithError("internal error; the log of the pod has the trace"))
+        PLACEMENT_SECONDS.labels(outcome).observe(self._clock() - begin_s)
+        logger.info("creation ended", extra={"run": run.name, "outcome": outcome})
+
+    async def _fail(self, run: Run, error: TinsmithError) -> None:
+        encoded_error = self._encode_error(error)
+        await self._database.write(
+            lambda connection: run_store.fail_run(connection, run.name, encoded_error)
+        )
+
+    async def _place_until(self, run: Run, deadline_s: float) -> str:
+        """Place a run; return the outcome.
+
+        Raises:
+            TinsmithError: If it was refused for good, or the deadline passed.
+        """
+        refused: set[str] = set()
+        while True:
+            placed = await self._database.write(
+                lambda connection: run_store.place_run(
+                    connection, run.name, self._workers.trainers(), refused=refused
+                )
+            )
+            if placed is None:
+                return "withdrawn"
+            if isinstance(placed, Run):
+                try:
+                    return await self._adopt(placed)
+                except CapacityExhaustedError as error:
+                    problem: TinsmithError = error
+                    refused.add(placed.worker)
+                    # Another trainer may have room now.
+                    if self._clock() < deadline_s:
+                        continue
+                except WorkerUnavailableError as error:
+                    problem = error
+            else:
+                problem = _wait_error(run, placed)
+                refused.clear()
+            self._waiting_for[run.name] = problem.message
+            if self._clock() >= deadline_s:
+                raise problem
+            await asyncio.sleep(self._retry_s)
+
+    async def _adopt(self, placed: Run) -> str:
+        """Have the chosen trainer adopt a run; return the outcome.
+
+        Raises:
+            CapacityExhaustedError: If the trainer is full; it does not hold the run.
+            WorkerUnavailableError: If it is not known whether the trainer holds the run.
+            TinsmithError: If the run is refused for good.
+        """
+        self._waiting_for[placed.name] = f"trainer {placed.worker} to adopt the run"
+        address = self._workers.address(placed.worker)
+        try:
+            if not address:
+                raise WorkerUnavailableError(f"trainer {placed.worker} stopped its heartbeat")
+            await self._trainers.adopt_run(
+                address,
+                run=placed.name,
+                epoch=placed.epoch,
+                base_model=placed.base_model,
+                adapter=placed.adapter,
+            )
+        except TinsmithError as error:
+            if error.code is ErrorCode.UNAVAILABLE or error.code is ErrorCode.DEADLINE_EXCEEDED:
+                raise WorkerUnavailableError(
+                    f"trainer {placed.worker} can not be reached: {error.message}",
+                    worker=placed.worker,
+                ) from error
+            next_epoch = placed.epoch + 1 if error.code is AbortedError.code else None
+            await self._database.write(
+                lambda connection: run_store.unplace_run(
+                    connection, placed, next_epoch=next_epoch
+                )
+            )
+            if error.reason == CapacityExhaustedError.reason:
+                raise CapacityExhaustedError(
+                    f"trainer {placed.worker} has no room: {error.message}", worker=placed.worker
+                ) from error
+            if next_epoch is not None:
+                raise WorkerUnavailableError(error.message, worker=placed.worker) from error
+            raise
+        is_active = await self._database.write(
+            lambda connection: run_store.activate_run(connection, placed)
+        )
+        return "active" if is_active else "withdrawn"
+
+
+def run_closed(run: Run) -> RunClosedError:
+    """Return the error of a creation whose run was deleted."""
+    return RunClosedError(f"run {run.name} was deleted; create a new one", run=run.name)
+
+
+def _wait_error(run: Run, wait: Wait) -> TinsmithError:
+    """Return what a creation fails with if it still waits at its deadline."""
+    if wait.reason is WaitReason.FULL:
+        return CapacityExhaustedError(
+            f"{wait.message}; delete a run, or try again later",
+            retry_after_s=10.0,
+            base_model=run.base_model,
+        )
+    return WorkerUnavailableError(wait.message, base_model=run.base_model)

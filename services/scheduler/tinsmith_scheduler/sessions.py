@@ -1,0 +1,208 @@
+"""Sessions: alive for as long as their client says so.
+
+A heartbeat is noted in memory only. A scheduler that restarts gives every active session one whole
+timeout, which is what a client that heartbeats needs and no more than a dead one costs. A session
+is needed to create things: its sampling sessions end with it, its runs are merely parked and may be
+used from another session of the project.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from tinsmith.names import SessionName
+from tinsmith_runtime.errors import SessionFinishedError, SessionNotFoundError
+from tinsmith_runtime.sql import Database
+
+from tinsmith_scheduler.metrics import ACTIVE_SESSIONS, ENDED_SESSIONS
+from tinsmith_scheduler.records import NewSession, RequestIdentity, Session, SessionState
+from tinsmith_scheduler.run_store import owe_parking
+from tinsmith_scheduler.store import answer_once
+from tinsmith_scheduler.tables import sampling_sessions, sessions
+
+
+@dataclass(slots=True)
+class _Live:
+    session: Session
+    heartbeat_s: float
+
+
+class Sessions:
+    """The sessions of all projects.
+
+    Args:
+        database: Where they are kept.
+        timeout_s: Life of a session without a heartbeat.
+        clock: Monotonic seconds.
+        wall_clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        timeout_s: float,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._live: dict[str, _Live] = {}
+
+    async def load(self) -> None:
+        """Give every active session one timeout from now; call once, before serving."""
+        query = sa.select(sessions).where(sessions.c.state == SessionState.ACTIVE.value)
+        active = await self._database.read(
+            lambda connection: [_session(row) for row in connection.execute(query)]
+        )
+        self._live = {session.name: _Live(session, self._clock()) for session in active}
+        ACTIVE_SESSIONS.set(len(self._live))
+
+    async def create(
+        self, new: NewSession, request: RequestIdentity, encode: Callable[[Session], bytes]
+    ) -> bytes:
+        """Open a session and return it encoded.
+
+        Raises:
+            RequestIdReusedError: If the request id was used with another body.
+        """
+        session = Session(
+            name=str(SessionName(new.project, f"ses-{secrets.token_hex(6)}")),
+            project=new.project,
+            state=SessionState.ACTIVE,
+            display_name=new.display_name,
+            labels=new.labels,
+            client_version=new.client_version,
+            create_time_s=self._wall_clock(),
+        )
+        response = encode(session)
+
+        def insert(connection: sa.Connection) -> bytes:
+            connection.execute(
+                sa.insert(sessions).values(
+                    name=session.name,
+                    project=session.project,
+                    state=session.state.value,
+                    display_name=session.display_name,
+                    labels=dict(session.labels),
+                    client_version=session.client_version,
+                    create_time_s=session.create_time_s,
+                )
+            )
+            return response
+
+        # Watched from before the commit: a caller that gives up does not undo it. Should the
+        # request turn out to be a repeat, the session that was not made is dropped below.
+        self._live[session.name] = _Live(session, self._clock())
+        try:
+            answer = await answer_once(
+                self._database, request, insert, now_s=session.create_time_s
+            )
+        except Exception:
+            del self._live[session.name]
+            raise
+        if answer != response:
+            del self._live[session.name]
+        ACTIVE_SESSIONS.set(len(self._live))
+        return answer
+
+    async def heartbeat(self, name: SessionName) -> Session:
+        """Keep a session alive.
+
+        Raises:
+            SessionNotFoundError: If there is no such session.
+            SessionFinishedError: If it was finished, or lost its heartbeat.
+        """
+        live = self._live.get(str(name))
+        if live is None:
+            session = await self._read(name)
+            raise _finished(session.name, session.state)
+        live.heartbeat_s = self._clock()
+        return live.session
+
+    async def finish(self, name: SessionName, outcome: str) -> Session:
+        """End a session; repeating it succeeds.
+
+        Raises:
+            SessionNotFoundError: If there is no such session.
+        """
+        await self._end(str(name), SessionState.FINISHED, outcome)
+        return await self._read(name)
+
+    async def expire_overdue(self) -> int:
+        """End the sessions whose heartbeat stopped; return how many."""
+        overdue = [
+            name
+            for name, live in self._live.items()
+            if self._clock() - live.heartbeat_s > self._timeout_s
+        ]
+        for name in overdue:
+            await self._end(name, SessionState.EXPIRED, "")
+        return len(overdue)
+
+    async def _end(self, name: str, state: SessionState, outcome: str) -> None:
+        def write(connection: sa.Connection) -> bool:
+            ended = connection.execute(
+                sa.update(sessions)
+                .where(sessions.c.name == name, sessions.c.state == SessionState.ACTIVE.value)
+                .values(state=state.value, outcome=outcome)
+            )
+            if ended.rowcount == 0:
+                return False
+            connection.execute(
+                sa.delete(sampling_sessions).where(sampling_sessions.c.session == name)
+            )
+            owe_parking(connection, name)
+            return True
+
+        was_active = await self._database.write(write)
+        self._live.pop(name, None)
+        ACTIVE_SESSIONS.set(len(self._live))
+        if was_active:
+            ENDED_SESSIONS.labels(state.value).inc()
+
+    async def _read(self, name: SessionName) -> Session:
+        return await self._database.read(lambda connection: _get_session(connection, name))
+
+
+def require_active(connection: sa.Connection, name: SessionName) -> Session:
+    """Return a session that things may be created in.
+
+    Raises:
+        SessionNotFoundError: If there is no such session.
+        SessionFinishedError: If it was finished, or lost its heartbeat.
+    """
+    session = _get_session(connection, name)
+    if session.state is not SessionState.ACTIVE:
+        raise _finished(session.name, session.state)
+    return session
+
+
+def session_not_found(name: SessionName) -> SessionNotFoundError:
+    """Return the error of a session that does not exist, or is not the caller's."""
+    return SessionNotFoundError(f"session {name} does not exist; create one", session=name)
+
+
+def _get_session(connection: sa.Connection, name: SessionName) -> Session:
+    row = connection.execute(sa.select(sessions).where(sessions.c.name == str(name))).first()
+    if row is None:
+        raise session_not_found(name)
+    return _session(row)
+
+
+def _finished(name: str, state: SessionState) -> SessionFinishedError:
+    why = "lost its heartbeat" if state is SessionState.EXPIRED else "was finished"
+    return SessionFinishedError(
+        f"session {name} {why}; create a new one", session=name, state=state.value
+    )
+
+
+def _session(row: sa.Row[tuple[object, ...]]) -> Session:
+    values = dict(row._mapping)
+    del values["outcome"]
+    return Session(**{**values, "state": SessionState(values["state"])})

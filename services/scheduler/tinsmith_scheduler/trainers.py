@@ -1,0 +1,28 @@
+"""What the scheduler needs of trainers, as the domain sees it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tinsmith_scheduler.records import Adapter, ReleaseMode
+
+
+class Trainers(Protocol):
+    """Calls to trainers; all raise the trainer's own `TinsmithError`.
+
+    A trainer that does not answer is `WorkerUnavailableError`.
+    """
+
+    async def adopt_run(
+        self, address: str, *, run: str, epoch: int, base_model: str, adapter: Adapter
+    ) -> None:
+        """Have a trainer take over a run."""
+        ...
+
+    async def release_run(self, address: str, *, run: str, epoch: int, mode: ReleaseMode) -> None:
+        """Have a trainer give up a run."""
+        ...
+
+    async def get_checkpoint_model(self, address: str, checkpoint: str) -> str:
+        """Return the base model of a checkpoint, which proves that it exists."""
+        ...

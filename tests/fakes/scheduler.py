@@ -1,0 +1,72 @@
+"""A scheduler that knows some keys and sampling sessions, to test another pod on its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import duration_pb2
+
+from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith_runtime.auth import USER_SCOPE, ApiKey
+from tinsmith_runtime.errors import (
+    KeyInvalidError,
+    KeyRevokedError,
+    SamplingSessionNotFoundError,
+)
+from tinsmith_runtime.auth import Authenticator, Caller
+from tinsmith_runtime.server import PodServer, ServerConfig
+
+POD_KEY = "pod-key-of-the-tests"
+
+
+class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Knows the keys and sessions that a test gives it."""
+
+    def __init__(self) -> None:
+        self.projects: dict[str, str] = {}
+        self.revoked: set[str] = set()
+        self.sampling_sessions: dict[str, scheduler_pb2.SamplingSession] = {}
+        self.workers: dict[str, scheduler_pb2.Worker] = {}
+        self.server = PodServer(
+            ServerConfig(drain_timeout_s=0.1),
+            domain="scheduler.tinsmith",
+            authenticator=Authenticator(self, pod_key=POD_KEY),
+        )
+        self.server.add(scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, self)
+
+    def new_key(self, project: str) -> str:
+        """Return a key of a project."""
+        key = ApiKey.generate()
+        self.projects[key.key_id] = project
+        return str(key)
+
+    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+        if key_id in self.revoked:
+            raise KeyRevokedError("the key was revoked")
+        if key_id not in self.projects:
+            raise KeyInvalidError("the key is unknown")
+        return Caller(self.projects[key_id], frozenset({USER_SCOPE}), key_id)
+
+    async def VerifyKey(self, request: Any, context: Any) -> scheduler_pb2.VerifyKeyResponse:
+        caller = await self.verify(request.key_id, request.secret_sha256)
+        return scheduler_pb2.VerifyKeyResponse(project=caller.project, scopes=caller.scopes)
+
+    async def RegisterWorker(self, request: Any, context: Any) -> scheduler_pb2.Worker:
+        self.workers[request.worker.name] = request.worker
+        request.worker.heartbeat_interval.CopyFrom(duration_pb2.Duration(seconds=5))
+        return request.worker
+
+    async def HeartbeatWorker(self, request: Any, context: Any) -> scheduler_pb2.Worker:
+        return self.workers[request.name]
+
+    async def GetSamplingSession(
+        self, request: Any, context: Any
+    ) -> scheduler_pb2.SamplingSession:
+        if request.name not in self.sampling_sessions:
+            raise SamplingSessionNotFoundError(f"{request.name} does not exist", name=request.name)
+        return self.sampling_sessions[request.name]
+
+
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    """Return the call metadata that carries a key."""
+    return (("authorization", f"Bearer {key}"),)
