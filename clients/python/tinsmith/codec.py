@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
-from google.protobuf import timestamp_pb2
-
 from tinsmith import tensors
 from tinsmith import types as t
 from tinsmith.v1 import (
@@ -139,7 +137,7 @@ def decode_checkpoint(message: trainer_pb2.Checkpoint) -> t.Checkpoint:
         sequence_number=message.sequence_number,
         size_bytes=message.size_bytes,
         manifest_uri=message.manifest_uri,
-        create_time=_decode_time(message, "create_time"),
+        create_time=_decode_time(message),
         labels=dict(message.labels),
     )
 
@@ -168,7 +166,7 @@ def decode_run(message: scheduler_pb2.TrainingRun) -> t.RunInfo:
         display_name=message.display_name,
         labels=dict(message.labels),
         session=message.session,
-        create_time=_decode_time(message, "create_time"),
+        create_time=_decode_time(message),
     )
 
 
@@ -225,9 +223,8 @@ def _enum_word(name: str, prefix: str) -> str:
 
 
 def _decode_time(
-    message: trainer_pb2.Checkpoint | scheduler_pb2.TrainingRun, field: str
+    message: trainer_pb2.Checkpoint | scheduler_pb2.TrainingRun,
 ) -> datetime.datetime | None:
-    if not message.HasField("create_time") or field != "create_time":
+    if not message.HasField("create_time"):
         return None
-    timestamp: timestamp_pb2.Timestamp = message.create_time
-    return timestamp.ToDatetime(tzinfo=datetime.UTC)
+    return message.create_time.ToDatetime(tzinfo=datetime.UTC)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tinsmith.background import BackgroundLoop
-from tinsmith.errors import OperationTimeoutError, TinsmithError
+from tinsmith.errors import ClientClosedError, OperationTimeoutError, TinsmithError
 from tinsmith.types import OperationMetadata
 
 T = TypeVar("T")
@@ -47,13 +49,7 @@ class ResultFuture(Generic[T]):
                 for. The operation goes on, and `result` may be called again.
             TinsmithError: If the operation failed.
         """
-        if self._background.is_current_thread and not self._future.done():
-            raise RuntimeError("result() inside the client's own event loop; await instead")
-        timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
-        done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
-        if not done:
-            raise self._timeout_error(timeout_s, self._background.call(self._describe()))
-        self._note_seen()
+        self._wait(timeout_s)
         return self._outcome()
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
@@ -62,16 +58,8 @@ class ResultFuture(Generic[T]):
         Raises:
             OperationTimeoutError: If neither arrived in time.
         """
-        try:
-            self.result(timeout_s)
-        except OperationTimeoutError:
-            if not self._future.done():
-                raise
-        except (TinsmithError, concurrent.futures.CancelledError):
-            pass
-        if self._future.cancelled():
-            return concurrent.futures.CancelledError()
-        return self._future.exception()
+        self._wait(timeout_s)
+        return self._failure()
 
     async def result_async(self, timeout_s: float | None = None) -> T:
         """Wait for the result without blocking the running event loop, and return it.
@@ -84,17 +72,31 @@ class ResultFuture(Generic[T]):
         if not await _wait_done(self._future, timeout_s):
             waiting_for = await self._background.acall(self._describe())
             raise self._timeout_error(timeout_s, waiting_for)
-        self._note_seen()
         return self._outcome()
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result_async().__await__()
 
+    def _wait(self, timeout_s: float | None) -> None:
+        if self._background.is_current_thread and not self._future.done():
+            raise RuntimeError("a blocking wait inside the client's own event loop; await instead")
+        timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
+        done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
+        if not done:
+            raise self._timeout_error(timeout_s, self._background.call(self._describe()))
+
+    def _failure(self) -> BaseException | None:
+        self._note_seen()
+        if self._future.cancelled():
+            return ClientClosedError(f"{self._what}: the client was closed")
+        error = self._future.exception()
+        # Each raise adds its frames to the trace; start anew for each look.
+        return error if error is None else error.with_traceback(None)
+
     def _outcome(self) -> T:
-        error = None if self._future.cancelled() else self._future.exception()
-        if isinstance(error, TinsmithError):
-            # The trace grows by the frames of each raise; start anew for each look.
-            raise error.with_traceback(None)
+        error = self._failure()
+        if error is not None:
+            raise error
         return self._future.result()
 
     def _timeout_error(self, timeout_s: float, waiting_for: str) -> OperationTimeoutError:
@@ -113,6 +115,24 @@ class ResultFuture(Generic[T]):
         """Note that the caller's code learns the outcome now."""
 
 
+@dataclass(slots=True)
+class Outcome:
+    """What the caller can know about an operation; shared by its future and its run."""
+
+    known: bool = False
+    """Whether the server's answer arrived."""
+    failed: bool = False
+    seen: bool = False
+    """Whether the caller's code looked at it."""
+    closes_accumulation: bool = False
+    """Whether the gradient was applied or cleared, so that failures before it are history."""
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the caller knows it: a success that arrived, or a failure looked at."""
+        return self.known and (self.seen or not self.failed)
+
+
 class OperationFuture(ResultFuture[T]):
     """The result of one operation of a run.
 
@@ -120,6 +140,7 @@ class OperationFuture(ResultFuture[T]):
         sequence_number: The operation's place in the run's order.
         kind: `forward`, `forward_backward`, `optim_step`, `save_checkpoint` or `load_checkpoint`.
         operation_name: Resource name of the operation.
+        outcome: What the caller can know about it.
     """
 
     def __init__(
@@ -130,7 +151,7 @@ class OperationFuture(ResultFuture[T]):
         sequence_number: int,
         operation_name: str,
         default_timeout_s: float,
-        refresh: Callable[[OperationFuture[Any]], Awaitable[None]],
+        refresh: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(
             background, what=f"{kind} {operation_name}", default_timeout_s=default_timeout_s
@@ -138,74 +159,49 @@ class OperationFuture(ResultFuture[T]):
         self.kind = kind
         self.sequence_number = sequence_number
         self.operation_name = operation_name
+        self.outcome = Outcome()
         self._refresh = refresh
         self._metadata: OperationMetadata | None = None
-        self._outcome_known = False
-        self._seen = False
 
     @property
     def metadata(self) -> OperationMetadata | None:
         """How the operation stood when the server was last heard; None before that."""
         return self._metadata
 
-    @property
-    def is_observed(self) -> bool:
-        """Whether the caller knows the outcome: a success that arrived, a failure looked at."""
-        if not self._outcome_known or not self._future.done():
-            return False
-        return self._seen or self._future.exception() is None
-
     def deliver_metadata(self, metadata: OperationMetadata) -> None:
         """Note how the operation stands. Used by the run."""
         self._metadata = metadata
 
-    def deliver(self, value: T) -> None:
+    def deliver(self, value: T, *, closes_accumulation: bool) -> None:
         """Set the result. Used by the run."""
-        self._outcome_known = True
+        self.outcome.closes_accumulation = closes_accumulation
+        self.outcome.known = True
         self._future.set_result(value)
 
-    def deliver_error(self, error: Exception, *, outcome_known: bool) -> None:
+    def deliver_error(
+        self, error: Exception, *, known: bool, closes_accumulation: bool = False
+    ) -> None:
         """Set the failure. Used by the run.
 
         Args:
             error: What `result` raises.
-            outcome_known: False if the operation may yet succeed on the server.
+            known: False if the operation may yet succeed on the server.
+            closes_accumulation: Whether the server cleared the gradient.
         """
-        self._outcome_known = outcome_known
+        self.outcome.failed = True
+        self.outcome.closes_accumulation = closes_accumulation
+        self.outcome.known = known
         self._future.set_exception(error)
 
     async def _describe(self) -> str:
-        await self._refresh(self)
+        await self._refresh()
         if self._metadata is None:
             return "the operation was not accepted yet"
         state = self._metadata.state
         return f"{state}, {self._metadata.waiting_for}" if self._metadata.waiting_for else state
 
     def _note_seen(self) -> None:
-        self._seen = True
-
-
-class MappedFuture(OperationFuture[T]):
-    """An operation's future whose result is finished on the client."""
-
-    def __init__(self, inner: OperationFuture[Any], transform: Callable[[Any], T]) -> None:
-        self.__dict__.update(inner.__dict__)
-        self._inner = inner
-        self._transform = transform
-
-    @property
-    def metadata(self) -> OperationMetadata | None:
-        """How the operation stood when the server was last heard; None before that."""
-        return self._inner.metadata
-
-    def _note_seen(self) -> None:
-        self._inner._note_seen()
-
-    def _outcome(self) -> T:
-        return self._transform(self._inner._outcome())
-
-    async def _describe(self) -> str:
-        return await self._inner._describe()
+        self.outcome.seen = True
 
 
 async def _wait_done(future: concurrent.futures.Future[Any], timeout_s: float) -> bool:
@@ -214,7 +210,7 @@ async def _wait_done(future: concurrent.futures.Future[Any], timeout_s: float) -
     event = asyncio.Event()
 
     def wake(_: concurrent.futures.Future[Any]) -> None:
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # The caller's loop was closed meanwhile.
             loop.call_soon_threadsafe(event.set)
 
     future.add_done_callback(wake)
@@ -223,12 +219,3 @@ async def _wait_done(future: concurrent.futures.Future[Any], timeout_s: float) -
     except TimeoutError:
         return future.done()
     return True
-
-
-def gather_coroutines(coroutines: list[Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, list[T]]:
-    """Return one coroutine that runs all at once."""
-
-    async def run() -> list[T]:
-        return list(await asyncio.gather(*coroutines))
-
-    return run()

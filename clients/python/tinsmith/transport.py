@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 _RELOCATE_INTERVAL_S = 0.5
-_PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
+PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
 
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -136,7 +136,7 @@ class Backoff:
             now: A monotonic clock. The budget runs from the first failure.
         """
         is_timeout = isinstance(error, DeadlineExceededError) and self.repeatable
-        passing = error.code in _PASSING_CODES or error.retry_after_s is not None or is_timeout
+        passing = error.code in PASSING_CODES or error.retry_after_s is not None or is_timeout
         if isinstance(error, ClientClosedError) or not passing:
             return None
         if self._started_at is None:
@@ -208,7 +208,6 @@ class Transport:
         *,
         timeout_s: float | None = None,
         repeatable: bool = True,
-        before_attempt: Callable[[], Awaitable[None]] | None = None,
     ) -> Response:
         """Send a request, again after passing failures, until the retry budget is used up.
 
@@ -218,7 +217,6 @@ class Transport:
             request: The same bytes, with the same request id, go out each time.
             timeout_s: Deadline of each attempt; the settings' `call_timeout_s` by default.
             repeatable: Whether a call that ran into its deadline may be sent again.
-            before_attempt: Awaited before each attempt but the first.
 
         Raises:
             TinsmithError: If the call fails for good, or the budget is used up.
@@ -233,10 +231,8 @@ class Transport:
                     raise backoff.gave_up(error, time.monotonic()) from error.__cause__
                 _LOG.debug("call is sent again", extra={"error": str(error), "delay_s": delay_s})
                 await asyncio.sleep(delay_s)
-                if error.code in _PASSING_CODES:
+                if error.retry_after_s is None or error.code in PASSING_CODES:
                     await endpoint.relocate()
-            if before_attempt is not None:
-                await before_attempt()
 
     async def close(self) -> None:
         """Close all channels."""

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from tinsmith_engine import LoraConfig, RunState
+from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import (
@@ -18,7 +19,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import CheckpointRecord, Ledger
 from tinsmith_runtime.storage import ObjectStore
-from tinsmith_trainer import codec, state_files
+from tinsmith_trainer import state_files
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.registry import checkpoint_attributes
 from tinsmith_trainer.work import LoadCheckpointWork, SaveCheckpointWork
@@ -188,7 +189,7 @@ def checkpoint_not_found(name: str) -> NotFoundError:
 
 def _shape_of(adapter: str) -> tuple[object, ...]:
     """Return what must agree for one run to take the weights of another; seeds need not."""
-    config = codec.adapter_from_json(adapter)
+    config = engine_codec.adapter_from_json(adapter)
     if isinstance(config, LoraConfig):
         return (
             config.rank,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,24 +14,21 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from tinsmith import names
-from tinsmith.tensors import TensorFormatError, decode_tensor, encode_tensor
-from tinsmith.v1 import models_pb2, trainer_pb2, trajectories_pb2
-from tinsmith_engine import (
-    AdamParams,
-    AdapterConfig,
-    Datum,
-    ForwardResult,
-    FullConfig,
-    LoraConfig,
-    ModelInfo,
-    OptimStepResult,
+from tinsmith.tensors import encode_tensor
+from tinsmith.v1 import trainer_pb2, trajectories_pb2
+from tinsmith_engine import AdamParams, Datum, ForwardResult, OptimStepResult
+from tinsmith_engine.codec import (
+    adapter_from_json,
+    decode_array,
+    decode_input,
+    encode_adapter,
+    given_fields,
 )
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
     MissingLossInputError,
     NotFiniteInputError,
-    ShapeMismatchError,
     TinsmithError,
 )
 from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
@@ -161,61 +157,6 @@ class StoredCodec:
         return status
 
 
-def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
-    """Return what a run trains.
-
-    Raises:
-        InvalidFieldError: If neither kind is set.
-    """
-    match message.WhichOneof("kind"):
-        case "full":
-            return FullConfig()
-        case "lora":
-            return LoraConfig(**{"rank": 32, "seed": 0, **_given_fields(message.lora)})
-        case _:
-            raise InvalidFieldError("adapter", "must hold lora or full")
-
-
-def encode_adapter(config: AdapterConfig) -> models_pb2.AdapterConfig:
-    """Return the message of what a run trains."""
-    if isinstance(config, FullConfig):
-        return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
-    fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
-    return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**fields))
-
-
-def adapter_to_json(config: AdapterConfig) -> str:
-    """Return the stored form of what a run trains."""
-    if isinstance(config, FullConfig):
-        return json.dumps({"kind": "full"})
-    fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
-    return json.dumps({"kind": "lora", **fields}, sort_keys=True)
-
-
-def adapter_from_json(text: str) -> AdapterConfig:
-    """Return what a run trains from its stored form."""
-    fields = json.loads(text)
-    return FullConfig() if fields.pop("kind") == "full" else LoraConfig(**fields)
-
-
-def encode_model(base_model: str, info: ModelInfo, tokenizer_digest: str) -> Any:
-    """Return the description of a base model."""
-    exactness = {
-        "exact": models_pb2.ModelCapabilities.EXACTNESS_EXACT,
-        "fallback": models_pb2.ModelCapabilities.EXACTNESS_FALLBACK,
-    }[info.exactness]
-    return models_pb2.ModelCapabilities(
-        base_model=base_model,
-        vocabulary_size=info.vocab_size,
-        max_context_tokens=info.max_context_tokens,
-        num_parameters=info.num_parameters,
-        exactness=exactness,
-        family=info.family,
-        numerics_fingerprint=info.fingerprint,
-        tokenizer_digest=tokenizer_digest,
-    )
-
-
 def encode_operation(
     record: OperationRecord, *, is_running: bool, is_held: bool, waiting_for: str
 ) -> operations_pb2.Operation:
@@ -290,24 +231,6 @@ def decode_timeout(request: Any, max_s: float) -> float:
     return min(timeout_s, max_s)
 
 
-def decode_input(message: trajectories_pb2.ModelInput, *, field: str) -> Any:
-    """Return the token ids of a prompt, int64 [T].
-
-    Raises:
-        EmptyBatchError: If it holds no token.
-        InvalidFieldError: If a chunk is not made of tokens.
-    """
-    parts = []
-    for index, chunk in enumerate(message.chunks):
-        path = f"{field}.chunks[{index}]"
-        if chunk.WhichOneof("content") != "tokens":
-            raise InvalidFieldError(path, "must hold tokens; the base model reads no images")
-        parts.append(_decode_array(chunk.tokens, f"{path}.tokens", np.int64))
-    if not sum(part.size for part in parts):
-        raise EmptyBatchError(field, "holds no token")
-    return np.concatenate(parts)
-
-
 def _decode_forward(request: Any, *, is_backward: bool) -> ForwardWork:
     if not request.data:
         raise EmptyBatchError("data", "holds no datum")
@@ -323,42 +246,18 @@ def _decode_datum(message: trajectories_pb2.Datum, path: str) -> Datum:
     target = inputs.pop("target_tokens", None)
     if target is None:
         raise MissingLossInputError(f'{path}.loss_inputs["target_tokens"]', "is required")
-    targets_T = _decode_array(target, f'{path}.loss_inputs["target_tokens"]', np.int64)
+    targets_T = decode_array(target, f'{path}.loss_inputs["target_tokens"]', np.int64)
     loss_inputs = {
-        key: _decode_array(tensor, f'{path}.loss_inputs["{key}"]', np.float32)
+        key: decode_array(tensor, f'{path}.loss_inputs["{key}"]', np.float32)
         for key, tensor in inputs.items()
     }
     return Datum(tokens_T, targets_T, loss_inputs)
 
 
-def _decode_array(message: Any, path: str, dtype: type[np.generic]) -> Any:
-    """Return a 1-D array, converted within its kind: ids stay ids, numbers stay numbers."""
-    try:
-        array = decode_tensor(message)
-    except TensorFormatError as error:
-        raise ShapeMismatchError(path, f"is not a tensor: {error}") from error
-    if array.ndim != 1:
-        raise ShapeMismatchError(path, f"must have shape [T], got {list(array.shape)}")
-    is_float = np.issubdtype(array.dtype, np.floating)
-    if is_float != np.issubdtype(dtype, np.floating):
-        wanted = "float32" if np.issubdtype(dtype, np.floating) else "int64 or int32"
-        raise ShapeMismatchError(path, f"must be {wanted}, got {array.dtype}")
-    return array.astype(dtype, copy=False)
-
-
-def _given_fields(message: Any) -> dict[str, Any]:
-    """Return the optional fields that a message sets; the domain has the defaults of the rest."""
-    return {
-        field.name: getattr(message, field.name)
-        for field in message.DESCRIPTOR.fields
-        if message.HasField(field.name)
-    }
-
-
 def _decode_optim_step(request: trainer_pb2.OptimStepRequest) -> OptimStepWork:
     if not request.adam.HasField("learning_rate"):
         raise InvalidFieldError("adam.learning_rate", "is required")
-    given = _given_fields(request.adam)
+    given = given_fields(request.adam)
     for name, value in given.items():
         _check_hyper_parameter(name, value)
     if request.observed_sequence_number < 0:

@@ -14,6 +14,7 @@ from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
 from tinsmith_engine import Published
+from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
 from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier
@@ -146,7 +147,7 @@ class TrainerPod:
             role=scheduler_pb2.Worker.ROLE_TRAINER,
             address=self._server.address,
             models=[
-                codec.encode_model(name, engine.info, self._tokenizers[name].digest)
+                engine_codec.encode_model(name, engine.info, self._tokenizers[name].digest)
                 for name, engine in sorted(self._host.engines.items())
             ],
             max_runs=self._config.max_runs,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from tinsmith_engine import AdapterConfig, Published
+from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import (
@@ -32,7 +33,7 @@ from tinsmith_runtime.ledger import (
     RunRecord,
 )
 from tinsmith_runtime.storage import ObjectStore
-from tinsmith_trainer import codec, state_files
+from tinsmith_trainer import state_files
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
@@ -131,7 +132,7 @@ class RunRegistry:
             RunRecord(
                 name=name,
                 base_model=base_model,
-                adapter=codec.adapter_to_json(adapter),
+                adapter=engine_codec.adapter_to_json(adapter),
                 epoch=epoch,
             )
         )

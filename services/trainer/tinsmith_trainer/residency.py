@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 
 from tinsmith_engine import Engine, RunState
+from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import (
@@ -23,7 +24,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import Ledger, OperationRecord, OperationState, SnapshotRecord, records
 from tinsmith_runtime.storage import ObjectStore
-from tinsmith_trainer import codec, state_files
+from tinsmith_trainer import state_files
 from tinsmith_trainer.executor import compute_slice
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.metrics import REPLAYED_OPERATIONS, RESIDENT_RUNS, SNAPSHOT_BYTES
@@ -150,7 +151,7 @@ class Residency:
         run.state_sequence_number = 0
         run.replay_cost_s = 0.0
         state = await self._load_snapshot(run)
-        config = codec.adapter_from_json(run.record.adapter)
+        config = engine_codec.adapter_from_json(run.record.adapter)
         await self._make_room(run)
         # A run that was lost half-way may still be there.
         await self._host.call(_drop, run.engine, run.name)
@@ -162,7 +163,7 @@ class Residency:
 
     async def _load_snapshot(self, run: LiveRun) -> RunState | None:
         """Return the newest snapshot that is intact."""
-        config = codec.adapter_from_json(run.record.adapter)
+        config = engine_codec.adapter_from_json(run.record.adapter)
         for record in await self._ledger.list_snapshots(run.name):
             try:
                 manifest, files = await asyncio.to_thread(

@@ -9,6 +9,7 @@ from google.longrunning import operations_pb2
 from tinsmith import names
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 from tinsmith_engine import LOSS_SPECS, validate_batch
+from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.auth import POD_SCOPE, current_caller
 from tinsmith_runtime.errors import (
@@ -67,7 +68,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.TrainerCapabilities:
         return trainer_pb2.TrainerCapabilities(
             models=[
-                codec.encode_model(name, engine.info, self._tokenizer_digests.get(name, ""))
+                engine_codec.encode_model(name, engine.info, self._tokenizer_digests.get(name, ""))
                 for name, engine in sorted(self._host.engines.items())
                 if request.base_model in ("", name)
             ],
@@ -85,7 +86,10 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         current_caller().require_scope(POD_SCOPE)
         name = codec.decode_run(request.run)
         version = await self._registry.adopt(
-            str(name), request.base_model, codec.decode_adapter(request.adapter), request.epoch
+            str(name),
+            request.base_model,
+            engine_codec.decode_adapter(request.adapter),
+            request.epoch,
         )
         return trainer_pb2.AdoptRunResponse(version=version)
 

@@ -1,0 +1,355 @@
+"""The ordered calls of one run: numbered at once, sent in order, answered as they finish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from google.longrunning import operations_pb2
+from google.protobuf import duration_pb2
+
+from tinsmith import codec
+from tinsmith.background import BackgroundLoop
+from tinsmith.errors import (
+    ClientClosedError,
+    InternalError,
+    ResourceExhaustedError,
+    RunUndeliverableError,
+    TinsmithError,
+    decode_status,
+)
+from tinsmith.futures import OperationFuture, Outcome
+from tinsmith.transport import MAX_MESSAGE_BYTES, PASSING_CODES, Backoff, Endpoint, Transport
+from tinsmith.v1 import trainer_pb2
+
+T = TypeVar("T")
+
+OrderedRequest = (
+    trainer_pb2.ForwardRequest
+    | trainer_pb2.ForwardBackwardRequest
+    | trainer_pb2.OptimStepRequest
+    | trainer_pb2.SaveCheckpointRequest
+    | trainer_pb2.LoadCheckpointRequest
+)
+
+_LOG = logging.getLogger(__name__)
+
+_LONG_POLL_S = 20.0
+_STRAGGLER_INTERVAL_S = 2.0
+_MAX_IN_FLIGHT = 64
+_REQUEST_OVERHEAD_BYTES = 4096
+_CLEARING_REASONS = frozenset({"GRADIENT_INCOMPLETE", "NON_FINITE_LOSS"})
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedCall:
+    """What is particular to one kind of operation."""
+
+    kind: str
+    method: str
+    """Name of the method of `TrainerService`."""
+    response: Callable[[], Any]
+    """Makes an empty message of the response type."""
+
+
+FORWARD = OrderedCall("forward", "Forward", trainer_pb2.ForwardResponse)
+FORWARD_BACKWARD = OrderedCall(
+    "forward_backward", "ForwardBackward", trainer_pb2.ForwardBackwardResponse
+)
+OPTIM_STEP = OrderedCall("optim_step", "OptimStep", trainer_pb2.OptimStepResponse)
+SAVE_CHECKPOINT = OrderedCall("save_checkpoint", "SaveCheckpoint", trainer_pb2.Checkpoint)
+LOAD_CHECKPOINT = OrderedCall(
+    "load_checkpoint", "LoadCheckpoint", trainer_pb2.LoadCheckpointResponse
+)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An operation whose result has not arrived."""
+
+    call: OrderedCall
+    request: OrderedRequest
+    future: OperationFuture[Any]
+    decode: Callable[[Any], Any]
+    accepted: bool = False
+
+
+class OperationStream:
+    """Submits the operations of one run and delivers their results.
+
+    `submit` may be called from any thread; all else runs in the background loop.
+    """
+
+    def __init__(
+        self,
+        background: BackgroundLoop,
+        transport: Transport,
+        endpoint: Endpoint,
+        run: str,
+        *,
+        next_sequence_number: int = 1,
+    ) -> None:
+        self._background = background
+        self._transport = transport
+        self._endpoint = endpoint
+        self._run = run
+        self._lock = threading.Lock()
+        self._next_number = next_sequence_number
+        # Both are behind the lock: what the caller can know of operations above the mark.
+        self._observed_mark = next_sequence_number - 1
+        self._outcomes: dict[int, Outcome] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._highest_delivered = 0
+        self._window = asyncio.Semaphore(_MAX_IN_FLIGHT)
+        self._resending: set[int] = set()
+        self._turn_changed = asyncio.Condition()
+        self._broken: TinsmithError | None = None
+        self._poller: asyncio.Task[None] | None = None
+        # The history of a run that is continued is not wanted; its first result gives the place.
+        self._revision: int | None = 0 if next_sequence_number == 1 else None
+        self._stragglers_at = time.monotonic()
+
+    def submit(
+        self, call: OrderedCall, request: OrderedRequest, decode: Callable[[Any], T]
+    ) -> OperationFuture[T]:
+        """Number an operation and queue it for sending; returns at once.
+
+        Args:
+            call: The kind of operation.
+            request: Complete but for request id and numbers, which are set here.
+            decode: Makes the result from the response message.
+
+        Raises:
+            ResourceExhaustedError: If the request is too large to be sent; no number is used.
+            ClientClosedError: If the client was closed.
+        """
+        request.request_id = str(uuid.uuid4())
+        size_bytes = request.ByteSize() + _REQUEST_OVERHEAD_BYTES
+        if size_bytes > MAX_MESSAGE_BYTES:
+            raise ResourceExhaustedError(
+                f"the request has {size_bytes} bytes, at most {MAX_MESSAGE_BYTES} can be sent",
+                reason="BATCH_TOO_LARGE",
+            )
+        with self._lock:
+            number = self._next_number
+            request.sequence_number = number
+            if isinstance(request, trainer_pb2.OptimStepRequest):
+                request.observed_sequence_number = self._advance_observed_mark()
+            future: OperationFuture[T] = OperationFuture(
+                self._background,
+                kind=call.kind,
+                sequence_number=number,
+                operation_name=f"{self._run}/operations/{number}",
+                default_timeout_s=self._transport.settings.operation_timeout_s,
+                refresh=lambda: self._refresh(number),
+            )
+            pending = _Pending(call, request, future, decode)
+            self._background.post(lambda: self._start(number, pending))
+            self._outcomes[number] = future.outcome
+            self._next_number += 1
+        return future
+
+    def close(self) -> None:
+        """Fail what is pending. Runs in the background loop."""
+        error = ClientClosedError(
+            f"the client was closed before the results of {self._run} arrived",
+            remedy="continue the run with Client.get_run(name) of a new Client",
+        )
+        self._broken = self._broken or error
+        for number in list(self._pending):
+            self._fail(number, error, known=False)
+
+    def _advance_observed_mark(self) -> int:
+        for number, outcome in list(self._outcomes.items()):
+            if not outcome.is_observed:
+                continue
+            if outcome.closes_accumulation or number == self._observed_mark + 1:
+                self._observed_mark = number
+        for number in [n for n in self._outcomes if n <= self._observed_mark]:
+            del self._outcomes[number]
+        return self._observed_mark
+
+    def _start(self, number: int, pending: _Pending) -> None:
+        self._pending[number] = pending
+        if self._broken is not None:
+            self._fail(number, self._broken, known=False)
+        else:
+            self._background.spawn(self._send(number, pending))
+
+    async def _send(self, number: int, pending: _Pending) -> None:
+        try:
+            async with self._window:
+                operation = await self._send_in_turn(number, pending)
+        except TinsmithError as error:
+            if error.code in PASSING_CODES or error.retry_after_s is not None:
+                self._break(number, error)
+            elif error.code == "DEADLINE_EXCEEDED":
+                self._break(number, error)
+            else:
+                self._fail(number, error, known=True)
+            return
+        pending.accepted = True
+        self._receive(operation)
+        if self._pending and (self._poller is None or self._poller.done()):
+            self._poller = self._background.spawn(self._poll())
+
+    async def _send_in_turn(self, number: int, pending: _Pending) -> operations_pb2.Operation:
+        """Send until it is accepted. While a lower number is sent again, higher ones hold back.
+
+        Otherwise the queue of a server that refused number n could fill with numbers that wait
+        for n.
+        """
+        backoff = Backoff(self._transport.settings.retry)
+        name = pending.call.method
+        method: Callable[[Any], grpc.aio.UnaryUnaryMultiCallable[Any, Any]]
+        method = lambda connection: getattr(connection.trainer, name)  # noqa: E731
+        try:
+            while True:
+                async with self._turn_changed:
+                    await self._turn_changed.wait_for(lambda: self._has_turn(number))
+                if self._broken is not None:
+                    raise self._broken
+                try:
+                    return await self._transport.call_once(self._endpoint, method, pending.request)
+                except TinsmithError as error:
+                    delay_s = backoff.delay_s(error, time.monotonic())
+                    if delay_s is None:
+                        raise backoff.gave_up(error, time.monotonic()) from error.__cause__
+                    self._resending.add(number)
+                    await asyncio.sleep(delay_s)
+                    if error.code in PASSING_CODES:
+                        await self._endpoint.relocate()
+        finally:
+            self._resending.discard(number)
+            async with self._turn_changed:
+                self._turn_changed.notify_all()
+
+    def _has_turn(self, number: int) -> bool:
+        return self._broken is not None or all(number <= other for other in self._resending)
+
+    def _break(self, number: int, error: TinsmithError) -> None:
+        """Give up the run: `number` was not accepted, so nothing above it can ever run."""
+        if self._broken is None:
+            self._broken = RunUndeliverableError(
+                f"operation {number} of {self._run} could not be delivered: {error.message}",
+                metadata={"sequence_number": str(number)},
+                remedy="check the server, then continue with Client.get_run(name)",
+            )
+            self._broken.__cause__ = error
+        for other in [n for n in self._pending if n >= number]:
+            self._fail(other, self._broken, known=False)
+
+    def _fail(self, number: int, error: TinsmithError, *, known: bool) -> None:
+        pending = self._pending.pop(number, None)
+        if pending is None:
+            return
+        clears = pending.call is OPTIM_STEP and error.reason in _CLEARING_REASONS
+        pending.future.deliver_error(error, known=known, closes_accumulation=known and clears)
+
+    def _receive(self, operation: operations_pb2.Operation) -> None:
+        """Deliver an operation if it is done and awaited, else note how it stands."""
+        number = int(operation.name.rpartition("/")[2])
+        pending = self._pending.get(number)
+        metadata = trainer_pb2.OperationMetadata()
+        if operation.HasField("metadata") and operation.metadata.Unpack(metadata):
+            if operation.done and self._revision is None:
+                self._revision = metadata.revision
+            if pending is not None:
+                pending.future.deliver_metadata(codec.decode_operation_metadata(metadata))
+        if pending is None or not operation.done:
+            return
+        self._highest_delivered = max(self._highest_delivered, number)
+        if operation.HasField("error"):
+            self._fail(number, decode_status(operation.error), known=True)
+            return
+        response = pending.call.response()
+        try:
+            if not operation.response.Unpack(response):
+                raise ValueError(f"the response is a {operation.response.type_url}")
+            value = pending.decode(response)
+        except Exception as error:  # Whatever it is belongs to this one future.
+            _LOG.exception("response not understood")
+            wrapped = InternalError(f"response of {operation.name} not understood: {error}")
+            self._fail(number, wrapped, known=True)
+            return
+        self._pending.pop(number, None)
+        closes = pending.call in (OPTIM_STEP, LOAD_CHECKPOINT)
+        pending.future.deliver(value, closes_accumulation=closes)
+
+    async def _poll(self) -> None:
+        """Receive results until none is awaited."""
+        while any(pending.accepted for pending in self._pending.values()):
+            try:
+                if self._revision is None:
+                    await self._wait_for_lowest()
+                    continue
+                request = trainer_pb2.WaitOperationsRequest(
+                    run=self._run,
+                    after_revision=self._revision,
+                    timeout=duration_pb2.Duration(seconds=int(_LONG_POLL_S)),
+                )
+                response = await self._transport.call(
+                    self._endpoint,
+                    lambda connection: connection.trainer.WaitOperations,
+                    request,
+                    timeout_s=_LONG_POLL_S + self._transport.settings.call_timeout_s,
+                )
+            except TinsmithError as error:
+                for number in [n for n, pending in self._pending.items() if pending.accepted]:
+                    self._fail(number, error, known=False)
+                return
+            for operation in response.operations:
+                self._receive(operation)
+            self._revision = max(self._revision, response.revision)
+            await self._ask_for_stragglers(is_idle=not response.operations)
+
+    async def _wait_for_lowest(self) -> None:
+        number = min(n for n, pending in self._pending.items() if pending.accepted)
+        request = operations_pb2.WaitOperationRequest(
+            name=f"{self._run}/operations/{number}",
+            timeout=duration_pb2.Duration(seconds=int(_LONG_POLL_S)),
+        )
+        operation = await self._transport.call(
+            self._endpoint,
+            lambda connection: connection.operations.WaitOperation,
+            request,
+            timeout_s=_LONG_POLL_S + self._transport.settings.call_timeout_s,
+        )
+        self._receive(operation)
+        if operation.done and self._revision is None:
+            self._revision = 0
+
+    async def _ask_for_stragglers(self, *, is_idle: bool) -> None:
+        """Look up operations that the list may have passed by, one by one."""
+        now = time.monotonic()
+        if not is_idle and now - self._stragglers_at < _STRAGGLER_INTERVAL_S:
+            return
+        self._stragglers_at = now
+        numbers = sorted(n for n, pending in self._pending.items() if pending.accepted)
+        passed = [n for n in numbers if n < self._highest_delivered]
+        for number in passed or (numbers[:1] if is_idle else []):
+            await self._refresh(number)
+
+    async def _refresh(self, number: int) -> None:
+        """Ask the server how one operation stands; deliver it if it is done."""
+        request = operations_pb2.GetOperationRequest(name=f"{self._run}/operations/{number}")
+        try:
+            operation = await self._transport.call_once(
+                self._endpoint,
+                lambda connection: connection.operations.GetOperation,
+                request,
+                timeout_s=min(10.0, self._transport.settings.call_timeout_s),
+            )
+        except TinsmithError as error:
+            pending = self._pending.get(number)
+            if error.code == "NOT_FOUND" and pending is not None and pending.accepted:
+                self._fail(number, error, known=False)
+            return
+        self._receive(operation)

@@ -1,0 +1,110 @@
+"""Protobuf to and from the engine's values, for the pods that share the engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from tinsmith.tensors import TensorFormatError, decode_tensor
+from tinsmith.v1 import models_pb2, trajectories_pb2
+from tinsmith_engine.values import AdapterConfig, FullConfig, LoraConfig, ModelInfo
+from tinsmith_runtime.errors import EmptyBatchError, InvalidFieldError, ShapeMismatchError
+
+
+def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
+    """Return what a run trains.
+
+    Raises:
+        InvalidFieldError: If neither kind is set.
+    """
+    match message.WhichOneof("kind"):
+        case "full":
+            return FullConfig()
+        case "lora":
+            return LoraConfig(**{"rank": 32, "seed": 0, **given_fields(message.lora)})
+        case _:
+            raise InvalidFieldError("adapter", "must hold lora or full")
+
+
+def encode_adapter(config: AdapterConfig) -> models_pb2.AdapterConfig:
+    """Return the message of what a run trains."""
+    if isinstance(config, FullConfig):
+        return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
+    fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
+    return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**fields))
+
+
+def adapter_to_json(config: AdapterConfig) -> str:
+    """Return the stored form of what a run trains."""
+    if isinstance(config, FullConfig):
+        return json.dumps({"kind": "full"})
+    fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
+    return json.dumps({"kind": "lora", **fields}, sort_keys=True)
+
+
+def adapter_from_json(text: str) -> AdapterConfig:
+    """Return what a run trains from its stored form."""
+    fields = json.loads(text)
+    return FullConfig() if fields.pop("kind") == "full" else LoraConfig(**fields)
+
+
+def encode_model(base_model: str, info: ModelInfo, tokenizer_digest: str) -> Any:
+    """Return the description of a base model."""
+    exactness = {
+        "exact": models_pb2.ModelCapabilities.EXACTNESS_EXACT,
+        "fallback": models_pb2.ModelCapabilities.EXACTNESS_FALLBACK,
+    }[info.exactness]
+    return models_pb2.ModelCapabilities(
+        base_model=base_model,
+        vocabulary_size=info.vocab_size,
+        max_context_tokens=info.max_context_tokens,
+        num_parameters=info.num_parameters,
+        exactness=exactness,
+        family=info.family,
+        numerics_fingerprint=info.fingerprint,
+        tokenizer_digest=tokenizer_digest,
+    )
+
+
+def decode_input(message: trajectories_pb2.ModelInput, *, field: str) -> Any:
+    """Return the token ids of a prompt, int64 [T].
+
+    Raises:
+        EmptyBatchError: If it holds no token.
+        InvalidFieldError: If a chunk is not made of tokens.
+    """
+    parts = []
+    for index, chunk in enumerate(message.chunks):
+        path = f"{field}.chunks[{index}]"
+        if chunk.WhichOneof("content") != "tokens":
+            raise InvalidFieldError(path, "must hold tokens; the base model reads no images")
+        parts.append(decode_array(chunk.tokens, f"{path}.tokens", np.int64))
+    if not sum(part.size for part in parts):
+        raise EmptyBatchError(field, "holds no token")
+    return np.concatenate(parts)
+
+
+def decode_array(message: Any, path: str, dtype: type[np.generic]) -> Any:
+    """Return a 1-D array, converted within its kind: ids stay ids, numbers stay numbers."""
+    try:
+        array = decode_tensor(message)
+    except TensorFormatError as error:
+        raise ShapeMismatchError(path, f"is not a tensor: {error}") from error
+    if array.ndim != 1:
+        raise ShapeMismatchError(path, f"must have shape [T], got {list(array.shape)}")
+    is_float = np.issubdtype(array.dtype, np.floating)
+    if is_float != np.issubdtype(dtype, np.floating):
+        wanted = "float32" if np.issubdtype(dtype, np.floating) else "int64 or int32"
+        raise ShapeMismatchError(path, f"must be {wanted}, got {array.dtype}")
+    return array.astype(dtype, copy=False)
+
+
+def given_fields(message: Any) -> dict[str, Any]:
+    """Return the optional fields that a message sets; the domain has the defaults of the rest."""
+    return {
+        field.name: getattr(message, field.name)
+        for field in message.DESCRIPTOR.fields
+        if message.HasField(field.name)
+    }
