@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
+
 from tinsmith import tensors
 from tinsmith import types as t
 from tinsmith.v1 import (
@@ -57,7 +58,9 @@ def encode_adam(value: t.AdamParams) -> trainer_pb2.AdamParams:
     )
 
 
-def encode_sampling_params(value: t.SamplingParams, *, seed: int) -> trajectories_pb2.SamplingParams:
+def encode_sampling_params(
+    value: t.SamplingParams, *, seed: int
+) -> trajectories_pb2.SamplingParams:
     """Return the message of sampling settings.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tinsmith.background import BackgroundLoop
-from tinsmith.errors import ClientClosedError, OperationTimeoutError, TinsmithError
+from tinsmith.errors import ClientClosedError, OperationTimeoutError
 from tinsmith.types import OperationMetadata
 
 T = TypeVar("T")

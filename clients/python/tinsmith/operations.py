@@ -111,6 +111,7 @@ class OperationStream:
         self._resending: set[int] = set()
         self._turn_changed = asyncio.Condition()
         self._broken: TinsmithError | None = None
+        self._broken_from = 0
         self._poller: asyncio.Task[None] | None = None
         # The history of a run that is continued is not wanted; its first result gives the place.
         self._revision: int | None = 0 if next_sequence_number == 1 else None
@@ -162,7 +163,7 @@ class OperationStream:
             f"the client was closed before the results of {self._run} arrived",
             remedy="continue the run with Client.get_run(name) of a new Client",
         )
-        self._broken = self._broken or error
+        self._broken, self._broken_from = error, 0
         for number in list(self._pending):
             self._fail(number, error, known=False)
 
@@ -188,9 +189,8 @@ class OperationStream:
             async with self._window:
                 operation = await self._send_in_turn(number, pending)
         except TinsmithError as error:
-            if error.code in PASSING_CODES or error.retry_after_s is not None:
-                self._break(number, error)
-            elif error.code == "DEADLINE_EXCEEDED":
+            is_passing = error.code in PASSING_CODES or error.code == "DEADLINE_EXCEEDED"
+            if is_passing or error.retry_after_s is not None:
                 self._break(number, error)
             else:
                 self._fail(number, error, known=True)
@@ -214,7 +214,7 @@ class OperationStream:
             while True:
                 async with self._turn_changed:
                     await self._turn_changed.wait_for(lambda: self._has_turn(number))
-                if self._broken is not None:
+                if self._broken is not None and number >= self._broken_from:
                     raise self._broken
                 try:
                     return await self._transport.call_once(self._endpoint, method, pending.request)
@@ -232,7 +232,8 @@ class OperationStream:
                 self._turn_changed.notify_all()
 
     def _has_turn(self, number: int) -> bool:
-        return self._broken is not None or all(number <= other for other in self._resending)
+        is_lost = self._broken is not None and number >= self._broken_from
+        return is_lost or all(number <= other for other in self._resending)
 
     def _break(self, number: int, error: TinsmithError) -> None:
         """Give up the run: `number` was not accepted, so nothing above it can ever run."""
@@ -243,6 +244,7 @@ class OperationStream:
                 remedy="check the server, then continue with Client.get_run(name)",
             )
             self._broken.__cause__ = error
+            self._broken_from = number
         for other in [n for n in self._pending if n >= number]:
             self._fail(other, self._broken, known=False)
 

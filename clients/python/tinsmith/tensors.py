@@ -31,7 +31,9 @@ def encode_tensor(array: NDArray[np.generic]) -> tensors_pb2.Tensor:
     """
     wire = _WIRE_DTYPES.get(array.dtype.newbyteorder("<"))
     if wire is None:
-        raise TensorFormatError(f"dtype {array.dtype} has no wire form; use float32, int32 or int64")
+        raise TensorFormatError(
+            f"dtype {array.dtype} has no wire form; use float32, int32 or int64"
+        )
     data = np.ascontiguousarray(array, dtype=_DTYPES[wire]).tobytes()
     return tensors_pb2.Tensor(dtype=wire, shape=array.shape, data=data)
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tinsmith_runtime.errors import CheckpointIncompatibleError
 from torch import Tensor
 
 from tinsmith_engine.linear import UnitSpec
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.values import AdapterConfig, FullConfig, LoraConfig
+from tinsmith_runtime.errors import CheckpointIncompatibleError
 
 _PEFT_PREFIX = "base_model.model."
 

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec
+from tinsmith_engine.values import AdamParams, Datum, ModelInfo
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
@@ -23,9 +26,6 @@ from tinsmith_runtime.errors import (
     TokenOutOfVocabularyError,
     UnknownLossError,
 )
-
-from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec
-from tinsmith_engine.values import AdamParams, Datum, ModelInfo
 
 
 def validate_batch(

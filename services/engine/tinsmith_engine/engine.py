@@ -14,12 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tinsmith_runtime.errors import (
-    CheckpointIncompatibleError,
-    NoGradientError,
-    NonFiniteLossError,
-    OutOfMemoryError,
-)
 from torch import Tensor
 
 from tinsmith_engine.adam import adamw_
@@ -43,6 +37,12 @@ from tinsmith_engine.values import (
     RunState,
 )
 from tinsmith_engine.versions import Published, VersionStore
+from tinsmith_runtime.errors import (
+    CheckpointIncompatibleError,
+    NoGradientError,
+    NonFiniteLossError,
+    OutOfMemoryError,
+)
 
 _STATE_TENSORS = ("theta", "m", "v", "grad")
 

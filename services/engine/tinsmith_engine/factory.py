@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tinsmith_runtime.errors import InvalidFieldError
 
 from tinsmith_engine.decoder import Decoder
 from tinsmith_engine.decoder_config import decoder_config, full_layout
@@ -17,6 +16,7 @@ from tinsmith_engine.loading import load_hf_config, read_row, resolve_model, sto
 from tinsmith_engine.models import Model
 from tinsmith_engine.packing import PADDING_RULE
 from tinsmith_engine.values import ModelInfo
+from tinsmith_runtime.errors import InvalidFieldError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

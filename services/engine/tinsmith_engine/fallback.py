@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tinsmith_runtime.errors import ModelNotFoundError
 from torch import Tensor, nn
 
 from tinsmith_engine.head import TokenLossFunction
@@ -25,6 +24,7 @@ from tinsmith_engine.linear import LoraUnit, UnitSpec
 from tinsmith_engine.models import RunTensors, Scores
 from tinsmith_engine.packing import MicroBatch
 from tinsmith_engine.rows import RowLayout
+from tinsmith_runtime.errors import ModelNotFoundError
 
 
 @dataclass(frozen=True, slots=True)

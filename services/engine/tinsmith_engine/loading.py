@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from tinsmith_runtime.errors import CheckpointIncompatibleError, ModelNotFoundError
 from torch import Tensor
 
 from tinsmith_engine.rows import RowLayout
+from tinsmith_runtime.errors import CheckpointIncompatibleError, ModelNotFoundError
 
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 

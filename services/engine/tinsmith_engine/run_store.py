@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from tinsmith_engine.linear import UnitSpec, initialise_lora_, lora_layout
+from tinsmith_engine.models import Model, RunTensors
+from tinsmith_engine.rows import Arena, Row, RowLayout
+from tinsmith_engine.values import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     CapacityExhaustedError,
     InvalidFieldError,
     RunNotFoundError,
 )
-
-from tinsmith_engine.linear import UnitSpec, initialise_lora_, lora_layout
-from tinsmith_engine.models import Model, RunTensors
-from tinsmith_engine.rows import Arena, Row, RowLayout
-from tinsmith_engine.values import AdapterConfig, FullConfig, LoraConfig
 
 MAX_RANK = 128
 

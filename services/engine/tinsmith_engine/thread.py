@@ -1,128 +1,169 @@
-"""The thread that owns the engines: jobs from others, and steps of its own, in turn.
+"""One thread that owns the engines of a process.
 
-Torch sees a single caller, so order is kept and nothing needs a lock. A job is a function that
-somebody waits for. A stepper is a source of endless small work, such as decoding: it is called
-between jobs for as long as it says that there is more, so neither can starve the other.
+The engine takes one caller at a time, and an event loop must never compute; so everything that
+touches an engine is a job on this thread. Steppers are engines with work of their own, such as a
+sampler between tokens: they get a turn after every job, and jobs get one after every round of
+steps, so neither side waits for the other to run dry.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from tinsmith_runtime.errors import DrainingError
+
 logger = logging.getLogger(__name__)
 
-ParametersT = ParamSpec("ParametersT")
+ArgsT = ParamSpec("ArgsT")
 ResultT = TypeVar("ResultT")
-Stepper = Callable[[], bool]
-FailureHandler = Callable[[Exception], None]
+
+
+@dataclass(slots=True)
+class _Stepper:
+    step: Callable[[], bool]
+    on_error: Callable[[Exception], None] | None
+    has_work: bool = True
 
 
 class EngineThread:
-    """One daemon thread.
+    """Runs jobs in the order of their submission, and steppers between them.
 
     Args:
-        num_threads: Threads that torch uses inside an operation; None leaves torch's own choice.
+        num_threads: Threads of one torch operation; None leaves torch's own choice.
+        name: Name of the thread.
     """
 
-    def __init__(self, *, num_threads: int | None = None) -> None:
+    def __init__(self, *, num_threads: int | None = None, name: str = "engine") -> None:
         self._num_threads = num_threads
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._steppers: list[tuple[Stepper, FailureHandler]] = []
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._changed = threading.Condition()
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._steppers: list[_Stepper] = []
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(
-        self,
-        function: Callable[ParametersT, ResultT],
-        *args: ParametersT.args,
-        **kwargs: ParametersT.kwargs,
+        self, function: Callable[ArgsT, ResultT], *args: ArgsT.args, **kwargs: ArgsT.kwargs
     ) -> Future[ResultT]:
-        """Run a function on the thread, after the jobs that wait already.
+        """Queue a call and return the future of its result or exception.
 
         Raises:
-            RuntimeError: If the thread was closed.
+            DrainingError: The thread was closed.
         """
-        if self._is_closed:
-            raise RuntimeError("the engine thread is closed")
         future: Future[ResultT] = Future()
-
-        def job() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function(*args, **kwargs)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._jobs.put(job)
+        with self._changed:
+            if self._is_closing:
+                raise DrainingError("the engine is shutting down; send the request again")
+            self._jobs.append((future, lambda: function(*args, **kwargs)))
+            self._changed.notify()
         return future
 
-    def add_stepper(self, step: Stepper, on_failure: FailureHandler) -> None:
-        """Call `step` between jobs while it returns True; `wake` makes it be asked again.
+    def add_stepper(
+        self,
+        step: Callable[[], bool],
+        on_error: Callable[[Exception], None] | None = None,
+    ) -> None:
+        """Call `step` between jobs for as long as it returns True, that is, has work left.
 
-        Args:
-            step: Does a little work; returns whether there is more.
-            on_failure: Told of an exception of `step`, on this thread; stepping goes on.
+        After a False it rests until `wake` or the next job. An exception is logged and given to
+        `on_error`; the stepper then rests likewise.
         """
-        self.submit(self._steppers.append, (step, on_failure)).result()
+        with self._changed:
+            self._steppers.append(_Stepper(step, on_error))
+            self._changed.notify()
 
     def wake(self) -> None:
-        """Have the steppers asked whether they have work."""
-        self._jobs.put(_nothing)
+        """Ask all steppers again whether they have work."""
+        with self._changed:
+            self._wake_steppers()
+            self._changed.notify()
 
-    def close(self, timeout_s: float) -> None:
-        """Finish the jobs that wait, and end.
+    def close(self, timeout_s: float) -> bool:
+        """Finish queued jobs, take no new ones, stop.
 
-        Raises:
-            TimeoutError: If a job runs longer than this.
+        Args:
+            timeout_s: How long to wait for the thread to end; jobs that have not begun by then
+                are cancelled.
+
+        Returns:
+            Whether the thread ended in time.
         """
-        self._is_closed = True
-        self._jobs.put(None)
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
         self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the engine thread still runs a job after {timeout_s:g} s")
+        with self._changed:
+            while self._jobs:
+                self._jobs.popleft()[0].cancel()
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
-        has_more = False
         while True:
-            try:
-                job = self._jobs.get(block=not has_more)
-            except queue.Empty:
-                job = _nothing
-            if job is None:
-                return
-            job()
-            has_more = self._step_all()
+            with self._changed:
+                while not (self._jobs or self._is_closing or self._is_stepping()):
+                    self._changed.wait()
+                if self._is_closing and not self._jobs:
+                    return
+                job = self._jobs.popleft() if self._jobs else None
+                ready = [stepper for stepper in self._steppers if stepper.has_work]
+            if job is not None:
+                _run_job(*job)
+                with self._changed:
+                    # A job may have given any stepper something to do.
+                    self._wake_steppers()
+                    ready = list(self._steppers)
+                # A result must not be kept alive by an idle thread.
+                job = None
+            for stepper in ready:
+                self._step(stepper)
 
-    def _step_all(self) -> bool:
-        has_more = False
-        for step, on_failure in self._steppers:
-            try:
-                has_more = step() or has_more
-            except Exception as error:
-                logger.exception("a step on the engine thread failed")
-                self._tell(on_failure, error)
-        return has_more
+    def _is_stepping(self) -> bool:
+        return any(stepper.has_work for stepper in self._steppers)
 
-    @staticmethod
-    def _tell(on_failure: FailureHandler, error: Exception) -> None:
+    def _wake_steppers(self) -> None:
+        for stepper in self._steppers:
+            stepper.has_work = True
+
+    def _step(self, stepper: _Stepper) -> None:
+        with self._changed:
+            # Before the call, so that a wake during it is not lost.
+            stepper.has_work = False
+        has_work = False
         try:
-            on_failure(error)
-        except Exception:
-            logger.exception("the handler of a failed step failed")
+            has_work = stepper.step()
+        except Exception as error:
+            logger.exception("engine stepper failed")
+            _notify(stepper, error)
+        if has_work:
+            with self._changed:
+                stepper.has_work = True
 
 
-def _nothing() -> Any:
-    return None
+def _run_job(future: Future[Any], call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _notify(stepper: _Stepper, error: Exception) -> None:
+    if stepper.on_error is None:
+        return
+    try:
+        stepper.on_error(error)
+    except Exception:
+        logger.exception("the owner of a failed engine stepper failed as well")

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinsmith_runtime.errors import VersionNotLoadedError
-
 from tinsmith_engine.models import RunTensors
+from tinsmith_runtime.errors import VersionNotLoadedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,21 @@ def load_config(
         raise ConfigError(f"settings without a value: {', '.join(missing)}") from error
 
 
+def parse_models(text: str) -> dict[str, str]:
+    """Return the directory or hub id of each base model in `name=source,name=source`.
+
+    Raises:
+        ConfigError: If an entry is not `name=source`.
+    """
+    models = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, separator, source = entry.partition("=")
+        if not (name and separator and source):
+            raise ConfigError(f"base_models: {entry!r} is not name=directory")
+        models[name] = source
+    return models
+
+
 def _read_file(path: Path, section: str | None) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text())

@@ -1,8 +1,8 @@
 """Creations in progress: places recorded runs on trainers, in the background.
 
 One task for each run, from its commit to ACTIVE or FAILED. It asks the policy, writes the choice
-down, asks the trainer, and tries again until its deadline; `waiting_for` says in words what it waits
-for. What it writes is conditional, so that a run that is deleted meanwhile stays deleted. A
+down, asks the trainer, and tries again until its deadline; `waiting_for` says in words what it
+waits for. What it writes is conditional, so that a run that is deleted meanwhile stays deleted. A
 scheduler that restarts goes on with every run that it finds unfinished.
 
 A trainer's answer decides: adopted; refused for good (the run fails); full (another trainer is
@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from tinsmith_runtime.errors import (
     AbortedError,
     CapacityExhaustedError,
     ErrorCode,
+    InternalError,
     RunClosedError,
+    StorageFullError,
     TinsmithError,
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sql import Database
-
 from tinsmith_scheduler import run_store
 from tinsmith_scheduler.metrics import PLACEMENT_SECONDS, WAITING_RUNS
 from tinsmith_scheduler.placement import Wait, WaitReason
@@ -36,6 +37,16 @@ from tinsmith_scheduler.workers import Workers
 logger = logging.getLogger(__name__)
 
 _NOT_STARTED = "the scheduler to choose a trainer"
+
+
+class _TrainerFullError(CapacityExhaustedError):
+    """A trainer has no place for a run, and did not take it."""
+
+    def __init__(self, worker: str, message: str) -> None:
+        super().__init__(
+            f"trainer {worker} has no room: {message}", retry_after_s=10.0, worker=worker
+        )
+        self.worker = worker
 
 
 class Creations:
@@ -78,7 +89,7 @@ class Creations:
         for run in await self._database.read(run_store.list_creating):
             self.start(run)
 
-    def start(self, run: Run, *, after: Awaitable[object] | None = None) -> None:
+    def start(self, run: Run, *, after: asyncio.Future[bytes] | None = None) -> None:
         """Place a run.
 
         Args:
@@ -123,11 +134,11 @@ class Creations:
         self._waiting_for.pop(run, None)
         WAITING_RUNS.set(len(self._tasks))
 
-    async def _create(self, run: Run, after: Awaitable[object] | None) -> None:
+    async def _create(self, run: Run, after: asyncio.Future[bytes] | None) -> None:
         begin_s = self._clock()
         if after is not None:
             try:
-                await after
+                await asyncio.shield(after)
             except Exception:
                 # Its caller is told by `Runs.create`.
                 return
@@ -140,15 +151,22 @@ class Creations:
         except Exception:
             outcome = "failed"
             logger.exception("placement failed by a bug", extra={"run": run.name})
-            await self._fail(run, TinsmithError("internal error; the log of the pod has the trace"))
+            await self._fail(run, InternalError("internal error; the log of the pod has the trace"))
         PLACEMENT_SECONDS.labels(outcome).observe(self._clock() - begin_s)
         logger.info("creation ended", extra={"run": run.name, "outcome": outcome})
 
     async def _fail(self, run: Run, error: TinsmithError) -> None:
         encoded_error = self._encode_error(error)
-        await self._database.write(
-            lambda connection: run_store.fail_run(connection, run.name, encoded_error)
-        )
+        while True:
+            try:
+                await self._database.write(
+                    lambda connection: run_store.fail_run(connection, run.name, encoded_error)
+                )
+            except StorageFullError as full:
+                self._waiting_for[run.name] = full.message
+                await asyncio.sleep(self._retry_s)
+            else:
+                return
 
     async def _place_until(self, run: Run, deadline_s: float) -> str:
         """Place a run; return the outcome.
@@ -158,37 +176,39 @@ class Creations:
         """
         refused: set[str] = set()
         while True:
-            placed = await self._database.write(
-                lambda connection: run_store.place_run(
-                    connection, run.name, self._workers.trainers(), refused=refused
-                )
-            )
-            if placed is None:
-                return "withdrawn"
-            if isinstance(placed, Run):
-                try:
+            problem: TinsmithError
+            try:
+                placed = await self._choose(run, refused)
+                if placed is None:
+                    return "withdrawn"
+                if isinstance(placed, Run):
                     return await self._adopt(placed)
-                except CapacityExhaustedError as error:
-                    problem: TinsmithError = error
-                    refused.add(placed.worker)
-                    # Another trainer may have room now.
-                    if self._clock() < deadline_s:
-                        continue
-                except WorkerUnavailableError as error:
-                    problem = error
-            else:
                 problem = _wait_error(run, placed)
                 refused.clear()
+            except _TrainerFullError as error:
+                problem = error
+                refused.add(error.worker)
+                if self._clock() < deadline_s:
+                    # Another trainer may have room now.
+                    continue
+            except (WorkerUnavailableError, StorageFullError) as error:
+                problem = error
             self._waiting_for[run.name] = problem.message
             if self._clock() >= deadline_s:
                 raise problem
             await asyncio.sleep(self._retry_s)
 
+    async def _choose(self, run: Run, refused: set[str]) -> Run | Wait | None:
+        trainers = self._workers.trainers()
+        return await self._database.write(
+            lambda connection: run_store.place_run(connection, run.name, trainers, refused=refused)
+        )
+
     async def _adopt(self, placed: Run) -> str:
         """Have the chosen trainer adopt a run; return the outcome.
 
         Raises:
-            CapacityExhaustedError: If the trainer is full; it does not hold the run.
+            _TrainerFullError: If the trainer is full; it does not hold the run.
             WorkerUnavailableError: If it is not known whether the trainer holds the run.
             TinsmithError: If the run is refused for good.
         """
@@ -212,14 +232,10 @@ class Creations:
                 ) from error
             next_epoch = placed.epoch + 1 if error.code is AbortedError.code else None
             await self._database.write(
-                lambda connection: run_store.unplace_run(
-                    connection, placed, next_epoch=next_epoch
-                )
+                lambda connection: run_store.unplace_run(connection, placed, next_epoch=next_epoch)
             )
             if error.reason == CapacityExhaustedError.reason:
-                raise CapacityExhaustedError(
-                    f"trainer {placed.worker} has no room: {error.message}", worker=placed.worker
-                ) from error
+                raise _TrainerFullError(placed.worker, error.message) from error
             if next_epoch is not None:
                 raise WorkerUnavailableError(error.message, worker=placed.worker) from error
             raise

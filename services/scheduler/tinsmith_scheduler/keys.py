@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
+
 from tinsmith.names import KeyName
 from tinsmith_runtime.auth import ADMIN_SCOPE, USER_SCOPE, ApiKey, Caller
 from tinsmith_runtime.errors import (
@@ -26,7 +27,6 @@ from tinsmith_runtime.errors import (
     ScopeMissingError,
 )
 from tinsmith_runtime.sql import Database
-
 from tinsmith_scheduler.records import Key, KeyState, PageRequest, RequestIdentity
 from tinsmith_scheduler.store import (
     decode_page_token,
@@ -111,9 +111,7 @@ class Keys:
         )
         return key, api_key
 
-    async def list(
-        self, caller: Caller, project: str, page: PageRequest
-    ) -> tuple[list[Key], str]:
+    async def list(self, caller: Caller, project: str, page: PageRequest) -> tuple[list[Key], str]:
         """Return keys of a project, newest first, and the token that goes on.
 
         Raises:
@@ -234,6 +232,4 @@ def _is_known(connection: sa.Connection, request: RequestIdentity) -> bool:
 
 def _key(row: sa.Row[tuple[object, ...]]) -> Key:
     values = dict(row._mapping)
-    return Key(
-        **{**values, "state": KeyState(values["state"]), "scopes": tuple(values["scopes"])}
-    )
+    return Key(**{**values, "state": KeyState(values["state"]), "scopes": tuple(values["scopes"])})

@@ -8,13 +8,11 @@ run, or holds it under a higher epoch, has nothing to release.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from tinsmith_runtime.errors import ErrorCode, TinsmithError
 from tinsmith_runtime.sql import Database
-
 from tinsmith_scheduler import run_store
 from tinsmith_scheduler.metrics import PENDING_RELEASES
 from tinsmith_scheduler.records import Release
@@ -62,40 +60,40 @@ class Reaper:
         self._clock = clock
         self._wall_clock = wall_clock
         self._forget_at_s = clock()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin the rounds."""
-        self._task = asyncio.create_task(self._reap_forever())
+        """Begin the rounds; those that call trainers do not hold up the others."""
+        self._tasks = [
+            asyncio.create_task(self._repeat(self.reap)),
+            asyncio.create_task(self._repeat(self.release)),
+        ]
 
     async def stop(self) -> None:
         """End the rounds."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def reap(self) -> None:
-        """Do one round."""
+        """End sessions that are overdue, forget old answers, bring gauges up to date."""
         await self._sessions.expire_overdue()
-        await self._release_all()
         self._workers.measure()
         if self._clock() >= self._forget_at_s:
             self._forget_at_s = self._clock() + _FORGET_INTERVAL_S
             now_s = self._wall_clock()
-            await self._database.write(
-                lambda connection: forget_requests(connection, now_s=now_s)
-            )
+            await self._database.write(lambda connection: forget_requests(connection, now_s=now_s))
 
-    async def _reap_forever(self) -> None:
+    async def _repeat(self, round_of: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
-                await self.reap()
+                await round_of()
             except Exception:
                 logger.exception("a round of the reaper failed")
             await asyncio.sleep(self._interval_s)
 
-    async def _release_all(self) -> None:
+    async def release(self) -> None:
+        """Ask each trainer that is alive for the releases it owes."""
         pending = await self._database.read(run_store.list_releases)
         PENDING_RELEASES.set(len(pending))
         slots = asyncio.Semaphore(_MAX_CONCURRENT_RELEASES)

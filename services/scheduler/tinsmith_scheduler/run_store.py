@@ -82,11 +82,11 @@ def count_project_runs(connection: sa.Connection, project: str) -> int:
 def count_runs_by_worker(connection: sa.Connection) -> dict[str, int]:
     """Count the runs on each trainer, those that are being adopted included."""
     query = (
-        sa.select(runs.c.worker, sa.func.count())
+        sa.select(runs.c.worker, sa.func.count().label("num_runs"))
         .where(runs.c.state.in_(_HOLDING_STATES), runs.c.worker != "")
         .group_by(runs.c.worker)
     )
-    return {worker: count for worker, count in connection.execute(query)}
+    return {row.worker: row.num_runs for row in connection.execute(query)}
 
 
 def place_run(
@@ -105,9 +105,7 @@ def place_run(
     if run is None or run.state is not RunState.CREATING:
         return None
     num_runs = count_runs_by_worker(connection)
-    candidates = [
-        replace(trainer, num_runs=num_runs.get(trainer.name, 0)) for trainer in trainers
-    ]
+    candidates = [replace(trainer, num_runs=num_runs.get(trainer.name, 0)) for trainer in trainers]
     choice = choose_trainer(run.base_model, candidates, current=run.worker, refused=refused)
     if isinstance(choice, Wait) or choice.worker == run.worker:
         return choice if isinstance(choice, Wait) else run
@@ -154,9 +152,7 @@ def fail_run(connection: sa.Connection, name: str, encoded_error: bytes) -> bool
         return False
     if run.worker:
         owe_release(connection, run, ReleaseMode.DELETE)
-    _update(
-        connection, replace(run, worker="", state=RunState.FAILED, encoded_error=encoded_error)
-    )
+    _update(connection, replace(run, worker="", state=RunState.FAILED, encoded_error=encoded_error))
     return True
 
 
@@ -185,9 +181,7 @@ def delete_run(connection: sa.Connection, run: Run) -> Run:
 
 def owe_parking(connection: sa.Connection, session: str) -> None:
     """Note that the runs of a session are to be parked."""
-    query = sa.select(runs).where(
-        runs.c.session == session, runs.c.state == RunState.ACTIVE.value
-    )
+    query = sa.select(runs).where(runs.c.session == session, runs.c.state == RunState.ACTIVE.value)
     for row in connection.execute(query).all():
         owe_release(connection, _run(row), ReleaseMode.PARK)
 

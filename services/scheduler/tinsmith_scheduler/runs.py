@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from weakref import WeakValueDictionary
 
 import sqlalchemy as sa
+
 from tinsmith.names import RunName
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import (
@@ -23,7 +23,6 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sql import Database
-
 from tinsmith_scheduler import run_store
 from tinsmith_scheduler.creations import Creations
 from tinsmith_scheduler.records import (
@@ -171,21 +170,21 @@ class Runs:
             WorkerUnavailableError: If its trainer could not be reached; nothing was deleted.
         """
         async with self._delete_lock(str(name)):
-            run = await self._database.write(
-                lambda connection: run_store.withdraw_run(connection, str(name))
-            )
+            now_s = self._wall_clock()
+
+            def withdraw(connection: sa.Connection) -> Run | None:
+                record_action(connection, caller, "delete_run", str(name), now_s=now_s)
+                return run_store.withdraw_run(connection, str(name))
+
+            run = await self._database.write(withdraw)
             if run is None:
                 raise run_not_found(name)
             if run.state is RunState.DELETED:
                 return run
             await self._delete_on_trainer(run)
-            now_s = self._wall_clock()
-
-            def delete(connection: sa.Connection) -> Run:
-                record_action(connection, caller, "delete_run", run.name, now_s=now_s)
-                return run_store.delete_run(connection, run)
-
-            return await self._database.write(delete)
+            return await self._database.write(
+                lambda connection: run_store.delete_run(connection, run)
+            )
 
     async def _delete_on_trainer(self, run: Run) -> None:
         address = self._workers.address(run.worker)
@@ -202,7 +201,7 @@ class Runs:
             # An answer that was lost: the trainer deleted it the first time.
             return
 
-    def _delete_lock(self, name: str) -> AbstractAsyncContextManager[None]:
+    def _delete_lock(self, name: str) -> asyncio.Lock:
         lock = self._delete_locks.get(name)
         if lock is None:
             lock = self._delete_locks[name] = asyncio.Lock()

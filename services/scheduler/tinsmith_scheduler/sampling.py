@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
+
 from tinsmith.names import CheckpointName, RunName, SamplingSessionName
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
@@ -21,7 +22,6 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sql import Database
-
 from tinsmith_scheduler.placement import choose_sampler
 from tinsmith_scheduler.records import (
     NewSamplingSession,
@@ -210,4 +210,3 @@ def _run_name(handle: SamplingSession) -> str:
     if handle.checkpoint:
         return str(CheckpointName.parse(handle.checkpoint).run_name)
     return handle.run
-

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import sqlalchemy as sa
+
 from tinsmith.names import SessionName
 from tinsmith_runtime.errors import SessionFinishedError, SessionNotFoundError
 from tinsmith_runtime.sql import Database
-
 from tinsmith_scheduler.metrics import ACTIVE_SESSIONS, ENDED_SESSIONS
 from tinsmith_scheduler.records import NewSession, RequestIdentity, Session, SessionState
 from tinsmith_scheduler.run_store import owe_parking
@@ -100,9 +100,7 @@ class Sessions:
         # request turn out to be a repeat, the session that was not made is dropped below.
         self._live[session.name] = _Live(session, self._clock())
         try:
-            answer = await answer_once(
-                self._database, request, insert, now_s=session.create_time_s
-            )
+            answer = await answer_once(self._database, request, insert, now_s=session.create_time_s)
         except Exception:
             del self._live[session.name]
             raise

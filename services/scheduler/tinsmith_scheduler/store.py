@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import sqlalchemy as sa
+
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import InvalidFieldError, RequestIdReusedError
 from tinsmith_runtime.sql import Database
-
 from tinsmith_scheduler.records import RequestIdentity
 from tinsmith_scheduler.tables import SCHEMA_VERSION, audit, metadata, requests
 
@@ -25,6 +25,7 @@ REQUEST_RETENTION_S = 25 * 3600.0
 """How long answers are kept; the contract promises 24 h."""
 
 _DIGEST_BYTES = 8
+_MAX_SERIAL_DIGITS = 18
 
 
 def open_database(data_dir: Path) -> Database:
@@ -149,7 +150,8 @@ def decode_page_token(list_name: str, token: str) -> int | None:
     except (binascii.Error, ValueError):
         content = b""
     digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    if not body or len(body) > 19 or digest != _page_digest(list_name, body):
+    is_serial = body.isdigit() and len(body) <= _MAX_SERIAL_DIGITS
+    if not is_serial or digest != _page_digest(list_name, body):
         raise InvalidFieldError("page_token", "is not a next_page_token of this list")
     return int(body)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
+
 from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError, WorkerUnavailableError
 from tinsmith_runtime.sql import Database
-
 from tinsmith_scheduler.metrics import WORKERS
 from tinsmith_scheduler.placement import TrainerCandidate
 from tinsmith_scheduler.records import ModelOffer, TokenizerFiles, Worker, WorkerRole
@@ -38,9 +38,7 @@ class Workers:
         clock: Monotonic seconds.
     """
 
-    def __init__(
-        self, database: Database, *, timeout_s: float, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, database: Database, *, timeout_s: float, clock: Callable[[], float]) -> None:
         self._database = database
         self._timeout_s = timeout_s
         self._clock = clock

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.server import ServerConfig
 
@@ -70,18 +71,8 @@ class TrainerConfig:
         self.server()
 
     def models(self) -> dict[str, str]:
-        """Return the directory or hub id of each base model.
-
-        Raises:
-            ConfigError: If an entry is not `name=directory`.
-        """
-        models = {}
-        for entry in filter(None, (part.strip() for part in self.base_models.split(","))):
-            name, separator, source = entry.partition("=")
-            if not (name and separator and source):
-                raise ConfigError(f"base_models: {entry!r} is not name=directory")
-            models[name] = source
-        return models
+        """Return the directory or hub id of each base model."""
+        return parse_models(self.base_models)
 
     def server(self) -> ServerConfig:
         """Return the settings of the gRPC server."""

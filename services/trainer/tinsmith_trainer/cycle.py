@@ -222,6 +222,7 @@ class Cycle:
             await self._registry.residency.evict(run)
         await self._commit(run, outcomes)
         run.failures = computed.failures
+        run.weights_serial += isinstance(operations[-1].work, OptimStepWork)
         run.state_sequence_number = outcomes[-1].sequence_number
         run.replay_cost_s += sum(entry.duration_s for entry in computed.computed)
         await self._snapshot_if_due(run, is_boundary=isinstance(operations[-1].work, OptimStepWork))
@@ -261,6 +262,7 @@ class Cycle:
         outcome = self._outcome(run, operation, version, result=result)
         await self._commit(run, [outcome], snapshots=[snapshot])
         run.failures = []
+        run.weights_serial += 1
         run.state_sequence_number = number
         run.replay_cost_s = 0.0
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tinsmith_engine import Engine
 from tinsmith_runtime.ledger import OperationRecord, RunRecord
+from tinsmith_runtime.manifests import WrittenManifest
 from tinsmith_trainer.work import ForwardWork, Kind, OptimStepWork, Work
 
 _NUM_RECENT = 256
@@ -54,6 +55,8 @@ class LiveRun:
         state_sequence_number: The last operation that the engine's state contains.
         replay_cost_s: How long it would take to compute what no snapshot contains.
         last_used: Order of use, to find the run that idled longest.
+        weights_serial: Raised whenever the weights may have changed.
+        published: The last sampler checkpoint written for other processes, and of which serial.
         held_since_s: Since when the next number has been missing; None if it is not.
         latest_revision: Revision of the operation that finished last.
         obstacle: What keeps the run from going on, in words, if it is not its own queue.
@@ -72,6 +75,8 @@ class LiveRun:
         self.replay_cost_s = 0.0
         self.last_used = 0
         self.obstacle = ""
+        self.weights_serial = 0
+        self.published: tuple[int, WrittenManifest] | None = None
         self.held_since_s: float | None = None
         self.latest_revision = 0
         self.lock = asyncio.Lock()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Callable
 
 from tinsmith_engine import AdapterConfig, Published
@@ -46,6 +47,7 @@ _INLINE_BYTES = 64 * 1024
 _WAIT_PAGE = 100
 _WAIT_PAGE_BYTES = 8 * 2**20
 _QUEUE_RETRY_S = 1.0
+_NUM_KEPT_PUBLISHED = 16
 
 
 class RunRegistry:
@@ -74,6 +76,7 @@ class RunRegistry:
         self._wire = wire
         self._runs: dict[str, LiveRun] = {}
         self._queued_bytes = 0
+        self._outdated: list[str] = []
         self.residency = Residency(
             host,
             ledger,
@@ -93,6 +96,8 @@ class RunRegistry:
     async def recover(self) -> None:
         """Read runs and their unfinished operations from the ledger, before anything is served."""
         for record in await self._ledger.list_runs():
+            # What was published is written again on demand; readers hold it in memory.
+            await asyncio.to_thread(self._store.delete_folder, f"{record.name}/published")
             if record.base_model not in self._host.engines:
                 logger.warning(
                     "run waits for its base model, which this pod does not serve",
@@ -295,15 +300,30 @@ class RunRegistry:
         """Write the current weights for samplers of other processes; see `PublishWeights`."""
         async with run.lock:
             await self.residency.ensure(run)
+            previous = run.published
+            if previous is not None and previous[0] == run.weights_serial:
+                return previous[1]
             version = run.engine.version(run.name)
-            folder = f"{run.name}/published/{version}-{run.state_sequence_number}"
+            sequence_number = run.state_sequence_number
             files = await self._host.call(
                 state_files.checkpoint_files, run.engine, run.name, with_optimizer=False
             )
-        attributes = checkpoint_attributes(run, "sampler", version, run.state_sequence_number)
-        return await asyncio.to_thread(
-            manifests.write_checkpoint, self._store, folder, files, attributes
-        )
+            # A name that was never used: a reader of the version before is not disturbed.
+            folder = f"{run.name}/published/{version}-{uuid.uuid4().hex[:12]}"
+            written = await asyncio.to_thread(
+                manifests.write_checkpoint,
+                self._store,
+                folder,
+                files,
+                checkpoint_attributes(run, "sampler", version, sequence_number),
+            )
+            run.published = (run.weights_serial, written)
+        if previous is not None:
+            outdated = manifests.folder_of(self._store, previous[1].uri)
+            self._outdated.append(outdated)
+        while len(self._outdated) > _NUM_KEPT_PUBLISHED:
+            await asyncio.to_thread(self._store.delete_folder, self._outdated.pop(0))
+        return written
 
     async def publish_live(self, run: LiveRun) -> Published:
         """Copy the newest weights of a run to an immutable version in the engine."""

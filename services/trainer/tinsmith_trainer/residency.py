@@ -84,6 +84,7 @@ class Residency:
         finally:
             run.obstacle = ""
         run.is_resident = True
+        run.weights_serial += 1
         RESIDENT_RUNS.inc()
         logger.info(
             "run restored",

@@ -13,15 +13,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from tinsmith_engine import AdapterConfig, Engine, FullConfig, RunState
-from tinsmith_runtime.errors import CheckpointCorruptError, CheckpointIncompatibleError
+from tinsmith_engine.weight_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    MODEL_FILE,
+    parse_tensors,
+    weights_file,
+)
+from tinsmith_runtime.errors import CheckpointIncompatibleError
 
-ADAPTER_FILE = "adapter_model.safetensors"
-ADAPTER_CONFIG_FILE = "adapter_config.json"
-MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.safetensors"
 
@@ -41,7 +44,7 @@ def state_from_snapshot(
     Raises:
         CheckpointCorruptError: If the file is not what `snapshot_files` wrote.
     """
-    tensors = _parse(files, STATE_FILE)
+    tensors = parse_tensors(files, STATE_FILE)
     return RunState(
         config=config,
         version=int(attributes["version"]),
@@ -87,9 +90,8 @@ def apply_checkpoint(
         CheckpointCorruptError: If a file can not be read.
     """
     before = engine.export_state(run)
-    is_full = isinstance(before.config, FullConfig)
-    tensors = _parse(files, MODEL_FILE if is_full else ADAPTER_FILE)
-    moments = _parse(files, OPTIMIZER_FILE) if include_optimizer else {}
+    tensors = parse_tensors(files, weights_file(before.config))
+    moments = parse_tensors(files, OPTIMIZER_FILE) if include_optimizer else {}
     for name in _MOMENTS if include_optimizer else ():
         if name not in moments or moments[name].shape != before.tensors[name].shape:
             raise CheckpointIncompatibleError(
@@ -119,16 +121,3 @@ def apply_checkpoint(
 
 def _contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def _parse(files: Mapping[str, bytes], name: str) -> dict[str, torch.Tensor]:
-    if name not in files:
-        raise CheckpointIncompatibleError(
-            f"the checkpoint holds no {name}; it was saved by another kind of run", file=name
-        )
-    try:
-        return load(files[name])
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise CheckpointCorruptError(f"{name} is not a safetensors file: {error}", file=name) from (
-            error
-        )

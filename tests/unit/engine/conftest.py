@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from tinsmith_engine import Datum, Engine, LoraConfig
 
 VOCAB = 96

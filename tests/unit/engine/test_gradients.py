@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tinsmith_engine import AdamParams, Engine, FullConfig, LoraConfig
-
 from tests.unit.engine.conftest import (
     LORA,
     gradients,
@@ -25,6 +23,8 @@ from tests.unit.engine.conftest import (
     relative_error,
     save_tiny,
 )
+
+from tinsmith_engine import AdamParams, Engine, FullConfig, LoraConfig
 
 TOLERANCE = 1e-5
 

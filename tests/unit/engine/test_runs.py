@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from tests.unit.engine.conftest import LORA, make_batch, randomise_b, relative_error, save_tiny
+
 from tinsmith_engine import AdamParams, AdapterConfig, Datum, Engine, FullConfig, LoraConfig
 from tinsmith_runtime.errors import (
     AlreadyExistsError,

@@ -1,0 +1,102 @@
+"""Listing and deleting what a project has. Coroutines that run in the background loop."""
+
+from __future__ import annotations
+
+from tinsmith import codec, names
+from tinsmith.core import ClientCore
+from tinsmith.transport import Endpoint
+from tinsmith.types import Checkpoint, RunInfo, ServedModel
+from tinsmith.v1 import scheduler_pb2, trainer_pb2
+
+_PAGE_SIZE = 1000
+
+
+async def list_models(core: ClientCore) -> list[ServedModel]:
+    """Return the base models that are served."""
+    request = scheduler_pb2.GetCapabilitiesRequest(parent=core.project)
+    answer = await core.transport.call(
+        core.scheduler, lambda c: c.scheduler.GetCapabilities, request
+    )
+    return [codec.decode_served_model(model) for model in answer.models]
+
+
+async def list_runs(core: ClientCore) -> list[RunInfo]:
+    """Return the runs of the project, newest first."""
+    return [codec.decode_run(message) for message in await _all_runs(core)]
+
+
+async def delete_run(core: ClientCore, name: str) -> None:
+    """Delete a run."""
+    request = scheduler_pb2.DeleteTrainingRunRequest(name=core.run_name(name))
+    await core.transport.call(core.scheduler, lambda c: c.scheduler.DeleteTrainingRun, request)
+
+
+async def list_checkpoints(core: ClientCore, run: str | None) -> list[Checkpoint]:
+    """Return the checkpoints of a run, or of all runs, newest first."""
+    if run is not None:
+        message = await core.get_run(core.run_name(run))
+        return await _checkpoints_at(core, core.trainer_endpoint(message), message.name)
+    endpoints = {
+        message.trainer_address: core.trainer_endpoint(message)
+        for message in await _all_runs(core)
+        if message.state == scheduler_pb2.TrainingRun.STATE_ACTIVE
+    }
+    found: dict[str, Checkpoint] = {}
+    for endpoint in endpoints.values():
+        for checkpoint in await _checkpoints_at(core, endpoint, f"{core.project}/trainingRuns/-"):
+            found[checkpoint.name] = checkpoint
+    return sorted(found.values(), key=_created_at, reverse=True)
+
+
+async def get_checkpoint(core: ClientCore, name: str) -> Checkpoint:
+    """Return a checkpoint."""
+    endpoint = await _endpoint_of(core, name)
+    request = trainer_pb2.GetCheckpointRequest(name=name)
+    answer = await core.transport.call(endpoint, lambda c: c.trainer.GetCheckpoint, request)
+    return codec.decode_checkpoint(answer)
+
+
+async def delete_checkpoint(core: ClientCore, name: str) -> None:
+    """Delete a checkpoint and its files."""
+    endpoint = await _endpoint_of(core, name)
+    request = trainer_pb2.DeleteCheckpointRequest(name=name)
+    await core.transport.call(endpoint, lambda c: c.trainer.DeleteCheckpoint, request)
+
+
+async def _endpoint_of(core: ClientCore, checkpoint: str) -> Endpoint:
+    run = names.CheckpointName.parse(checkpoint).run_name
+    return core.trainer_endpoint(await core.get_run(str(run)))
+
+
+async def _all_runs(core: ClientCore) -> list[scheduler_pb2.TrainingRun]:
+    runs: list[scheduler_pb2.TrainingRun] = []
+    token = ""
+    while True:
+        request = scheduler_pb2.ListTrainingRunsRequest(
+            parent=core.project, page_size=_PAGE_SIZE, page_token=token
+        )
+        answer = await core.transport.call(
+            core.scheduler, lambda c: c.scheduler.ListTrainingRuns, request
+        )
+        runs.extend(answer.training_runs)
+        token = answer.next_page_token
+        if not token:
+            return runs
+
+
+async def _checkpoints_at(core: ClientCore, endpoint: Endpoint, parent: str) -> list[Checkpoint]:
+    found: list[Checkpoint] = []
+    token = ""
+    while True:
+        request = trainer_pb2.ListCheckpointsRequest(
+            parent=parent, page_size=_PAGE_SIZE, page_token=token
+        )
+        answer = await core.transport.call(endpoint, lambda c: c.trainer.ListCheckpoints, request)
+        found.extend(codec.decode_checkpoint(message) for message in answer.checkpoints)
+        token = answer.next_page_token
+        if not token:
+            return found
+
+
+def _created_at(checkpoint: Checkpoint) -> float:
+    return checkpoint.create_time.timestamp() if checkpoint.create_time else 0.0

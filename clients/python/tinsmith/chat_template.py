@@ -1,0 +1,142 @@
+"""Chat templates, rendered in a sandbox with the rules of transformers.
+
+Templates come from model repositories and are untrusted code. The environment, its filters and the
+data a template can see follow `transformers.utils.chat_template_utils`; the tests compare with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import numpy as np
+
+from tinsmith.errors import InvalidArgumentError
+
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """A compiled template."""
+
+    def __init__(self, source: str) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        self._template = environment.from_string(source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Return a conversation as text.
+
+        Raises:
+            InvalidArgumentError: If the template refuses the conversation.
+        """
+        try:
+            return self._template.render(
+                messages=_alias_reasoning(_plain(list(messages))),
+                tools=None if tools is None else _plain(list(tools)),
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **_plain(dict(variables)),
+            )
+        except jinja2.TemplateError as error:
+            raise InvalidArgumentError(
+                f"the chat template refused the conversation: {error}",
+                remedy="change the messages to what the model's template allows",
+            ) from error
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """Accepts `{% generation %}` blocks, which mark assistant text and render as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  jinja2 declares it as a plain set.
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Return the block's content under a call that changes nothing."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_render")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _render(self, caller: Any) -> str:
+        return str(caller())
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML characters, which models never saw.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _strftime_now(format: str) -> str:  # noqa: A002  the name that templates use
+    return datetime.datetime.now().strftime(format)  # noqa: DTZ005  local time, as transformers
+
+
+def _alias_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give a message's reasoning under each name that templates read."""
+    aliased = []
+    for message in messages:
+        given = (message[name] for name in _REASONING_FIELDS if message.get(name) is not None)
+        reasoning = next(given, None)
+        if reasoning is None:
+            aliased.append(message)
+        else:
+            aliased.append({"thinking": reasoning, **message, "reasoning_content": reasoning})
+    return aliased
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy made of JSON types, since methods of rich objects could leave the sandbox."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {field.name: _plain(getattr(value, field.name)) for field in fields}
+    return f"<{type(value).__name__}>"

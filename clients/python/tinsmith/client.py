@@ -1,0 +1,390 @@
+"""The entry point: connects, creates runs and samplers, lists and deletes."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import time
+import uuid
+import weakref
+from collections.abc import Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from google.longrunning import operations_pb2
+from google.protobuf import duration_pb2
+
+from tinsmith import catalog, codec
+from tinsmith.core import ClientCore
+from tinsmith.environments import EnvironmentClient, EnvironmentInstance
+from tinsmith.errors import InternalError, OperationTimeoutError, decode_status
+from tinsmith.sampler import Sampler, create_sampler
+from tinsmith.settings import RetryPolicy, resolve_settings
+from tinsmith.tokenizer import Tokenizer
+from tinsmith.training_run import TrainingRun
+from tinsmith.types import Checkpoint, RunInfo, ServedModel
+from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith.version import __version__
+
+T = TypeVar("T")
+
+_LONG_POLL_S = 20.0
+
+
+class Client:
+    """A connection to a Tinsmith server; opens a session, and finishes it at the end.
+
+    Methods without `_async` block; they may be called from any thread. Those with `_async` are for
+    asyncio code. Use it as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        api_key: str | None = None,
+        *,
+        project: str | None = None,
+        display_name: str = "",
+        labels: Mapping[str, str] | None = None,
+        operation_timeout_s: float = 3600.0,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Connect.
+
+        Args:
+            address: `host:port`, else `TINSMITH_ADDRESS`, else the server of `tinsmith up`.
+            api_key: The key, else `TINSMITH_API_KEY`, else that of the local server.
+            project: Id of the project, else `TINSMITH_PROJECT`, else `default`.
+            display_name: What the session is for, for people.
+            labels: Labels of the session.
+            operation_timeout_s: How long `result()` waits unless it is told otherwise.
+            retry: How long and how often calls are sent again.
+
+        Raises:
+            ConfigurationError: If address or key is missing.
+            TinsmithError: If the server can not be reached or refuses the key.
+        """
+        settings = resolve_settings(
+            address=address,
+            api_key=api_key,
+            project=project,
+            operation_timeout_s=operation_timeout_s,
+            retry=retry,
+        )
+        self._core = ClientCore(settings)
+        self._closed = False
+        self.environments = EnvironmentClient(self._core)
+        try:
+            self._call(
+                self._core.session.open(
+                    display_name=display_name, labels=labels or {}, version=__version__
+                )
+            )
+        except BaseException:
+            self._shut_down("errored")
+            raise
+        reference = weakref.ref(self)
+        self._at_exit = lambda: _close_at_exit(reference)
+        atexit.register(self._at_exit)
+
+    @classmethod
+    async def connect_async(cls, *args: Any, **kwargs: Any) -> Self:
+        """Connect without blocking the event loop; the arguments are those of `Client`."""
+        return await asyncio.to_thread(cls, *args, **kwargs)
+
+    @property
+    def project(self) -> str:
+        """Id of the project."""
+        return self._core.settings.project
+
+    @property
+    def address(self) -> str:
+        """Address of the server."""
+        return self._core.settings.address
+
+    def create_lora_training_run(
+        self,
+        base_model: str,
+        rank: int = 32,
+        *,
+        seed: int = 0,
+        alpha: float | None = None,
+        train_attention: bool = True,
+        train_mlp: bool = True,
+        train_unembedding: bool = False,
+        display_name: str = "",
+        labels: Mapping[str, str] | None = None,
+    ) -> TrainingRun:
+        """Create a run that trains a low-rank adapter; blocks until a trainer holds it.
+
+        Args:
+            base_model: Name of the model, as `get_capabilities` lists it.
+            rank: Rank of the adapter, 1 to 128.
+            seed: Seed of its initial weights.
+            alpha: The adapter is scaled by alpha / rank; 32 by default.
+            train_attention: Whether attention projections are adapted.
+            train_mlp: Whether MLP projections are adapted.
+            train_unembedding: Whether the unembedding is adapted.
+            display_name: What the run is, for people.
+            labels: Labels of the run.
+        """
+        adapter = codec.encode_lora(
+            rank=rank,
+            seed=seed,
+            alpha=alpha,
+            train_attention=train_attention,
+            train_mlp=train_mlp,
+            train_unembedding=train_unembedding,
+        )
+        return self._call(self._create_run(base_model, adapter, display_name, labels or {}))
+
+    create_lora_training_client = create_lora_training_run
+
+    async def create_lora_training_run_async(
+        self,
+        base_model: str,
+        rank: int = 32,
+        *,
+        seed: int = 0,
+        alpha: float | None = None,
+        train_attention: bool = True,
+        train_mlp: bool = True,
+        train_unembedding: bool = False,
+        display_name: str = "",
+        labels: Mapping[str, str] | None = None,
+    ) -> TrainingRun:
+        """Do as `create_lora_training_run`, in the caller's event loop."""
+        adapter = codec.encode_lora(
+            rank=rank,
+            seed=seed,
+            alpha=alpha,
+            train_attention=train_attention,
+            train_mlp=train_mlp,
+            train_unembedding=train_unembedding,
+        )
+        return await self._acall(self._create_run(base_model, adapter, display_name, labels or {}))
+
+    create_lora_training_client_async = create_lora_training_run_async
+
+    def create_full_training_run(
+        self, base_model: str, *, display_name: str = "", labels: Mapping[str, str] | None = None
+    ) -> TrainingRun:
+        """Create a run that trains all weights; blocks until a trainer holds it."""
+        adapter = models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
+        return self._call(self._create_run(base_model, adapter, display_name, labels or {}))
+
+    async def create_full_training_run_async(
+        self, base_model: str, *, display_name: str = "", labels: Mapping[str, str] | None = None
+    ) -> TrainingRun:
+        """Do as `create_full_training_run`, in the caller's event loop."""
+        adapter = models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
+        return await self._acall(self._create_run(base_model, adapter, display_name, labels or {}))
+
+    def get_run(self, name: str) -> TrainingRun:
+        """Continue a run, of this or an earlier client, by its resource name or id."""
+        return self._call(self._get_run(name))
+
+    async def get_run_async(self, name: str) -> TrainingRun:
+        """Do as `get_run`, in the caller's event loop."""
+        return await self._acall(self._get_run(name))
+
+    def list_runs(self) -> list[RunInfo]:
+        """Return the runs of the project, newest first."""
+        return self._call(catalog.list_runs(self._core))
+
+    def delete_run(self, name: str) -> None:
+        """Delete a run with its operations and checkpoints; repeating it succeeds."""
+        self._call(catalog.delete_run(self._core, name))
+
+    def list_checkpoints(self, run: str | TrainingRun | None = None) -> list[Checkpoint]:
+        """Return the checkpoints of a run, or of all runs, newest first."""
+        name = run.name if isinstance(run, TrainingRun) else run
+        return self._call(catalog.list_checkpoints(self._core, name))
+
+    def get_checkpoint(self, name: str) -> Checkpoint:
+        """Return a checkpoint by its resource name."""
+        return self._call(catalog.get_checkpoint(self._core, name))
+
+    def delete_checkpoint(self, name: str | Checkpoint) -> None:
+        """Delete a checkpoint and its files."""
+        name = name if isinstance(name, str) else name.name
+        self._call(catalog.delete_checkpoint(self._core, name))
+
+    def create_sampler(
+        self,
+        *,
+        base_model: str = "",
+        checkpoint: str | Checkpoint = "",
+        run: TrainingRun | str | None = None,
+    ) -> Sampler:
+        """Return a sampler of one source: a base model, a checkpoint, or the live weights of a run.
+
+        Args:
+            base_model: Name of the model.
+            checkpoint: A checkpoint or its resource name.
+            run: A run, its resource name or its id.
+        """
+        name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
+        return self._call(
+            create_sampler(self._core, base_model=base_model, checkpoint=name, run=run)
+        )
+
+    create_sampling_client = create_sampler
+
+    async def create_sampler_async(
+        self,
+        *,
+        base_model: str = "",
+        checkpoint: str | Checkpoint = "",
+        run: TrainingRun | str | None = None,
+    ) -> Sampler:
+        """Do as `create_sampler`, in the caller's event loop."""
+        name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
+        return await self._acall(
+            create_sampler(self._core, base_model=base_model, checkpoint=name, run=run)
+        )
+
+    create_sampling_client_async = create_sampler_async
+
+    def create_instance(
+        self, environment: str, *, seed: int = 0, config: Mapping[str, Any] | None = None
+    ) -> EnvironmentInstance:
+        """Create and reset an instance of an environment; as `environments.create_instance`."""
+        return self.environments.create_instance(environment, seed=seed, config=config)
+
+    def get_tokenizer(self, base_model: str) -> Tokenizer:
+        """Return the tokenizer of a base model."""
+        return self._call(self._core.get_tokenizer(base_model))
+
+    def get_capabilities(self) -> list[ServedModel]:
+        """Return the base models that are served, and what can be done with them."""
+        return self._call(catalog.list_models(self._core))
+
+    def close(self, outcome: str = "success") -> None:
+        """Finish the session and fail what is pending. Repeating it changes nothing.
+
+        Args:
+            outcome: `success`, `errored` or `interrupted`, for people.
+        """
+        if self._closed:
+            return
+        atexit.unregister(self._at_exit)
+        self._shut_down(outcome)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(_outcome_of(kind))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close, _outcome_of(kind))
+
+    def _shut_down(self, outcome: str) -> None:
+        self._closed = True
+        try:
+            self._call(self._close(outcome))
+        finally:
+            self._core.background.close()
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._core.background.call(coroutine)
+
+    async def _acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return await self._core.background.acall(coroutine)
+
+    async def _close(self, outcome: str) -> None:
+        for stream in list(self._core.streams):
+            stream.close()
+        await self._core.session.close(outcome)
+        await self._core.transport.close()
+
+    async def _create_run(
+        self,
+        base_model: str,
+        adapter: models_pb2.AdapterConfig,
+        display_name: str,
+        labels: Mapping[str, str],
+    ) -> TrainingRun:
+        request = scheduler_pb2.CreateTrainingRunRequest(
+            parent=self._core.session.name,
+            request_id=str(uuid.uuid4()),
+            base_model=base_model,
+            adapter=adapter,
+            display_name=display_name,
+            labels=dict(labels),
+        )
+        operation = await self._core.transport.call(
+            self._core.scheduler, lambda c: c.scheduler.CreateTrainingRun, request
+        )
+        operation = await self._wait_created(operation)
+        if operation.HasField("error"):
+            raise decode_status(operation.error)
+        run = scheduler_pb2.TrainingRun()
+        if not operation.response.Unpack(run):
+            raise InternalError(f"{operation.name} ended with a {operation.response.type_url}")
+        return TrainingRun(self._core, run)
+
+    async def _wait_created(self, operation: operations_pb2.Operation) -> operations_pb2.Operation:
+        deadline = time.monotonic() + self._core.settings.operation_timeout_s
+        while not operation.done:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                metadata = scheduler_pb2.CreateTrainingRunMetadata()
+                operation.metadata.Unpack(metadata)
+                waiting_for = metadata.waiting_for or "nothing"
+                raise OperationTimeoutError(
+                    f"{operation.name} did not finish; the server waits for: {waiting_for}",
+                    metadata={"waiting_for": waiting_for},
+                    remedy=f"it goes on; Client.get_run({metadata.run!r}) continues it",
+                )
+            wait_s = min(_LONG_POLL_S, left_s)
+            operation = await self._core.transport.call(
+                self._core.scheduler,
+                lambda c: c.operations.WaitOperation,
+                operations_pb2.WaitOperationRequest(
+                    name=operation.name,
+                    timeout=duration_pb2.Duration(seconds=int(wait_s), nanos=int(wait_s % 1 * 1e9)),
+                ),
+                timeout_s=wait_s + self._core.settings.call_timeout_s,
+            )
+        return operation
+
+    async def _get_run(self, name: str) -> TrainingRun:
+        message = await self._core.get_run(self._core.run_name(name))
+        status = await self._core.transport.call(
+            self._core.trainer_endpoint(message),
+            lambda c: c.trainer.GetRunStatus,
+            trainer_pb2.GetRunStatusRequest(run=message.name),
+        )
+        return TrainingRun(
+            self._core,
+            message,
+            next_sequence_number=status.next_sequence_number,
+            version=status.version,
+        )
+
+
+def _outcome_of(kind: type[BaseException] | None) -> str:
+    if kind is None:
+        return "success"
+    return "errored" if issubclass(kind, Exception) else "interrupted"
+
+
+def _close_at_exit(reference: weakref.ref[Client]) -> None:
+    client = reference()
+    if client is not None:
+        client.close("interrupted")

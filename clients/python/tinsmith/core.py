@@ -1,0 +1,90 @@
+"""What all parts of one client share: settings, loop, channels, session."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from tinsmith import names
+from tinsmith.background import BackgroundLoop
+from tinsmith.errors import NotFoundError
+from tinsmith.futures import ResultFuture
+from tinsmith.operations import OperationStream
+from tinsmith.session import Session
+from tinsmith.settings import ClientSettings
+from tinsmith.tokenizer import Tokenizer, TokenizerCache
+from tinsmith.transport import Endpoint, Transport
+from tinsmith.v1 import scheduler_pb2
+
+T = TypeVar("T")
+
+
+class ClientCore:
+    """Shared state of a client. Coroutine methods run in the background loop."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self.background = BackgroundLoop()
+        self.transport = Transport(settings)
+        self.scheduler = Endpoint(settings.address)
+        self.session = Session(self)
+        self.streams: weakref.WeakSet[OperationStream] = weakref.WeakSet()
+        self._tokenizers = TokenizerCache()
+
+    @property
+    def project(self) -> str:
+        """Resource name of the project."""
+        return str(names.ProjectName(self.settings.project))
+
+    def run_name(self, value: str) -> str:
+        """Return the resource name of a run that may be given by its id alone."""
+        if "/" not in value:
+            return str(names.RunName(self.settings.project, value))
+        return str(names.RunName.parse(value))
+
+    def future(self, coroutine: Coroutine[Any, Any, T], *, what: str) -> ResultFuture[T]:
+        """Start a coroutine in the background and return a future of its result."""
+        return ResultFuture(
+            self.background,
+            what=what,
+            default_timeout_s=self.settings.operation_timeout_s,
+            future=self.background.submit(coroutine),
+        )
+
+    async def get_run(self, name: str) -> scheduler_pb2.TrainingRun:
+        """Ask the scheduler for a run."""
+        request = scheduler_pb2.GetTrainingRunRequest(name=name)
+        return await self.transport.call(
+            self.scheduler, lambda c: c.scheduler.GetTrainingRun, request
+        )
+
+    def trainer_endpoint(self, run: scheduler_pb2.TrainingRun) -> Endpoint:
+        """Return where a run is trained; the scheduler is asked again after a failure."""
+        name = run.name
+
+        async def locate() -> str:
+            request = scheduler_pb2.GetTrainingRunRequest(name=name)
+            found = await self.transport.call_once(
+                self.scheduler, lambda c: c.scheduler.GetTrainingRun, request, timeout_s=10
+            )
+            return found.trainer_address
+
+        return Endpoint(run.trainer_address or self.settings.address, locate)
+
+    async def get_tokenizer(self, base_model: str) -> Tokenizer:
+        """Return the tokenizer of a base model, from the cache where the server allows."""
+        key = f"{self.settings.address}/{base_model}"
+        request = scheduler_pb2.GetTokenizerRequest(
+            base_model=base_model, known_digest=self._tokenizers.known_digest(key)
+        )
+        answer = await self.transport.call(
+            self.scheduler, lambda c: c.scheduler.GetTokenizer, request
+        )
+        if answer.files:
+            self._tokenizers.store(key, answer.digest, dict(answer.files))
+            return Tokenizer(dict(answer.files))
+        files = self._tokenizers.load(answer.digest)
+        if not files:
+            raise NotFoundError(f"the server sent no tokenizer files for {base_model}")
+        return Tokenizer(files)

@@ -1,0 +1,138 @@
+"""A run that survives Ctrl-C: the same command goes on where the last save left it.
+
+The state file names a training checkpoint and the step that it was saved at. Batches depend on seed
+and step alone, so a resumed run sees the data that an undisturbed one would have seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tinsmith.client import Client
+from tinsmith.training_run import TrainingRun
+
+_STATE_FILE = "state.json"
+
+ValueT = TypeVar("ValueT")
+
+
+class RunConfig(Protocol):
+    """The settings that every recipe has."""
+
+    @property
+    def base_model(self) -> str: ...  # noqa: D102
+    @property
+    def data(self) -> str: ...  # noqa: D102
+    @property
+    def adapter(self) -> str: ...  # noqa: D102
+    @property
+    def rank(self) -> int: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+    @property
+    def num_steps(self) -> int: ...  # noqa: D102
+    @property
+    def output_dir(self) -> Path: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """The last save of a recipe.
+
+    Attributes:
+        run: Resource name of the run.
+        checkpoint: Resource name of its checkpoint.
+        step: Steps that the checkpoint contains.
+        fingerprint: Hash of the settings; others do not resume it.
+    """
+
+    run: str
+    checkpoint: str
+    step: int
+    fingerprint: str
+
+
+class ResumableRun:
+    """A training run and where it stands.
+
+    Attributes:
+        run: The run.
+        first_step: Steps that an earlier part of it did.
+        is_resumed: Whether there was an earlier part.
+    """
+
+    def __init__(self, config: RunConfig, client: Client) -> None:
+        self._directory = config.output_dir
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._fingerprint = _fingerprint(config)
+        state = self._read_state()
+        self.is_resumed = state is not None and state.step < config.num_steps
+        if state is not None and self.is_resumed:
+            self.run = client.get_run(state.run)
+            self.run.load_state_with_optimizer(state.checkpoint).result()
+            self.first_step = state.step
+        else:
+            self.run = _create_run(config, client)
+            self.first_step = 0
+
+    def save(self, step: int, name: str = "") -> str:
+        """Save weights and optimizer after a number of steps; return the checkpoint's name."""
+        saved = self.run.save_state(name or f"step-{step}-{uuid.uuid4().hex[:8]}").result()
+        state = SavedState(self.run.name, saved.name, step, self._fingerprint)
+        _replace(self._directory / _STATE_FILE, asdict(state))
+        return saved.name
+
+    def once(self, name: str, compute: Callable[[], ValueT]) -> ValueT:
+        """Return a value of the whole run, such as a first score: computed in its first part.
+
+        Args:
+            name: Of the file that keeps it.
+            compute: Returns something that JSON can hold.
+        """
+        path = self._directory / f"{name}.json"
+        if self.is_resumed and path.is_file():
+            stored: ValueT = json.loads(path.read_text(encoding="utf-8"))
+            return stored
+        value = compute()
+        _replace(path, value)
+        return value
+
+    def _read_state(self) -> SavedState | None:
+        path = self._directory / _STATE_FILE
+        if not path.is_file():
+            return None
+        state = SavedState(**json.loads(path.read_text(encoding="utf-8")))
+        return state if state.fingerprint == self._fingerprint else None
+
+
+def _create_run(config: RunConfig, client: Client) -> TrainingRun:
+    display_name = Path(config.data).name
+    if config.adapter == "full":
+        return client.create_full_training_run(config.base_model, display_name=display_name)
+    if config.adapter != "lora":
+        raise ValueError(f"adapter must be lora or full, got {config.adapter!r}")
+    return client.create_lora_training_run(
+        config.base_model, config.rank, seed=config.seed, display_name=display_name
+    )
+
+
+def _fingerprint(config: RunConfig) -> str:
+    """Name the settings that decide what is trained; where it is written is not one of them."""
+    values: dict[str, Any] = asdict(config)  # type: ignore[call-overload]
+    values.pop("output_dir")
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _replace(path: Path, value: object) -> None:
+    """Write a JSON file; complete or unchanged."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    temporary.replace(path)

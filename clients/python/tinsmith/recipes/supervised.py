@@ -1,0 +1,159 @@
+"""Supervised fine-tuning: a batch, a gradient, a step, and a look at data that was held out.
+
+The loop keeps one step ahead of its results: the next batch is on its way while the last one is
+computed, so the trainer never waits for this process. Ctrl-C saves; the same command goes on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinsmith.client import Client
+from tinsmith.futures import OperationFuture
+from tinsmith.recipes.resume import ResumableRun
+from tinsmith.recipes.run_log import RunLog, plot_curve
+from tinsmith.recipes.schedules import linear_schedule
+from tinsmith.recipes.supervised_tasks import Evaluation, SupervisedTask, make_task
+from tinsmith.training_run import TrainingRun
+from tinsmith.types import AdamParams, ForwardResult, OptimStepResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Settings of the recipe."""
+
+    base_model: str = "tiny"
+    data: str = "pig_latin"
+    """`pig_latin`, `warm_start`, or a JSONL file of conversations or question and answer."""
+    adapter: str = "lora"
+    """`lora` or `full`."""
+    rank: int = 32
+    learning_rate: float = 1e-2
+    num_warmup_steps: int = 30
+    learning_rate_floor: float = 0.05
+    grad_clip_norm: float = 1.0
+    num_steps: int = 240
+    batch_size: int = 32
+    seed: int = 0
+    eval_every: int = 0
+    """Steps between held-out scores; 0: before and after only."""
+    save_every: int = 100
+    max_tokens: int = 128
+    """Longest answer to a held-out question of a file."""
+    output_dir: Path = Path("runs/supervised")
+    checkpoint: str = "final"
+    """Name of the checkpoint at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What came out of a run."""
+
+    run: str
+    checkpoint: str
+    before: Evaluation
+    after: Evaluation
+    losses: list[float]
+
+
+def main(config: Config, client: Client) -> Summary:
+    """Train, and score what was held out before and after.
+
+    Raises:
+        KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
+    """
+    tokenizer = client.get_tokenizer(config.base_model)
+    task = make_task(
+        config.data,
+        tokenizer,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        max_tokens=config.max_tokens,
+    )
+    progress = ResumableRun(config, client)
+    run = progress.run
+    log = RunLog(
+        config.output_dir,
+        title=f"supervised {config.data}",
+        num_steps=config.num_steps,
+        first_step=progress.first_step,
+    )
+    with log:
+        before = Evaluation(progress.once("before", lambda: task.evaluate(run.sampler()).metrics))
+        if progress.is_resumed:
+            log.say(f"resumed {run.name} at step {progress.first_step}")
+        _train(config, task, progress, log)
+        checkpoint = progress.save(config.num_steps, config.checkpoint)
+        after = task.evaluate(run.sampler())
+        for key, value in after.metrics.items():
+            log.say(f"{key}: {before.metrics.get(key, float('nan')):.3f} -> {value:.3f}")
+    losses = [row["loss"] for row in log.rows]
+    plot_curve(
+        config.output_dir / "loss.png",
+        f"supervised: {config.data}",
+        {"loss per token": [(row["step"], row["loss"]) for row in log.rows]},
+        y_label="loss per trained token",
+    )
+    return Summary(run.name, checkpoint, before, after, losses)
+
+
+def _train(config: Config, task: SupervisedTask, progress: ResumableRun, log: RunLog) -> None:
+    run = progress.run
+    in_flight: _Step | None = None
+    try:
+        for step in range(progress.first_step, config.num_steps):
+            submitted = _submit(config, task, run, step)
+            if in_flight is not None:
+                in_flight.finish(log)
+            in_flight = submitted
+            is_last = step + 1 == config.num_steps
+            if config.eval_every and (step + 1) % config.eval_every == 0 and not is_last:
+                in_flight.finish(log)
+                in_flight = None
+                score = task.evaluate(run.sampler()).metrics
+                log.say(f"step {step + 1}: {score}")
+            if config.save_every and (step + 1) % config.save_every == 0 and not is_last:
+                progress.save(step + 1)
+        if in_flight is not None:
+            in_flight.finish(log)
+    except KeyboardInterrupt:
+        if in_flight is not None:
+            in_flight.finish(log)
+            progress.save(in_flight.step + 1)
+            log.say(f"saved after step {in_flight.step + 1}; the same command goes on")
+        raise
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step whose operations are on their way."""
+
+    step: int
+    learning_rate: float
+    gradient: OperationFuture[ForwardResult]
+    update: OperationFuture[OptimStepResult]
+
+    def finish(self, log: RunLog) -> None:
+        """Wait for the results and log them."""
+        loss = self.gradient.result().loss
+        norm = self.update.result().metrics.get("grad_norm:mean", float("nan"))
+        log.add(
+            self.step,
+            {"loss": loss, "grad_norm": norm, "learning_rate": self.learning_rate},
+        )
+
+
+def _submit(config: Config, task: SupervisedTask, run: TrainingRun, step: int) -> _Step:
+    learning_rate = linear_schedule(
+        step,
+        peak=config.learning_rate,
+        num_steps=config.num_steps,
+        num_warmup_steps=config.num_warmup_steps,
+        floor=config.learning_rate_floor,
+    )
+    gradient = run.forward_backward(task.batch(step), "cross_entropy")
+    update = run.optim_step(
+        AdamParams(learning_rate=learning_rate, grad_clip_norm=config.grad_clip_norm)
+    )
+    return _Step(step, learning_rate, gradient, update)

@@ -1,0 +1,260 @@
+"""A run: the handle that a training loop works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tinsmith import codec, names, operations
+from tinsmith.custom_loss import CustomLoss, evaluate_loss, forward_data, linear_data
+from tinsmith.futures import OperationFuture
+from tinsmith.operations import OperationStream
+from tinsmith.tokenizer import Tokenizer
+from tinsmith.types import (
+    AdamParams,
+    Checkpoint,
+    Datum,
+    FloatArray,
+    ForwardResult,
+    LoadResult,
+    OptimStepResult,
+    RunInfo,
+)
+from tinsmith.v1 import scheduler_pb2, trainer_pb2
+
+if TYPE_CHECKING:
+    from tinsmith.core import ClientCore
+    from tinsmith.sampler import Sampler
+
+_DEFAULT_LOSS = "cross_entropy"
+
+
+class TrainingRun:
+    """One trainable model on the server.
+
+    Each method that changes or reads weights submits an operation and returns its future at once;
+    operations execute in the order of the calls, whatever order their futures are awaited in.
+    """
+
+    def __init__(
+        self,
+        core: ClientCore,
+        message: scheduler_pb2.TrainingRun,
+        *,
+        next_sequence_number: int = 1,
+        version: int = 0,
+    ) -> None:
+        self._core = core
+        self.info: RunInfo = codec.decode_run(message)
+        self._version = version
+        self._stream = OperationStream(
+            core.background,
+            core.transport,
+            core.trainer_endpoint(message),
+            message.name,
+            next_sequence_number=next_sequence_number,
+        )
+        core.streams.add(self._stream)
+
+    @property
+    def name(self) -> str:
+        """Resource name, `projects/{project}/trainingRuns/{run}`."""
+        return self.info.name
+
+    @property
+    def base_model(self) -> str:
+        """Name of the base model."""
+        return self.info.base_model
+
+    @property
+    def version(self) -> int:
+        """Version of the weights, as far as results have arrived; samplers see it or newer."""
+        return self._version
+
+    def __repr__(self) -> str:
+        return f"TrainingRun({self.name!r}, base_model={self.base_model!r})"
+
+    def forward(
+        self,
+        data: Sequence[Datum],
+        loss: str = _DEFAULT_LOSS,
+        config: Mapping[str, float] | None = None,
+    ) -> OperationFuture[ForwardResult]:
+        """Compute the loss and log-probabilities of a batch, and no gradient."""
+        request = trainer_pb2.ForwardRequest(
+            run=self.name,
+            data=[codec.encode_datum(datum) for datum in data],
+            loss=codec.encode_loss(loss, config),
+        )
+        return self._stream.submit(operations.FORWARD, request, codec.decode_forward)
+
+    def forward_backward(
+        self,
+        data: Sequence[Datum],
+        loss: str = _DEFAULT_LOSS,
+        config: Mapping[str, float] | None = None,
+    ) -> OperationFuture[ForwardResult]:
+        """Accumulate the gradient of a batch.
+
+        Args:
+            data: The batch.
+            loss: Name of the loss, a sum over tokens and datums.
+            config: Its settings, such as `clip_low_threshold` of `ppo`.
+        """
+        return self._stream.submit(
+            operations.FORWARD_BACKWARD,
+            self._forward_backward_request(data, loss, config),
+            codec.decode_forward,
+        )
+
+    def forward_backward_custom(
+        self, data: Sequence[Datum], loss_fn: CustomLoss
+    ) -> OperationFuture[ForwardResult]:
+        """Accumulate the gradient of a loss that is computed here.
+
+        Runs a forward pass and waits for it, computes the loss and its gradient by log-probability
+        in the calling thread, then submits a pass that is linear in the log-probabilities and has
+        this gradient. In the result, `loss:sum` is the custom loss.
+
+        Args:
+            data: The batch; each datum needs `target_tokens`.
+            loss_fn: Called with the batch and a list of log-probabilities, each [T]. It
+                returns `(value, metrics)` if written with torch, `(value, gradients, metrics)`
+                if with numpy: see `tinsmith.CustomLoss`.
+        """
+        outputs = self.forward(forward_data(data), _DEFAULT_LOSS).result().outputs
+        return self._linear_pass(data, loss_fn, [output.logprobs for output in outputs])
+
+    async def forward_backward_custom_async(
+        self, data: Sequence[Datum], loss_fn: CustomLoss
+    ) -> OperationFuture[ForwardResult]:
+        """Do as `forward_backward_custom`; only `loss_fn` itself blocks the event loop."""
+        outputs = (await self.forward(forward_data(data), _DEFAULT_LOSS)).outputs
+        return self._linear_pass(data, loss_fn, [output.logprobs for output in outputs])
+
+    def optim_step(self, adam: AdamParams | None = None) -> OperationFuture[OptimStepResult]:
+        """Apply the accumulated gradient with AdamW and clear it."""
+        request = trainer_pb2.OptimStepRequest(
+            run=self.name, adam=codec.encode_adam(adam or AdamParams())
+        )
+        return self._stream.submit(operations.OPTIM_STEP, request, self._decode_optim_step)
+
+    def save_state(
+        self, name: str, *, labels: Mapping[str, str] | None = None
+    ) -> OperationFuture[Checkpoint]:
+        """Save weights and optimizer state under a name, to go on training from."""
+        return self._save(name, trainer_pb2.Checkpoint.KIND_TRAINING, labels)
+
+    def save_weights_for_sampler(
+        self, name: str, *, labels: Mapping[str, str] | None = None
+    ) -> OperationFuture[Checkpoint]:
+        """Save weights under a name, to sample from."""
+        return self._save(name, trainer_pb2.Checkpoint.KIND_SAMPLER, labels)
+
+    def load_state(self, checkpoint: str | Checkpoint) -> OperationFuture[LoadResult]:
+        """Replace the weights by those of a checkpoint; the optimizer starts anew.
+
+        Args:
+            checkpoint: A checkpoint, its resource name, or its id within this run.
+        """
+        return self._load(checkpoint, include_optimizer=False)
+
+    def load_state_with_optimizer(
+        self, checkpoint: str | Checkpoint
+    ) -> OperationFuture[LoadResult]:
+        """Replace weights and optimizer state by those of a checkpoint of `save_state`."""
+        return self._load(checkpoint, include_optimizer=True)
+
+    def sampler(self) -> Sampler:
+        """Return a sampler of the live weights.
+
+        Each request uses weights at least as new as the last `optim_step` whose result arrived.
+        """
+        return self._core.background.call(self._create_sampler(run=self))
+
+    async def sampler_async(self) -> Sampler:
+        """Do as `sampler`, in the caller's event loop."""
+        return await self._core.background.acall(self._create_sampler(run=self))
+
+    def save_weights_and_get_sampler(self, name: str) -> Sampler:
+        """Save weights under a name, and return a sampler that stays at them."""
+        checkpoint = self.save_weights_for_sampler(name).result()
+        return self._core.background.call(self._create_sampler(checkpoint=checkpoint.name))
+
+    async def save_weights_and_get_sampler_async(self, name: str) -> Sampler:
+        """Do as `save_weights_and_get_sampler`, in the caller's event loop."""
+        checkpoint = await self.save_weights_for_sampler(name)
+        coroutine = self._create_sampler(checkpoint=checkpoint.name)
+        return await self._core.background.acall(coroutine)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of the base model."""
+        return self._core.background.call(self._core.get_tokenizer(self.base_model))
+
+    async def get_tokenizer_async(self) -> Tokenizer:
+        """Do as `get_tokenizer`, in the caller's event loop."""
+        return await self._core.background.acall(self._core.get_tokenizer(self.base_model))
+
+    async def _create_sampler(
+        self, *, run: TrainingRun | None = None, checkpoint: str = ""
+    ) -> Sampler:
+        from tinsmith.sampler import create_sampler
+
+        return await create_sampler(self._core, run=run, checkpoint=checkpoint)
+
+    def _forward_backward_request(
+        self, data: Sequence[Datum], loss: str, config: Mapping[str, float] | None
+    ) -> trainer_pb2.ForwardBackwardRequest:
+        return trainer_pb2.ForwardBackwardRequest(
+            run=self.name,
+            data=[codec.encode_datum(datum) for datum in data],
+            loss=codec.encode_loss(loss, config),
+        )
+
+    def _linear_pass(
+        self, data: Sequence[Datum], loss_fn: CustomLoss, logprobs: list[FloatArray]
+    ) -> OperationFuture[ForwardResult]:
+        evaluated = evaluate_loss(loss_fn, data, logprobs)
+        weighted = linear_data(data, evaluated.gradients)
+
+        def decode(message: trainer_pb2.ForwardBackwardResponse) -> ForwardResult:
+            result = codec.decode_forward(message)
+            metrics = {**result.metrics, **evaluated.metrics}
+            metrics["surrogate_loss:sum"] = result.loss
+            metrics["loss:sum"] = evaluated.value
+            return ForwardResult(outputs=result.outputs, metrics=metrics)
+
+        request = self._forward_backward_request(weighted, _DEFAULT_LOSS, None)
+        return self._stream.submit(operations.FORWARD_BACKWARD, request, decode)
+
+    def _save(
+        self,
+        name: str,
+        kind: trainer_pb2.Checkpoint.Kind.ValueType,
+        labels: Mapping[str, str] | None,
+    ) -> OperationFuture[Checkpoint]:
+        request = trainer_pb2.SaveCheckpointRequest(
+            parent=self.name, checkpoint_id=name, kind=kind, labels=dict(labels or {})
+        )
+        return self._stream.submit(operations.SAVE_CHECKPOINT, request, codec.decode_checkpoint)
+
+    def _load(
+        self, checkpoint: str | Checkpoint, *, include_optimizer: bool
+    ) -> OperationFuture[LoadResult]:
+        name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
+        if "/" not in name:
+            run = names.RunName.parse(self.name)
+            name = str(names.CheckpointName(run.project, run.run, name))
+        request = trainer_pb2.LoadCheckpointRequest(
+            run=self.name, checkpoint=name, include_optimizer=include_optimizer
+        )
+        return self._stream.submit(operations.LOAD_CHECKPOINT, request, self._decode_load)
+
+    def _decode_optim_step(self, message: trainer_pb2.OptimStepResponse) -> OptimStepResult:
+        # Results arrive in the order of execution, so the last one is the state of the run.
+        self._version = message.version
+        return codec.decode_optim_step(message)
+
+    def _decode_load(self, message: trainer_pb2.LoadCheckpointResponse) -> LoadResult:
+        self._version = message.version
+        return codec.decode_load(message)

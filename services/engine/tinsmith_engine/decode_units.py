@@ -1,0 +1,175 @@
+"""Linear layers of a decode batch: rows of many adapters over one frozen weight.
+
+Bits of a row must not depend on its neighbours, while a matrix product may round differently when
+its shape changes. So shapes are fixed: the frozen product runs in tiles of 16 rows, the last one
+filled up, and LoRA products run as batches of 4-row tiles, each tile with one adapter. Adapters are
+stacked once per composition of the batch, which changes far less often than a token is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tinsmith_engine.decoder_weights import DecoderWeights
+from tinsmith_engine.linear import LinearUnit, LoraUnit
+
+ROW_TILE = 16
+_LORA_TILE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTiles:
+    """Which rows the tiles of adapters of one shape take."""
+
+    adapters: tuple[int, ...]
+    """For each tile, whose adapter it applies: an index into the batch's weights."""
+    sources: Tensor
+    """Row that fills each place of the tiles, int64 [tiles * 4]; places left over repeat one."""
+    rows: Tensor
+    """Rows that take part, int64 [n]."""
+    places: Tensor
+    """Where each of these rows lies in the tiles, int64 [n]."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitMix:
+    """The stacked adapters of one linear unit."""
+
+    tiles: AdapterTiles
+    a: Tensor
+    """[tiles, in, parts * rank]."""
+    b: tuple[Tensor, ...]
+    """For each part [tiles, rank, out]."""
+    scales: Tensor
+    """[tiles, 1, 1]."""
+
+    def add_forward_(self, y: Tensor, x: Tensor) -> None:
+        """Add each row's own adapter to y [N, out]."""
+        tiles = self.tiles
+        num_tiles = len(tiles.adapters)
+        tiled = x.index_select(0, tiles.sources).view(num_tiles, _LORA_TILE, -1)
+        projected = torch.bmm(tiled, self.a).mul_(self.scales)
+        rank = self.b[0].shape[1]
+        parts = [
+            torch.bmm(projected[:, :, index * rank : (index + 1) * rank], b)
+            for index, b in enumerate(self.b)
+        ]
+        added = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        y.index_add_(0, tiles.rows, added.flatten(0, 1).index_select(0, tiles.places))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeUnit(LinearUnit):
+    """A unit for decode batches, whose number of rows is a multiple of the tile."""
+
+    mixes: tuple[UnitMix, ...] = ()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return y [N, out] for x [N, in]."""
+        y = x.new_empty(len(x), self.weight.shape[0])
+        transposed = self.weight.t()
+        for start in range(0, len(x), ROW_TILE):
+            rows = slice(start, start + ROW_TILE)
+            if self.bias is None:
+                torch.mm(x[rows], transposed, out=y[rows])
+            else:
+                torch.addmm(self.bias, x[rows], transposed, out=y[rows])
+        for mix in self.mixes:
+            mix.add_forward_(y, x)
+        return y, None
+
+
+def decode_weights(
+    base: DecoderWeights, adapters: Sequence[DecoderWeights], adapter_of_row: Sequence[int | None]
+) -> DecoderWeights:
+    """Return weights for a decode batch.
+
+    Args:
+        base: The frozen weights of every row.
+        adapters: The bound adapter versions that take part.
+        adapter_of_row: Which of them each row wears; None for the base alone.
+    """
+    shapes: dict[tuple[object, ...], list[int]] = {}
+    for index, adapter in enumerate(adapters):
+        shapes.setdefault(_shape(adapter), []).append(index)
+    tilings = [
+        (_tiles(members, adapter_of_row, base.embedding.device), members)
+        for members in shapes.values()
+    ]
+
+    def unit(plain: LinearUnit, pick: Sequence[LinearUnit]) -> LinearUnit:
+        mixes = []
+        for tiles, members in tilings:
+            if pick[members[0]].lora is not None:
+                mixes.append(_mix(tiles, pick))
+        return DecodeUnit(weight=plain.weight, bias=plain.bias, mixes=tuple(mixes))
+
+    layers = []
+    for index, layer in enumerate(base.layers):
+        worn = [adapter.layers[index] for adapter in adapters]
+        layers.append(
+            dataclasses.replace(
+                layer,
+                qkv=unit(layer.qkv, [one.qkv for one in worn]),
+                o=unit(layer.o, [one.o for one in worn]),
+                gate_up=unit(layer.gate_up, [one.gate_up for one in worn]),
+                down=unit(layer.down, [one.down for one in worn]),
+            )
+        )
+    head = unit(base.head, [adapter.head for adapter in adapters])
+    return dataclasses.replace(base, layers=tuple(layers), head=head)
+
+
+def _shape(adapter: DecoderWeights) -> tuple[object, ...]:
+    """Return what must be equal for adapters to be stacked: which units they adapt, and rank."""
+    layer = adapter.layers[0]
+    units = (layer.qkv, layer.o, layer.gate_up, layer.down, adapter.head)
+    return tuple(None if unit.lora is None else unit.lora.b[0].shape[1] for unit in units)
+
+
+def _tiles(
+    members: Sequence[int], adapter_of_row: Sequence[int | None], device: torch.device
+) -> AdapterTiles:
+    adapters: list[int] = []
+    sources: list[int] = []
+    rows: list[int] = []
+    places: list[int] = []
+    for adapter in members:
+        worn_by = [row for row, worn in enumerate(adapter_of_row) if worn == adapter]
+        for start in range(0, len(worn_by), _LORA_TILE):
+            part = worn_by[start : start + _LORA_TILE]
+            places.extend(range(len(sources), len(sources) + len(part)))
+            rows.extend(part)
+            sources.extend(part + [part[0]] * (_LORA_TILE - len(part)))
+            adapters.append(adapter)
+    return AdapterTiles(
+        adapters=tuple(adapters),
+        sources=torch.tensor(sources, device=device),
+        rows=torch.tensor(rows, device=device),
+        places=torch.tensor(places, device=device),
+    )
+
+
+def _mix(tiles: AdapterTiles, units: Sequence[LinearUnit]) -> UnitMix:
+    worn = [_lora(units[adapter]) for adapter in tiles.adapters]
+    scales = torch.tensor([lora.scale for lora in worn], dtype=worn[0].a.dtype)
+    return UnitMix(
+        tiles=tiles,
+        a=torch.stack([lora.a for lora in worn]).transpose(1, 2),
+        b=tuple(
+            torch.stack([lora.b[part] for lora in worn]).transpose(1, 2)
+            for part in range(len(worn[0].b))
+        ),
+        scales=scales.view(-1, 1, 1).to(worn[0].a.device),
+    )
+
+
+def _lora(unit: LinearUnit) -> LoraUnit:
+    if unit.lora is None:
+        raise AssertionError("adapters of one shape adapt the same units")
+    return unit.lora

@@ -1,0 +1,171 @@
+"""How a sampler gets logits: from the packed decoder with a cache, or from a fallback module.
+
+Both give float32 logits for one prompt at a time and for one next token of many sequences. A prompt
+is computed alone, with the trainer's own operations and shapes, so its scores are those of the
+trainer's forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tinsmith_engine.decode_units import ROW_TILE, decode_weights
+from tinsmith_engine.decoder import Decoder
+from tinsmith_engine.decoder_weights import DecoderWeights
+from tinsmith_engine.fallback import FallbackModel
+from tinsmith_engine.head import chunk_rows
+from tinsmith_engine.kv_cache import DecodeAttention, KvCache, PrefillAttention
+from tinsmith_engine.ops import rms_norm
+from tinsmith_engine.versions import Published, VersionStore
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """A sequence whose next token is wanted."""
+
+    slot: int
+    weights: Published | None
+    tokens: Sequence[int]
+    """Prompt and completion so far; all but the last are cached."""
+
+
+class Decoding(Protocol):
+    """Source of logits."""
+
+    def prefill(
+        self, weights: Published | None, tokens: Sequence[int], slots: Sequence[int], *, all_: bool
+    ) -> Iterator[Tensor]:
+        """Read a prompt into slots; yield logits [rows, V] of all positions, or of the last."""
+
+    def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
+        """Return next-token logits [rows, V], float32."""
+
+
+class CachedDecoding:
+    """The packed decoder over a slot cache."""
+
+    def __init__(
+        self, decoder: Decoder, base: DecoderWeights, versions: VersionStore, num_slots: int
+    ) -> None:
+        self._decoder, self._base, self._versions = decoder, base, versions
+        self._device = base.embedding.device
+        self._cache = KvCache(decoder.config, num_slots, base.embedding)
+        self._composed: dict[int | None, tuple[tuple[int | None, ...], DecoderWeights]] = {}
+
+    def prefill(
+        self, weights: Published | None, tokens: Sequence[int], slots: Sequence[int], *, all_: bool
+    ) -> Iterator[Tensor]:
+        """Read a prompt into slots; yield logits [rows, V] of all positions, or of the last."""
+        bound = self._base if weights is None else self._versions.bound(weights)
+        num_tokens = len(tokens)
+        self._cache.reserve(num_tokens)
+        with torch.no_grad():
+            tokens_N = torch.tensor(tokens, device=self._device)
+            cos, sin = self._decoder.rotary(torch.arange(num_tokens, device=self._device))
+            attention = PrefillAttention(self._cache, slots[0], num_tokens, self._device)
+            hidden = self._decoder.forward(bound, tokens_N, cos, sin, attention, None)
+            self._cache.copy_prefix(slots[0], slots[1:], num_tokens)
+            if not all_:
+                hidden = hidden[-1:]
+            step = chunk_rows(self._decoder.config.vocab_size)
+            for start in range(0, len(hidden), step):
+                yield self._logits(bound, hidden[start : start + step])
+
+    def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
+        """Return next-token logits [rows, V], float32.
+
+        Rows on the base model and on adapters share their passes; a full-parameter version has
+        weights of its own and so a pass of its own.
+        """
+        parts: dict[int | None, list[int]] = {}
+        for index, row in enumerate(rows):
+            parts.setdefault(self._full_serial(row.weights), []).append(index)
+        logits = torch.empty(len(rows), self._decoder.config.vocab_size, device=self._device)
+        for serial, members in parts.items():
+            # Equal adapters side by side and slots in order: fewer tiles, more runs of slots.
+            members.sort(key=lambda i: (_serial(rows[i].weights) or 0, rows[i].slot))
+            logits[members] = self._decode_part(serial, [rows[index] for index in members])
+        for serial in set(self._composed) - set(parts):
+            del self._composed[serial]
+        return logits
+
+    def _decode_part(self, serial: int | None, rows: Sequence[DecodeRow]) -> Tensor:
+        weights = self._compose(serial, rows)
+        num_rows = -(-len(rows) // ROW_TILE) * ROW_TILE
+        filling = [0] * (num_rows - len(rows))
+        positions = [len(row.tokens) - 1 for row in rows]
+        self._cache.reserve(max(positions) + 1)
+        with torch.no_grad():
+            tokens = torch.tensor([row.tokens[-1] for row in rows] + filling, device=self._device)
+            cos, sin = self._decoder.rotary(torch.tensor(positions + filling, device=self._device))
+            attention = DecodeAttention(
+                self._cache, [row.slot for row in rows], positions, num_rows
+            )
+            hidden = self._decoder.forward(weights, tokens, cos, sin, attention, None)
+            return self._logits(weights, hidden)[: len(rows)]
+
+    def _compose(self, serial: int | None, rows: Sequence[DecodeRow]) -> DecoderWeights:
+        worn = tuple(_serial(row.weights) for row in rows)
+        key, weights = self._composed.get(serial, ((), None))
+        if weights is not None and key == worn:
+            return weights
+        if serial is not None:
+            published = rows[0].weights
+            if published is None:
+                raise AssertionError("a full-parameter part has a version")
+            weights = decode_weights(self._versions.bound(published), [], [])
+        else:
+            distinct = {_serial(row.weights): row.weights for row in rows}
+            published_list = [one for one in distinct.values() if one is not None]
+            order = {one.serial: index for index, one in enumerate(published_list)}
+            weights = decode_weights(
+                self._base,
+                [self._versions.bound(one) for one in published_list],
+                [None if one is None else order[one] for one in worn],
+            )
+        self._composed[serial] = (worn, weights)
+        return weights
+
+    def _full_serial(self, published: Published | None) -> int | None:
+        if published is None or not self._versions.tensors(published).is_full:
+            return None
+        return published.serial
+
+    def _logits(self, weights: DecoderWeights, hidden: Tensor) -> Tensor:
+        eps = self._decoder.config.rms_eps
+        normed, _ = rms_norm(hidden, weights.final_norm.weight, eps)
+        return weights.head.forward(normed)[0].float()
+
+
+class RecomputeDecoding:
+    """A fallback module, run over the whole sequence for every token: slow, but correct."""
+
+    def __init__(self, model: FallbackModel, versions: VersionStore) -> None:
+        self._model, self._versions = model, versions
+        self._base = model.bind(None)
+
+    def prefill(
+        self, weights: Published | None, tokens: Sequence[int], slots: Sequence[int], *, all_: bool
+    ) -> Iterator[Tensor]:
+        """Yield logits [rows, V] of all positions, or of the last; nothing is cached."""
+        del slots
+        logits = self._logits(weights, tokens)
+        yield logits if all_ else logits[-1:]
+
+    def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
+        """Return next-token logits [rows, V], float32."""
+        return torch.stack([self._logits(row.weights, row.tokens)[-1] for row in rows])
+
+    def _logits(self, weights: Published | None, tokens: Sequence[int]) -> Tensor:
+        bound = self._base if weights is None else self._versions.bound(weights)
+        with torch.no_grad():
+            return self._model.logits(bound, torch.tensor(tokens)[None])[0].float()
+
+
+def _serial(published: Published | None) -> int | None:
+    return None if published is None else published.serial

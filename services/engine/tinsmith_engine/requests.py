@@ -1,0 +1,134 @@
+"""What a caller asks a sampler for, and what it gets.
+
+Log-probabilities are those of the unmodified model distribution: temperature 1, no top-k, no top-p.
+They are what a trainer recomputes, so that a ratio of the two measures a change of weights and
+nothing else. Everything here can be built and checked without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tinsmith_engine.values import FloatArray, ModelInfo
+from tinsmith_engine.versions import Published
+from tinsmith_runtime.errors import (
+    EmptyBatchError,
+    InvalidFieldError,
+    NotFiniteInputError,
+    SequenceTooLongError,
+    TokenOutOfVocabularyError,
+)
+
+DecodeText = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRequest:
+    """Completions of one prompt under one immutable version of weights.
+
+    The same request gives the same tokens whatever else is being sampled: each sample draws from a
+    stream made of `seed` and its index alone.
+    """
+
+    prompt_tokens: Sequence[int]
+    max_tokens: int
+    """Longest completion; 0 only scores the prompt."""
+    weights: Published | None = None
+    """None means the base model."""
+    num_samples: int = 1
+    temperature: float = 1.0
+    """0 means the likeliest token."""
+    top_k: int = -1
+    """Sample among the k likeliest tokens; 0 or less means all."""
+    top_p: float = 1.0
+    """Sample among the fewest likeliest tokens whose probability reaches p; 1 means all."""
+    seed: int = 0
+    stop_tokens: Sequence[int] = ()
+    """Tokens that end a completion, of which they are the last."""
+    stop_strings: Sequence[str] = ()
+    """Texts that end a completion with the token that completes them; need `decode_text`."""
+    decode_text: DecodeText | None = None
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    """How many likeliest tokens to report at each position of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Scores of a prompt; entry i is about token i given those before it, the first has none."""
+
+    logprobs: list[float | None]
+    """Empty unless `prompt_logprobs` was asked for."""
+    topk: list[list[tuple[int, float]] | None]
+    """Token ids and log-probabilities, likeliest first; empty unless asked for."""
+
+
+@dataclass(slots=True)
+class SampledSequence:
+    """One completion, finished or so far."""
+
+    request_id: int
+    sample_index: int
+    tokens: list[int]
+    logprobs: FloatArray
+    """Natural log, unmodified distribution, float32, one for each token."""
+    versions: list[int]
+    """Weight version that produced each token."""
+    finish_reason: str | None
+    """`stop`, `length` (also: the context is full), `error` (the model gave no finite
+    distribution), or None while it grows."""
+    prompt: PromptLogprobs | None = None
+
+
+def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
+    """Raise the error that names the first fault of a request.
+
+    Raises:
+        EmptyBatchError: The prompt has no token.
+        TokenOutOfVocabularyError: A prompt token is not in the vocabulary.
+        SequenceTooLongError: The prompt exceeds the context of the model.
+        NotFiniteInputError: The temperature or top_p is NaN or infinite.
+        InvalidFieldError: Another field is out of range.
+    """
+    prompt = request.prompt_tokens
+    if len(prompt) == 0:
+        raise EmptyBatchError("prompt_tokens", "holds no token")
+    for position, token in enumerate(prompt):
+        if not 0 <= token < info.vocab_size:
+            raise TokenOutOfVocabularyError(
+                "prompt_tokens",
+                f"holds token {token} at position {position}, the vocabulary has {info.vocab_size}",
+                token=token,
+                vocab_size=info.vocab_size,
+            )
+    if len(prompt) > info.max_context_tokens:
+        raise SequenceTooLongError(
+            f"the prompt holds {len(prompt)} tokens, over the model's limit of "
+            f"{info.max_context_tokens}; send a shorter prompt",
+            num_tokens=len(prompt),
+            max_context_tokens=info.max_context_tokens,
+        )
+    for name, value in (("temperature", request.temperature), ("top_p", request.top_p)):
+        if not math.isfinite(value):
+            raise NotFiniteInputError(name, f"is {value}")
+    for name, is_wrong, rule in (
+        ("num_samples", request.num_samples < 1, "must be at least 1"),
+        ("max_tokens", request.max_tokens < 0, "must not be negative"),
+        ("temperature", request.temperature < 0.0, "must not be negative"),
+        ("top_p", not 0.0 < request.top_p <= 1.0, "must be above 0 and at most 1"),
+        (
+            "topk_prompt_logprobs",
+            not 0 <= request.topk_prompt_logprobs <= info.vocab_size,
+            f"must be 0 to {info.vocab_size}",
+        ),
+        (
+            "stop_strings",
+            bool(request.stop_strings) and request.decode_text is None,
+            "need a decoder of text, which this model was loaded without",
+        ),
+        ("stop_strings", "" in request.stop_strings, "must not hold an empty text"),
+    ):
+        if is_wrong:
+            raise InvalidFieldError(name, rule)

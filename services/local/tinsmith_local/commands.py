@@ -1,0 +1,120 @@
+"""The CLI commands that need more than the client: `tinsmith up` and `tinsmith models`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tinsmith.settings import state_dir
+from tinsmith_local.embedded import DEFAULT_PORT, EmbeddedConfig, EmbeddedServer, write_state
+from tinsmith_local.tiny_model import build_tiny_model
+from tinsmith_runtime.errors import ConfigError, TinsmithError
+from tinsmith_runtime.logs import configure_logging
+from tinsmith_runtime.server import wait_for_signal
+
+TINY = "tiny"
+
+models = typer.Typer(help="Make models.", no_args_is_help=True)
+_console = Console(stderr=False)
+
+
+def up(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="Base model: a directory, a hub id, or NAME=either. Default: tiny."),
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
+    port: Annotated[int, typer.Option(help="Port on loopback; 0 picks a free one.")] = DEFAULT_PORT,
+    threads: Annotated[int, typer.Option(help="Threads of one operation; 0: all cores.")] = 0,
+    dtype: Annotated[str, typer.Option(help="Of the base model: float32 or bfloat16.")] = "float32",
+    metrics: Annotated[
+        str | None, typer.Option(help="host:port of the Prometheus endpoint.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE.jsonl that environments may read.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="Of the JSON logs on stderr.")] = "WARNING",
+) -> None:
+    """Run all services in this process, on loopback; print the address and the key."""
+    configure_logging("local", level=log_level.upper())
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    folder = data_dir or state_dir() / "data"
+    try:
+        config = EmbeddedConfig(
+            data_dir=folder,
+            models=named_models(model or [], folder),
+            port=port,
+            num_threads=threads,
+            dtype=dtype,
+            metrics_address=metrics,
+            data_files=dict(_pair(entry) for entry in data or []),
+        )
+        asyncio.run(_serve(config))
+    except (ConfigError, TinsmithError) as error:
+        _console.print(f"[red]error:[/red] {error}", highlight=False)
+        raise typer.Exit(1) from error
+
+
+@models.command("build-tiny")
+def build_tiny(
+    directory: Annotated[Path, typer.Argument(help="Where to put it.")],
+) -> None:
+    """Make a tiny Qwen3 model with random weights and its tokenizer; no download."""
+    path = build_tiny_model(directory)
+    _console.print(f"tiny model in {path}", highlight=False)
+
+
+def named_models(entries: list[str], data_dir: Path) -> dict[str, str]:
+    """Return base models by name: `NAME=SOURCE`, or a source named by its last part.
+
+    Without entries the tiny model is made.
+
+    Raises:
+        ConfigError: If two have one name.
+    """
+    if not entries:
+        return {TINY: str(build_tiny_model(data_dir / "models" / TINY))}
+    named: dict[str, str] = {}
+    for entry in entries:
+        name, source = _pair(entry) if "=" in entry else (_name_of(entry), entry)
+        if source == TINY:
+            source = str(build_tiny_model(data_dir / "models" / TINY))
+        if name in named:
+            raise ConfigError(f"two base models are named {name!r}; use NAME=SOURCE")
+        named[name] = source
+    return named
+
+
+def _name_of(source: str) -> str:
+    """A directory is named by its last part; a hub id is its own name."""
+    return Path(source).resolve().name if Path(source).is_dir() else source
+
+
+def _pair(entry: str) -> tuple[str, str]:
+    name, separator, value = entry.partition("=")
+    if not (name and separator and value):
+        raise ConfigError(f"{entry!r} is not NAME=VALUE")
+    return name, value
+
+
+async def _serve(config: EmbeddedConfig) -> None:
+    server = EmbeddedServer(config)
+    await server.start()
+    write_state(state_dir(), server)
+    _console.print(
+        f"Tinsmith serves {', '.join(config.models)}\n"
+        f"  address  {server.address}\n"
+        f"  key      {server.api_key}\n"
+        f"  data     {config.data_dir}\n"
+        "Ctrl-C stops it; what was acknowledged survives.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    await wait_for_signal()
+    _console.print("draining", highlight=False)
+    await server.stop()

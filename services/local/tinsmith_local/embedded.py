@@ -1,0 +1,196 @@
+"""All services in one process: the same pods, each with its own port on loopback.
+
+This is the one package that may import every pod. It differs from separate processes in a single
+point: trainer and sampler are given one engine host, so live weights pass between them as a copy of
+a row instead of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tinsmith.names import DEFAULT_PROJECT
+from tinsmith_engine.host import EngineHost
+from tinsmith_environment.config import EnvironmentConfig
+from tinsmith_environment.pod import EnvironmentPod
+from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.pod import SamplerPod
+from tinsmith_scheduler.config import SchedulerConfig
+from tinsmith_scheduler.pod import SchedulerPod
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.pod import TrainerPod, load_engines
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 7077
+_KEY_FILE = "api_key"
+_PRIVATE_MODE = 0o600
+_FENCED_EXIT_CODE = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddedConfig:
+    """Settings of the embedded server."""
+
+    data_dir: Path
+    """Ledger, checkpoints and the API key; everything survives a restart."""
+    models: dict[str, str]
+    """Directory or hub id by base model."""
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    """Port of the scheduler; the other pods pick free ones."""
+    metrics_address: str | None = None
+    num_threads: int = 0
+    """Threads of one operation; 0 takes all cores."""
+    dtype: str = "float32"
+    data_files: dict[str, str] = field(default_factory=dict)
+    """JSONL files that environments may read, by name."""
+    overrides: dict[str, dict[str, object]] = field(default_factory=dict)
+    """Further settings by pod: `scheduler`, `trainer`, `sampler`, `environment`."""
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ConfigError("no base model: name one, or make one with `models build-tiny`")
+
+
+class EmbeddedServer:
+    """Scheduler, trainer, sampler and environment in this process."""
+
+    def __init__(self, config: EmbeddedConfig) -> None:
+        self._config = config
+        self._pod_key = secrets.token_urlsafe(32)
+        self._engines: EngineHost | None = None
+        self._pods: list[SchedulerPod | TrainerPod | SamplerPod | EnvironmentPod] = []
+        self.api_key = ""
+        self.address = ""
+
+    async def start(self) -> None:
+        """Load the models, recover, and serve.
+
+        Raises:
+            ConfigError: If a setting is wrong, a port taken, or the data folder in use.
+            ModelNotFoundError: If a base model can not be loaded.
+        """
+        config = self._config
+        config.data_dir.mkdir(parents=True, exist_ok=True)
+        self.api_key = _api_key(config.data_dir)
+        try:
+            scheduler = SchedulerPod(self._scheduler_config())
+            await self._start(scheduler)
+            self.address = scheduler.address
+            trainer_config = self._trainer_config()
+            self._engines = await asyncio.to_thread(load_engines, trainer_config)
+            trainer = TrainerPod(trainer_config, self._engines, on_fenced=_exit_fenced)
+            await self._start(trainer)
+            sampler_config = self._sampler_config(trainer_config.storage())
+            await self._start(
+                SamplerPod(sampler_config, self._engines, publish_live=trainer.publish_live)
+            )
+            await self._start(EnvironmentPod(self._environment_config()))
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Drain and stop all pods, the last started first."""
+        while self._pods:
+            await self._pods.pop().stop()
+        if self._engines is not None:
+            await asyncio.to_thread(self._engines.thread.close, 30.0)
+            self._engines = None
+
+    async def _start(self, pod: SchedulerPod | TrainerPod | SamplerPod | EnvironmentPod) -> None:
+        self._pods.append(pod)
+        await pod.start()
+
+    def _scheduler_config(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            data_dir=self._config.data_dir,
+            pod_key=self._pod_key,
+            bootstrap_key=self.api_key,
+            listen_address=f"{self._config.host}:{self._config.port}",
+            metrics_address=self._config.metrics_address,
+            **self._overrides("scheduler"),
+        )
+
+    def _trainer_config(self) -> TrainerConfig:
+        models = ",".join(f"{name}={source}" for name, source in self._config.models.items())
+        return TrainerConfig(
+            data_dir=self._config.data_dir,
+            base_models=models,
+            scheduler_address=self.address,
+            pod_key=self._pod_key,
+            listen_address=f"{self._config.host}:0",
+            num_threads=self._config.num_threads,
+            dtype=self._config.dtype,
+            **self._overrides("trainer"),
+        )
+
+    def _sampler_config(self, storage_uri: str) -> SamplerConfig:
+        return SamplerConfig(
+            storage_uri=storage_uri,
+            scheduler_address=self.address,
+            pod_key=self._pod_key,
+            listen_address=f"{self._config.host}:0",
+            **self._overrides("sampler"),
+        )
+
+    def _environment_config(self) -> EnvironmentConfig:
+        return EnvironmentConfig(
+            scheduler_address=self.address,
+            pod_key=self._pod_key,
+            listen_address=f"{self._config.host}:0",
+            data_files=",".join(f"{k}={v}" for k, v in self._config.data_files.items()),
+            **self._overrides("environment"),
+        )
+
+    def _overrides(self, pod: str) -> dict[str, Any]:
+        return dict(self._config.overrides.get(pod, {}))
+
+
+def write_state(state_dir: Path, server: EmbeddedServer) -> None:
+    """Tell clients of this user where the server is and which key it takes."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    content = {
+        "address": server.address,
+        "api_key": server.api_key,
+        "project": DEFAULT_PROJECT,
+        "pid": os.getpid(),
+    }
+    _write_private(state_dir / "local.json", json.dumps(content))
+
+
+def _api_key(data_dir: Path) -> str:
+    """Return the key of this data folder, made with it."""
+    path = data_dir / _KEY_FILE
+    if path.is_file():
+        return str(ApiKey.parse(path.read_text().strip()))
+    key = str(ApiKey.generate())
+    _write_private(path, key)
+    return key
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that holds a secret; complete or absent, readable by its owner alone."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _PRIVATE_MODE)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _exit_fenced(error: FencedError) -> None:
+    logger.critical("fenced", extra={"problem": error.message})
+    os._exit(_FENCED_EXIT_CODE)

@@ -1,0 +1,1 @@
+"""The sampler pod: completions and log-probabilities from base models, checkpoints and live runs."""

@@ -1,0 +1,72 @@
+"""Settings of the sampler pod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tinsmith_runtime.config import parse_models
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.server import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplerConfig:
+    """Settings of one sampler."""
+
+    storage_uri: str
+    """Where trainers put checkpoints; the same store as theirs."""
+    base_models: str = ""
+    """`name=directory or hub id`, separated by commas."""
+    worker_name: str = "sampler-0"
+    """Identity at the scheduler; must be the same after a restart."""
+    scheduler_address: str = ""
+    """`host:port` of the scheduler."""
+    pod_key: str = field(default="", repr=False)
+    """The secret that the pods of one deployment share."""
+    listen_address: str = "127.0.0.1:0"
+    metrics_address: str | None = None
+    drain_timeout_s: float = 30.0
+    dtype: str = "float32"
+    """Of the base model: float32 or bfloat16."""
+    device: str = "cpu"
+    num_threads: int = 0
+    """Threads of one operation; 0 takes all cores."""
+    max_concurrent_sequences: int = 64
+    """Sequences that decode at once; more wait."""
+    max_queued_sequences: int = 4096
+    """Sequences that wait; more are refused."""
+    max_samples: int = 256
+    """Samples of one request."""
+    max_topk_logprobs: int = 64
+    max_loaded_weights: int = 16
+    """Checkpoints and versions from files that stay in memory."""
+    session_ttl_s: float = 5.0
+    """How long an answer of the scheduler about a sampling session is used."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ConfigError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+        for name in (
+            "max_concurrent_sequences",
+            "max_queued_sequences",
+            "max_samples",
+            "max_topk_logprobs",
+            "max_loaded_weights",
+            "session_ttl_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        self.models()
+        self.server()
+
+    def models(self) -> dict[str, str]:
+        """Return the directory or hub id of each base model."""
+        return parse_models(self.base_models)
+
+    def server(self) -> ServerConfig:
+        """Return the settings of the gRPC server."""
+        return ServerConfig(
+            listen_address=self.listen_address,
+            metrics_address=self.metrics_address,
+            drain_timeout_s=self.drain_timeout_s,
+        )

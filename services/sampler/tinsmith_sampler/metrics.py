@@ -1,0 +1,16 @@
+"""Metrics of the sampler pod."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+SAMPLED_TOKENS = Counter("tinsmith_sampler_sampled_tokens_total", "Tokens sampled.")
+PROMPT_TOKENS = Counter("tinsmith_sampler_prompt_tokens_total", "Tokens of prompts.")
+SEQUENCES = Counter("tinsmith_sampler_sequences_total", "Sequences that ended.", ["stop_reason"])
+WAITING_SEQUENCES = Gauge("tinsmith_sampler_waiting_sequences", "Sequences accepted, not ended.")
+REQUEST_SECONDS = Histogram(
+    "tinsmith_sampler_request_duration_seconds",
+    "Wall time of one request, from its arrival to its last token.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+WEIGHT_LOADS = Counter("tinsmith_sampler_weight_loads_total", "Weights loaded.", ["source"])

@@ -1,0 +1,138 @@
+"""From a sampling session to weights in the engine.
+
+Live weights are pulled, not pushed: each request asks for the newest version of its run, so that it
+can never be answered with weights older than those that existed when it arrived, and a sampler that
+was restarted needs nobody to remember it. In one process that is a copy of a row (`publish_live`);
+across processes the trainer names a sampler checkpoint, which is loaded once for each version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from tinsmith_engine import Engine, Published
+from tinsmith_engine.codec import adapter_from_json
+from tinsmith_engine.host import EngineHost
+from tinsmith_engine.weight_files import parse_tensors, weights_file
+from tinsmith_runtime import manifests
+from tinsmith_runtime.errors import CheckpointIncompatibleError, VersionNotLoadedError
+from tinsmith_runtime.storage import ObjectStore
+from tinsmith_sampler.metrics import WEIGHT_LOADS
+from tinsmith_sampler.sessions import Target
+from tinsmith_sampler.trainer_client import StoredWeights, TrainerClient
+
+logger = logging.getLogger(__name__)
+
+PublishLive = Callable[[str], Awaitable[Published]]
+
+
+class WeightSource:
+    """Finds or loads the weights that a request samples from.
+
+    Args:
+        host: The engines.
+        store: Where checkpoints are.
+        trainers: Connections to the trainers.
+        max_loaded: Weights from files that stay in memory; the least recently used go first.
+        publish_live: Copies the newest weights of a run in this process; None across processes.
+    """
+
+    def __init__(
+        self,
+        host: EngineHost,
+        store: ObjectStore,
+        trainers: TrainerClient,
+        *,
+        max_loaded: int,
+        publish_live: PublishLive | None,
+    ) -> None:
+        self._host = host
+        self._store = store
+        self._trainers = trainers
+        self._max_loaded = max_loaded
+        self._publish_live = publish_live
+        self._loaded: OrderedDict[str, tuple[Engine, Published]] = OrderedDict()
+        self._loading: dict[str, asyncio.Lock] = {}
+
+    async def get(self, target: Target, *, min_version: int) -> Published | None:
+        """Return the weights of a target; None stands for the base model.
+
+        Raises:
+            RunNotFoundError: If the run is gone.
+            CheckpointNotFoundError: If the checkpoint is gone.
+            CheckpointCorruptError: If its files are damaged.
+            VersionNotLoadedError: If the run has no version as new as `min_version`.
+        """
+        if target.run:
+            published = await self._live(target)
+            if published.version < min_version:
+                raise VersionNotLoadedError(
+                    f"{target.run} is at version {published.version}, the request asks for "
+                    f"{min_version}; send it again",
+                    run=target.run,
+                    version=published.version,
+                )
+            return published
+        if target.checkpoint:
+            return await self._load(target, await self._locate(target))
+        return None
+
+    async def _live(self, target: Target) -> Published:
+        if self._publish_live is not None:
+            return await self._publish_live(target.run)
+        stored = await self._trainers.publish(target.trainer_address, target.run)
+        return await self._load(target, stored)
+
+    async def _locate(self, target: Target) -> StoredWeights:
+        # Asked each time: a checkpoint that was deleted must not be sampled from memory for ever.
+        return await self._trainers.checkpoint(target.trainer_address, target.checkpoint)
+
+    async def _load(self, target: Target, stored: StoredWeights) -> Published:
+        """Return weights from the store, read once however many requests ask."""
+        name = stored.manifest_sha256
+        lock = self._loading.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                known = self._loaded.get(name)
+                if known is not None:
+                    self._loaded.move_to_end(name)
+                    return known[1]
+                return await self._read(target, stored)
+        finally:
+            if not lock.locked():
+                self._loading.pop(name, None)
+
+    async def _read(self, target: Target, stored: StoredWeights) -> Published:
+        engine = self._host.engine(target.base_model)
+        folder = manifests.folder_of(self._store, stored.manifest_uri)
+        manifest, files = await asyncio.to_thread(
+            manifests.read_checkpoint, self._store, folder, sha256=stored.manifest_sha256
+        )
+        if manifest.attributes.get("base_model") != target.base_model:
+            raise CheckpointIncompatibleError(
+                f"{target.source} is of base model {manifest.attributes.get('base_model')}, not of "
+                f"{target.base_model}",
+                source=target.source,
+            )
+        config = adapter_from_json(manifest.attributes["adapter"])
+        tensors = parse_tensors(files, weights_file(config))
+        published = await self._host.call(
+            engine.load_weights,
+            stored.manifest_sha256,
+            tensors,
+            config,
+            version=stored.version,
+        )
+        WEIGHT_LOADS.labels("run" if target.run else "checkpoint").inc()
+        self._loaded[stored.manifest_sha256] = (engine, published)
+        while len(self._loaded) > self._max_loaded:
+            oldest, (its_engine, _) = self._loaded.popitem(last=False)
+            await self._host.call(its_engine.unload_weights, oldest)
+        return published
+
+    def loaded(self) -> list[Published]:
+        """Return the weights from files that are in memory."""
+        return [published for _, published in self._loaded.values()]

@@ -1,0 +1,35 @@
+"""`python -m tinsmith_scheduler`: serve until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from tinsmith_runtime.config import load_config
+from tinsmith_runtime.logs import configure_logging
+from tinsmith_runtime.server import wait_for_signal
+from tinsmith_scheduler.config import SchedulerConfig
+from tinsmith_scheduler.pod import SchedulerPod
+
+
+def main() -> None:
+    """Read the settings and serve."""
+    parser = argparse.ArgumentParser(prog="tinsmith-scheduler")
+    parser.add_argument("--config", type=Path, help="TOML file; TINSMITH_* variables win over it")
+    arguments = parser.parse_args()
+    configure_logging("scheduler")
+    asyncio.run(_serve(load_config(SchedulerConfig, path=arguments.config)))
+
+
+async def _serve(config: SchedulerConfig) -> None:
+    pod = SchedulerPod(config)
+    await pod.start()
+    try:
+        await wait_for_signal()
+    finally:
+        await pod.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""The scheduler as one object, which `__main__`, the embedded server and tests start alike.
+
+Everything is built in `start`, because the database takes a lock that `stop` gives back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from google.longrunning import operations_pb2_grpc
+
+from tinsmith.v1 import scheduler_pb2_grpc
+from tinsmith_runtime.auth import ApiKey, Authenticator
+from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.sql import Database
+from tinsmith_scheduler import codec
+from tinsmith_scheduler.config import SchedulerConfig
+from tinsmith_scheduler.creations import Creations
+from tinsmith_scheduler.keys import BOOTSTRAP_SCOPES, Keys
+from tinsmith_scheduler.operations_servicer import OperationsServicer
+from tinsmith_scheduler.releases import Reaper
+from tinsmith_scheduler.runs import Runs
+from tinsmith_scheduler.sampling import SamplingSessions
+from tinsmith_scheduler.servicer import Domain, SchedulerServicer
+from tinsmith_scheduler.sessions import Sessions
+from tinsmith_scheduler.store import open_database
+from tinsmith_scheduler.trainer_client import GrpcTrainers
+from tinsmith_scheduler.workers import Workers
+
+Clock = Callable[[], float]
+
+
+class SchedulerPod:
+    """One scheduler.
+
+    Args:
+        config: Its settings.
+        clock: Monotonic seconds, for everything that expires.
+        wall_clock: Seconds since the epoch, for everything that is dated.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        clock: Clock = time.monotonic,
+        wall_clock: Clock = time.time,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._database: Database | None = None
+        self._server: PodServer | None = None
+        self._trainers: GrpcTrainers | None = None
+        self._creations: Creations | None = None
+        self._reaper: Reaper | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` that the pod listens on; empty before `start`."""
+        return self._server.address if self._server is not None else ""
+
+    @property
+    def metrics_address(self) -> str:
+        """`host:port` of the Prometheus endpoint; empty if there is none."""
+        return self._server.metrics_address if self._server is not None else ""
+
+    async def start(self) -> None:
+        """Recover what was left unfinished, and serve.
+
+        Raises:
+            ConfigError: If the data folder or an address is in use, or the bootstrap key clashes.
+        """
+        self._database = await asyncio.to_thread(open_database, self._config.data_dir)
+        try:
+            await self._serve(self._database)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Refuse new calls, let running ones finish, close; repeating it changes nothing."""
+        if self._creations is not None:
+            self._creations.release_waiters()
+        if self._server is not None:
+            await self._server.stop()
+        if self._reaper is not None:
+            await self._reaper.stop()
+        if self._creations is not None:
+            await self._creations.stop()
+        if self._trainers is not None:
+            await self._trainers.close()
+        if self._database is not None:
+            await asyncio.to_thread(self._database.close)
+        self._database = self._server = self._trainers = self._creations = self._reaper = None
+
+    async def _serve(self, database: Database) -> None:
+        config = self._config
+        keys = Keys(
+            database, operator_project=config.bootstrap_project, wall_clock=self._wall_clock
+        )
+        await keys.load()
+        if config.bootstrap_key:
+            await keys.ensure(
+                ApiKey.parse(config.bootstrap_key),
+                project=config.bootstrap_project,
+                scopes=BOOTSTRAP_SCOPES,
+            )
+        self._trainers = GrpcTrainers(
+            pod_key=config.pod_key, timeout_s=config.trainer_call_timeout_s
+        )
+        workers = Workers(database, timeout_s=config.worker_timeout_s, clock=self._clock)
+        await workers.load()
+        sessions = Sessions(
+            database,
+            timeout_s=config.session_timeout_s,
+            clock=self._clock,
+            wall_clock=self._wall_clock,
+        )
+        await sessions.load()
+        self._creations = Creations(
+            database,
+            workers=workers,
+            trainers=self._trainers,
+            encode_error=codec.encode_error,
+            timeout_s=config.placement_timeout_s,
+            retry_s=config.placement_retry_s,
+            clock=self._clock,
+        )
+        runs = Runs(
+            database,
+            workers=workers,
+            trainers=self._trainers,
+            creations=self._creations,
+            max_runs_per_project=config.max_runs_per_project,
+            wall_clock=self._wall_clock,
+        )
+        sampling_sessions = SamplingSessions(
+            database, workers=workers, trainers=self._trainers, wall_clock=self._wall_clock
+        )
+        self._reaper = Reaper(
+            database,
+            sessions=sessions,
+            workers=workers,
+            trainers=self._trainers,
+            interval_s=config.reap_interval_s,
+            clock=self._clock,
+            wall_clock=self._wall_clock,
+        )
+        domain = Domain(keys, sessions, sampling_sessions, runs, self._creations, workers)
+        self._server = PodServer(
+            config.server(),
+            domain=codec.DOMAIN,
+            authenticator=Authenticator(keys, pod_key=config.pod_key),
+        )
+        self._server.add(
+            scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server,
+            SchedulerServicer(domain, config),
+        )
+        self._server.add(
+            operations_pb2_grpc.add_OperationsServicer_to_server, OperationsServicer(domain)
+        )
+        await self._server.start()
+        await self._creations.load()
+        self._reaper.start()

@@ -1,0 +1,262 @@
+"""A trainer that adopts whatever it is told to, and a real scheduler to test with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.longrunning import operations_pb2, operations_pb2_grpc
+from grpc_status import rpc_status
+
+from tinsmith.v1 import models_pb2, scheduler_pb2, scheduler_pb2_grpc, trainer_pb2, trainer_pb2_grpc
+from tinsmith_runtime.auth import POD_SCOPE, ApiKey, Authenticator, Caller, current_caller
+from tinsmith_runtime.errors import (
+    AbortedError,
+    CheckpointNotFoundError,
+    KeyInvalidError,
+    RunNotFoundError,
+    TinsmithError,
+)
+from tinsmith_runtime.server import PodServer, ServerConfig
+from tinsmith_runtime.status import decode_status
+from tinsmith_scheduler.config import SchedulerConfig
+from tinsmith_scheduler.pod import SchedulerPod
+
+POD_KEY = "pod-key-of-the-tests"
+BASE_MODEL = "tiny"
+Metadata = tuple[tuple[str, str], ...]
+POD: Metadata = (("authorization", f"Bearer {POD_KEY}"),)
+
+
+class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
+    """Adopts and releases runs in memory.
+
+    `adopt_errors` are raised first, one for each AdoptRun; while `gate` is cleared, AdoptRun waits.
+    """
+
+    def __init__(self) -> None:
+        self.adopted: dict[str, trainer_pb2.AdoptRunRequest] = {}
+        self.adopt_calls: list[trainer_pb2.AdoptRunRequest] = []
+        self.parked: list[str] = []
+        self.deleted: list[str] = []
+        self.checkpoints: dict[str, str] = {}
+        self.adopt_errors: list[TinsmithError] = []
+        self.release_errors: list[TinsmithError] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.server = PodServer(
+            ServerConfig(drain_timeout_s=0.1),
+            domain="trainer.tinsmith",
+            authenticator=Authenticator(self, pod_key=POD_KEY),
+        )
+        self.server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, self)
+
+    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+        raise KeyInvalidError("only pods call this trainer")
+
+    async def AdoptRun(self, request: Any, context: Any) -> trainer_pb2.AdoptRunResponse:
+        current_caller().require_scope(POD_SCOPE)
+        self.adopt_calls.append(request)
+        await self.gate.wait()
+        if self.adopt_errors:
+            raise self.adopt_errors.pop(0)
+        held = self.adopted.get(request.run)
+        if held is not None and held.epoch > request.epoch:
+            raise AbortedError("a higher epoch holds the run")
+        self.adopted[request.run] = request
+        return trainer_pb2.AdoptRunResponse()
+
+    async def ReleaseRun(self, request: Any, context: Any) -> trainer_pb2.ReleaseRunResponse:
+        current_caller().require_scope(POD_SCOPE)
+        if self.release_errors:
+            raise self.release_errors.pop(0)
+        if request.run not in self.adopted:
+            raise RunNotFoundError("unknown run")
+        if request.mode == trainer_pb2.ReleaseRunRequest.MODE_DELETE:
+            del self.adopted[request.run]
+            self.deleted.append(request.run)
+        else:
+            self.parked.append(request.run)
+        return trainer_pb2.ReleaseRunResponse()
+
+    async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
+        if request.name not in self.checkpoints:
+            raise CheckpointNotFoundError("unknown checkpoint")
+        return trainer_pb2.Checkpoint(
+            name=request.name, base_model=self.checkpoints[request.name]
+        )
+
+
+class FakeClock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Rig:
+    """A scheduler with a channel to it, and one fake trainer."""
+
+    def __init__(self, data_dir: Path, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.admin_key = str(ApiKey.generate())
+        self.admin = bearer(self.admin_key)
+        self.trainer = FakeTrainer()  # type: ignore[abstract]
+        self.settings: dict[str, Any] = {
+            "data_dir": data_dir,
+            "pod_key": POD_KEY,
+            "bootstrap_key": self.admin_key,
+            "drain_timeout_s": 0.2,
+            "reap_interval_s": 0.02,
+            "placement_retry_s": 0.02,
+            **settings,
+        }
+        self.stub: Any = None
+        self.operations: Any = None
+
+    async def start(self) -> None:
+        self.pod = SchedulerPod(SchedulerConfig(**self.settings), clock=self.clock)
+        await self.pod.start()
+        self.channel = grpc.aio.insecure_channel(self.pod.address)
+        self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
+        self.operations = operations_pb2_grpc.OperationsStub(self.channel)
+
+    async def stop(self) -> None:
+        await self.channel.close()
+        await self.pod.stop()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def register(
+        self,
+        role: int = scheduler_pb2.Worker.ROLE_TRAINER,
+        *,
+        name: str = "trainer-0",
+        address: str = "",
+        max_runs: int = 8,
+        base_model: str = BASE_MODEL,
+        files: dict[str, bytes] | None = None,
+    ) -> scheduler_pb2.Worker:
+        worker = scheduler_pb2.Worker(
+            name=f"workers/{name}",
+            role=role,  # type: ignore[arg-type]
+            address=address or self.trainer.server.address,
+            models=[models_pb2.ModelCapabilities(base_model=base_model, vocabulary_size=256)],
+            max_runs=max_runs,
+        )
+        request = scheduler_pb2.RegisterWorkerRequest(worker=worker)
+        if files:
+            request.tokenizers[base_model].digest = "d1"
+            request.tokenizers[base_model].files.update(files)
+        return await self.stub.RegisterWorker(request, metadata=POD, timeout=5)
+
+    async def register_sampler(self, *, name: str = "sampler-0", address: str = "s:1") -> None:
+        await self.register(scheduler_pb2.Worker.ROLE_SAMPLER, name=name, address=address)
+
+    async def advance(self, seconds: float, *, keep: tuple[str, ...] = ("trainer-0",)) -> None:
+        """Let time pass while some workers heartbeat."""
+        self.clock.now_s += seconds
+        for name in keep:
+            request = scheduler_pb2.HeartbeatWorkerRequest(name=f"workers/{name}")
+            await self.stub.HeartbeatWorker(request, metadata=POD, timeout=5)
+
+    async def user(self, project: str = "default") -> Metadata:
+        """Return the credential of a new user of a project."""
+        request = scheduler_pb2.CreateKeyRequest(parent=f"projects/{project}", request_id=new_id())
+        key = await self.stub.CreateKey(request, metadata=self.admin, timeout=5)
+        return bearer(key.secret)
+
+    async def session(self, who: Metadata, project: str = "default") -> str:
+        request = scheduler_pb2.CreateSessionRequest(
+            parent=f"projects/{project}", request_id=new_id()
+        )
+        session = await self.stub.CreateSession(request, metadata=who, timeout=5)
+        return str(session.name)
+
+    async def begin_run(
+        self, who: Metadata, session: str, **fields: Any
+    ) -> operations_pb2.Operation:
+        fields = {"base_model": BASE_MODEL, "request_id": new_id(), **fields}
+        request = scheduler_pb2.CreateTrainingRunRequest(parent=session, **fields)
+        return await self.stub.CreateTrainingRun(request, metadata=who, timeout=5)
+
+    async def wait(self, who: Metadata, name: str, wait_s: int = 5) -> operations_pb2.Operation:
+        request = operations_pb2.WaitOperationRequest(name=name)
+        request.timeout.seconds = wait_s
+        return await self.operations.WaitOperation(request, metadata=who, timeout=10)
+
+    async def create_run(
+        self, who: Metadata, session: str, **fields: Any
+    ) -> scheduler_pb2.TrainingRun:
+        operation = await self.begin_run(who, session, **fields)
+        operation = await self.wait(who, operation.name)
+        assert operation.WhichOneof("result") == "response", operation
+        run = scheduler_pb2.TrainingRun()
+        assert operation.response.Unpack(run)
+        return run
+
+    async def get_run(self, who: Metadata, name: str) -> scheduler_pb2.TrainingRun:
+        request = scheduler_pb2.GetTrainingRunRequest(name=name)
+        return await self.stub.GetTrainingRun(request, metadata=who, timeout=5)
+
+    async def delete_run(self, who: Metadata, name: str) -> scheduler_pb2.TrainingRun:
+        request = scheduler_pb2.DeleteTrainingRunRequest(name=name)
+        return await self.stub.DeleteTrainingRun(request, metadata=who, timeout=5)
+
+
+@contextlib.asynccontextmanager
+async def running_rig(data_dir: Path, **settings: Any) -> AsyncIterator[Rig]:
+    """Run a scheduler and its trainer, which is not registered yet."""
+    rig = Rig(data_dir, **settings)
+    await rig.trainer.server.start()
+    await rig.start()
+    try:
+        yield rig
+    finally:
+        rig.trainer.gate.set()
+        await rig.stop()
+        await rig.trainer.server.stop()
+
+
+@contextlib.contextmanager
+def expect_rpc_error(code: grpc.StatusCode, *, reason: str) -> Iterator[list[TinsmithError]]:
+    """Expect a call to fail with a typed error, which is put into the list."""
+    found: list[TinsmithError] = []
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        yield found
+    status = rpc_status.from_call(failure.value)
+    assert status is not None, failure.value
+    found.append(decode_status(status))
+    assert (failure.value.code(), found[0].reason) == (code, reason), failure.value
+
+
+async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Return once a condition holds, which background tasks bring about."""
+    async with asyncio.timeout(5):
+        while True:
+            result = condition()
+            if result if isinstance(result, bool) else await result:
+                return
+            await asyncio.sleep(0.01)
+
+
+def bearer(key: str) -> Metadata:
+    """Return a credential as call metadata."""
+    return (("authorization", f"Bearer {key}"),)
+
+
+def new_id() -> str:
+    """Return a request id."""
+    return str(uuid.uuid4())

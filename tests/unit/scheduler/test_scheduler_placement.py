@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from tinsmith_scheduler.placement import (
+    Chosen,
+    TrainerCandidate,
+    Wait,
+    WaitReason,
+    choose_sampler,
+    choose_trainer,
+)
+
+
+def trainer(
+    name: str, num_runs: int = 0, *, max_runs: int = 4, alive: bool = True, model: str = "m"
+) -> TrainerCandidate:
+    return TrainerCandidate(name, frozenset({model}), alive, num_runs, max_runs)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "options", "expected"),
+    [
+        pytest.param([trainer("a", 2), trainer("b", 1)], {}, "b", id="fewest-runs"),
+        pytest.param([trainer("b", 1), trainer("a", 1)], {}, "a", id="tie-by-name"),
+        pytest.param([trainer("a", 4), trainer("b", 3)], {}, "b", id="only-one-has-room"),
+        pytest.param([trainer("a", alive=False), trainer("b", 3)], {}, "b", id="dead-one"),
+        pytest.param([trainer("a", model="x"), trainer("b", 3)], {}, "b", id="other-model"),
+        pytest.param([trainer("a", 0), trainer("b", 3)], {"current": "b"}, "b", id="keeps-current"),
+        pytest.param([trainer("a", 4)], {"current": "a"}, "a", id="current-counts-itself"),
+        pytest.param(
+            [trainer("a"), trainer("b", alive=False)], {"current": "b"}, "a", id="current-died"
+        ),
+        pytest.param([trainer("a", 0), trainer("b", 3)], {"refused": {"a"}}, "b", id="refused"),
+        pytest.param([], {}, WaitReason.NO_TRAINER, id="none"),
+        pytest.param([trainer("a", model="x")], {}, WaitReason.NO_TRAINER, id="none-of-model"),
+        pytest.param([trainer("a", alive=False)], {}, WaitReason.NO_TRAINER, id="all-dead"),
+        pytest.param([trainer("a", 4), trainer("b", 9)], {}, WaitReason.FULL, id="all-full"),
+        pytest.param([trainer("a")], {"refused": {"a"}}, WaitReason.FULL, id="all-refused"),
+    ],
+)
+def test_choose_trainer(candidates, options, expected) -> None:
+    choice = choose_trainer("m", candidates, **options)
+    if isinstance(expected, str):
+        assert choice == Chosen(expected)
+    else:
+        assert isinstance(choice, Wait)
+        assert choice.reason is expected
+        assert "base model m" in choice.message
+
+
+def test_sampler_of_a_session_stays_unless_it_dies() -> None:
+    samplers = {"a", "b", "c"}
+    sessions = [f"projects/p/samplingSessions/{number}" for number in range(300)]
+    before = {session: choose_sampler(session, samplers) for session in sessions}
+    after = {session: choose_sampler(session, samplers - {"b"}) for session in sessions}
+    assert set(before.values()) == samplers
+    assert all(after[session] == name for session, name in before.items() if name != "b")

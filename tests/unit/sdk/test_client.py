@@ -1,0 +1,254 @@
+"""Sessions, samplers, environments, lists and settings of a client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.rpc import code_pb2
+from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status, unavailable
+from tests.unit.sdk.conftest import FAST
+
+import tinsmith
+from tinsmith.settings import resolve_settings
+
+Data = list[tinsmith.Datum]
+
+
+def test_missing_settings_name_both_variables() -> None:
+    with pytest.raises(
+        tinsmith.ConfigurationError, match="TINSMITH_ADDRESS and TINSMITH_API_KEY"
+    ) as caught:
+        tinsmith.Client()
+    assert "address and API key" in str(caught.value)
+
+
+def test_the_file_of_a_local_server_is_used(tmp_path: Path) -> None:
+    environ = {"TINSMITH_STATE_DIR": str(tmp_path)}
+    content = {"address": "127.0.0.1:1", "api_key": "tsk_file", "project": "lab"}
+    (tmp_path / "local.json").write_text(json.dumps(content))
+    settings = resolve_settings(environ=environ)
+    assert (settings.address, settings.api_key) == ("127.0.0.1:1", "tsk_file")
+    assert settings.project == "lab"
+    assert "tsk_file" not in repr(settings)
+
+
+def test_the_local_key_goes_to_no_other_server(tmp_path: Path) -> None:
+    environ = {"TINSMITH_STATE_DIR": str(tmp_path), "TINSMITH_ADDRESS": "elsewhere:1"}
+    (tmp_path / "local.json").write_text(json.dumps({"address": "a:1", "api_key": "tsk_file"}))
+    with pytest.raises(tinsmith.ConfigurationError, match="no API key"):
+        resolve_settings(environ=environ)
+
+
+def test_a_wrong_key_is_refused_at_once(server: FakeServer) -> None:
+    with pytest.raises(tinsmith.UnauthenticatedError, match="TINSMITH_API_KEY"):
+        tinsmith.Client(server.address, "tsk_wrong")
+
+
+def test_an_unreachable_server_is_tried_until_the_budget_is_used_up() -> None:
+    retry = tinsmith.RetryPolicy(budget_s=0.3, initial_backoff_s=0.05)
+    with pytest.raises(tinsmith.UnavailableError, match=r"127\.0\.0\.1:1\b"):
+        tinsmith.Client("127.0.0.1:1", "tsk_test", retry=retry)
+
+
+@pytest.mark.parametrize(
+    ("raised", "outcome"),
+    [
+        pytest.param(None, "success", id="success"),
+        pytest.param(ValueError, "errored", id="errored"),
+        pytest.param(KeyboardInterrupt, "interrupted", id="interrupted"),
+    ],
+)
+def test_the_session_ends_with_its_outcome(
+    server: FakeServer, raised: type[BaseException] | None, outcome: str
+) -> None:
+    def use() -> None:
+        with tinsmith.Client(server.address, "tsk_test"):
+            if raised is not None:
+                raise raised
+
+    if raised is None:
+        use()
+    else:
+        with pytest.raises(raised):
+            use()
+    assert server.state.outcome == outcome
+
+
+def test_an_expired_session_says_so(server: FakeServer, client: tinsmith.Client) -> None:
+    server.state.session_state = "expired"
+    deadline = time.monotonic() + 5
+    while server.state.calls["HeartbeatSession"] < 1 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.1)
+    with pytest.raises(tinsmith.FailedPreconditionError, match="open a new Client"):
+        client.create_lora_training_run("tiny")
+
+
+def test_the_session_outlives_a_refused_heartbeat(
+    server: FakeServer, client: tinsmith.Client
+) -> None:
+    server.state.fail_calls["HeartbeatSession"] = [unavailable()] * 3
+    time.sleep(0.6)
+    assert server.state.calls["HeartbeatSession"] > 3
+    client.create_lora_training_run("tiny")
+
+
+def test_a_live_sampler_asks_for_the_version_that_the_client_knows(
+    server: FakeServer, run: tinsmith.TrainingRun, data: Data
+) -> None:
+    sampler = run.sampler()
+    prompt = tinsmith.ModelInput.from_ints([1, 2])
+    assert sampler.sample(prompt).result(timeout_s=10).sequences[0].versions == [0, 0, 0]
+    run.forward_backward(data)
+    run.optim_step().result(timeout_s=10)
+    params = tinsmith.SamplingParams(max_tokens=20, temperature=0.0, stop=["\n"])
+    result = sampler.sample(prompt, params, num_samples=8).result(timeout_s=10)
+    assert len(result.sequences) == 8
+    assert result.sequences[0].tokens == [0, 1, 2]
+    assert result.sequences[0].logprobs == [-0.5] * 3
+    assert result.sequences[0].versions == [1, 1, 1]
+    assert result.sequences[0].stop_reason == "stop"
+    request = server.state.last["Sample"]
+    assert list(request.params.stop_strings) == ["\n"]
+    assert not request.params.HasField("stop_tokens")
+    scored = sampler.compute_logprobs([1, 2]).result(timeout_s=10)
+    assert np.isnan(scored[0])
+    assert scored[1] == -1
+
+
+@pytest.mark.parametrize(
+    ("stop", "has_tokens", "token_ids", "strings"),
+    [
+        pytest.param(None, False, [], [], id="end-of-turn"),
+        pytest.param([], True, [], [], id="nothing"),
+        pytest.param([5, 6], True, [5, 6], [], id="ids"),
+        pytest.param("###", False, [], ["###"], id="string"),
+    ],
+)
+def test_stops_are_told_apart(
+    server: FakeServer,
+    client: tinsmith.Client,
+    stop: object,
+    has_tokens: bool,
+    token_ids: list[int],
+    strings: list[str],
+) -> None:
+    sampler = client.create_sampler(base_model="tiny")
+    sampler.sample([1], tinsmith.SamplingParams(stop=stop)).result(timeout_s=10)  # type: ignore[arg-type]
+    params = server.state.last["Sample"].params
+    assert params.HasField("stop_tokens") == has_tokens
+    assert list(params.stop_tokens.token_ids) == token_ids
+    assert list(params.stop_strings) == strings
+
+
+def test_a_sample_that_was_cut_off_is_drawn_again_with_its_seed(
+    server: FakeServer, client: tinsmith.Client
+) -> None:
+    server.state.fail_calls["Sample"] = [unavailable(), unavailable()]
+    client.create_sampler(base_model="tiny").sample([1]).result(timeout_s=10)
+    seeds = {server.state.last["Sample"].params.seed}
+    assert server.state.calls["Sample"] == 3
+    assert seeds != {0}
+
+
+def test_weights_are_saved_and_sampled(
+    server: FakeServer, run: tinsmith.TrainingRun, client: tinsmith.Client
+) -> None:
+    sampler = run.save_weights_and_get_sampler("first")
+    assert sampler.checkpoint == f"{RUN}/checkpoints/first"
+    saved = run.save_state("second", labels={"a": "b"}).result(timeout_s=10)
+    assert saved.kind == "training"
+    assert run.load_state_with_optimizer("second").result(timeout_s=10).version == 0
+    assert server.state.last["load_checkpoint"].checkpoint == saved.name
+    assert server.state.last["load_checkpoint"].include_optimizer
+    run.load_state(saved).result(timeout_s=10)
+    names = [checkpoint.name.rpartition("/")[2] for checkpoint in client.list_checkpoints(run)]
+    assert names == ["first", "second"]
+    assert len(client.list_checkpoints()) == 2
+    client.delete_checkpoint(saved)
+    assert server.state.last["DeleteCheckpoint"].name == saved.name
+
+
+def test_a_sampler_needs_one_source(client: tinsmith.Client) -> None:
+    with pytest.raises(tinsmith.ConfigurationError, match="base_model="):
+        client.create_sampler(base_model="tiny", run="run-1")
+
+
+def test_runs_are_listed_and_deleted(server: FakeServer, client: tinsmith.Client) -> None:
+    (run,) = client.list_runs()
+    assert (run.name, run.state, run.adapter, run.rank) == (RUN, "active", "lora", 32)
+    client.delete_run("run-1")
+    assert server.state.last["DeleteTrainingRun"].name == RUN
+    with pytest.raises(tinsmith.NotFoundError, match="list_runs"):
+        client.get_run("other")
+    assert client.get_capabilities()[0].base_model == "tiny"
+
+
+def test_creation_sends_what_is_asked_for(server: FakeServer, client: tinsmith.Client) -> None:
+    client.create_lora_training_client(
+        base_model="tiny", rank=4, seed=7, train_mlp=False, train_unembedding=True
+    )
+    lora = server.state.last["CreateTrainingRun"].adapter.lora
+    assert (lora.rank, lora.seed) == (4, 7)
+    assert (lora.train_attention, lora.train_mlp, lora.train_unembedding) == (True, False, True)
+    client.create_full_training_run("tiny")
+    assert server.state.last["CreateTrainingRun"].adapter.WhichOneof("kind") == "full"
+
+
+def test_creation_that_never_ends_times_out_with_the_reason(server: FakeServer) -> None:
+    server.state.create_polls = -1000
+    with (
+        tinsmith.Client(server.address, "tsk_test", operation_timeout_s=0.5) as client,
+        pytest.raises(tinsmith.OperationTimeoutError, match="a trainer"),
+    ):
+        client.create_lora_training_run("tiny")
+
+
+def test_an_environment_is_played(client: tinsmith.Client) -> None:
+    (environment,) = client.environments.list_environments()
+    assert environment.description == "echoes"
+    with client.create_instance("echo", seed=3, config={"size": 4}) as instance:
+        assert instance.observation.messages == [{"role": "user", "content": "hello"}]
+        steps = [instance.step("one"), instance.step("two")]
+        results = [step.result(timeout_s=10) for step in steps]
+        assert [result.reward for result in results] == [0.0, 1.0]
+        assert results[1].done
+        assert results[1].observation.messages[0]["content"] == "two"
+
+
+async def test_samples_are_gathered(server: FakeServer) -> None:
+    async with await tinsmith.Client.connect_async(server.address, "tsk_test") as client:
+        sampler = await client.create_sampler_async(base_model="tiny")
+        results = await asyncio.gather(*(sampler.sample([token]) for token in range(20)))
+        assert len(results) == 20
+
+
+def test_a_failure_without_retry_info_is_not_sent_again(
+    server: FakeServer, client: tinsmith.Client
+) -> None:
+    status = make_status(code_pb2.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED", "20 runs at most")
+    server.state.fail_calls["CreateTrainingRun"] = [status]
+    with pytest.raises(tinsmith.ResourceExhaustedError, match="20 runs at most"):
+        client.create_lora_training_run("tiny")
+    assert server.state.calls["CreateTrainingRun"] == 1
+
+
+def test_a_blocking_wait_inside_the_clients_loop_is_refused(
+    server: FakeServer, client: tinsmith.Client
+) -> None:
+    async def misuse() -> None:
+        client.list_runs()
+
+    with pytest.raises(RuntimeError, match="await instead"):
+        client._core.background.call(misuse())
+
+
+def test_the_policy_refuses_nonsense() -> None:
+    with pytest.raises(tinsmith.ConfigurationError, match="budget_s"):
+        tinsmith.RetryPolicy(budget_s=-1)
+    assert FAST.budget_s == 20
