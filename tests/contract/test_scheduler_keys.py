@@ -1,9 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
 import grpc
 import pytest
+from tests.fakes.scheduler_fake_trainer import (
+    POD,
+    Metadata,
+    Rig,
+    bearer,
+    expect_rpc_error,
+    new_id,
+    running_rig,
+)
 
-from tests.fakes.scheduler_fake_trainer import POD, bearer, expect_rpc_error, new_id, running_rig
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import ConfigError
@@ -14,17 +26,17 @@ Code = grpc.StatusCode
 
 
 @pytest.fixture
-async def rig(tmp_path):
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with running_rig(tmp_path) as rig:
         yield rig
 
 
-def create_key(project="default", **fields):
+def create_key(project: str = "default", **fields: Any) -> scheduler_pb2.CreateKeyRequest:
     fields = {"request_id": new_id(), **fields}
     return scheduler_pb2.CreateKeyRequest(parent=f"projects/{project}", **fields)
 
 
-def capabilities(project="default"):
+def capabilities(project: str = "default") -> scheduler_pb2.GetCapabilitiesRequest:
     return scheduler_pb2.GetCapabilitiesRequest(parent=f"projects/{project}")
 
 
@@ -37,19 +49,19 @@ def capabilities(project="default"):
         pytest.param((("authorization", "Basic abc"),), "KEY_MISSING", id="other-scheme"),
     ],
 )
-async def test_bad_credentials(rig, metadata, reason) -> None:
+async def test_bad_credentials(rig: Rig, metadata: Metadata, reason: str) -> None:
     with expect_rpc_error(Code.UNAUTHENTICATED, reason=reason):
         await rig.stub.GetCapabilities(capabilities(), metadata=metadata)
 
 
-async def test_wrong_secret_of_a_known_key_is_invalid(rig) -> None:
+async def test_wrong_secret_of_a_known_key_is_invalid(rig: Rig) -> None:
     known = ApiKey.parse(rig.admin_key)
     forged = ApiKey(known.key_id, ApiKey.generate().secret)
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_INVALID"):
         await rig.stub.GetCapabilities(capabilities(), metadata=bearer(str(forged)))
 
 
-async def test_created_key_works_until_revoked(rig) -> None:
+async def test_created_key_works_until_revoked(rig: Rig) -> None:
     key = await rig.stub.CreateKey(create_key(display_name="mine"), metadata=rig.admin)
     assert key.secret.startswith("tsk_")
     assert list(key.scopes) == ["user"]
@@ -66,14 +78,14 @@ async def test_created_key_works_until_revoked(rig) -> None:
         await rig.stub.GetCapabilities(capabilities(), metadata=bearer(key.secret))
 
 
-async def test_repeated_create_key_is_refused(rig) -> None:
+async def test_repeated_create_key_is_refused(rig: Rig) -> None:
     request = create_key()
     await rig.stub.CreateKey(request, metadata=rig.admin)
     with expect_rpc_error(Code.FAILED_PRECONDITION, reason="REQUEST_ID_REUSED"):
         await rig.stub.CreateKey(request, metadata=rig.admin)
 
 
-async def test_key_management_needs_admin(rig) -> None:
+async def test_key_management_needs_admin(rig: Rig) -> None:
     user = await rig.user()
     calls = [
         (rig.stub.CreateKey, create_key()),
@@ -86,7 +98,7 @@ async def test_key_management_needs_admin(rig) -> None:
                 await method(request, metadata=metadata)
 
 
-async def test_admins_of_other_projects_manage_their_own_keys(rig) -> None:
+async def test_admins_of_other_projects_manage_their_own_keys(rig: Rig) -> None:
     other = await rig.stub.CreateKey(create_key("b", scopes=["admin", "user"]), metadata=rig.admin)
     b_admin = bearer(other.secret)
     await rig.stub.CreateKey(create_key("b"), metadata=b_admin)
@@ -105,7 +117,7 @@ async def test_admins_of_other_projects_manage_their_own_keys(rig) -> None:
     assert messages[0] == messages[1]
 
 
-async def test_list_keys_in_pages_without_secrets(rig) -> None:
+async def test_list_keys_in_pages_without_secrets(rig: Rig) -> None:
     for number in range(4):
         await rig.stub.CreateKey(create_key(display_name=str(number)), metadata=rig.admin)
     request = scheduler_pb2.ListKeysRequest(parent="projects/default", page_size=2)
@@ -120,12 +132,12 @@ async def test_list_keys_in_pages_without_secrets(rig) -> None:
     assert names == ["3", "2", "1", "0", "bootstrap"]
 
 
-async def test_unknown_scope_is_refused(rig) -> None:
+async def test_unknown_scope_is_refused(rig: Rig) -> None:
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
         await rig.stub.CreateKey(create_key(scopes=["pod"]), metadata=rig.admin)
 
 
-async def test_verify_key_answers_pods_only(rig) -> None:
+async def test_verify_key_answers_pods_only(rig: Rig) -> None:
     key = ApiKey.parse(rig.admin_key)
     request = scheduler_pb2.VerifyKeyRequest(key_id=key.key_id, secret_sha256=key.secret_sha256)
     answer = await rig.stub.VerifyKey(request, metadata=POD)
@@ -137,7 +149,7 @@ async def test_verify_key_answers_pods_only(rig) -> None:
         await rig.stub.VerifyKey(request, metadata=POD)
 
 
-async def test_revoked_bootstrap_key_stays_revoked(rig) -> None:
+async def test_revoked_bootstrap_key_stays_revoked(rig: Rig) -> None:
     name = f"projects/default/keys/{ApiKey.parse(rig.admin_key).key_id}"
     await rig.stub.RevokeKey(scheduler_pb2.RevokeKeyRequest(name=name), metadata=rig.admin)
     await rig.restart()
@@ -145,7 +157,9 @@ async def test_revoked_bootstrap_key_stays_revoked(rig) -> None:
         await rig.stub.GetCapabilities(capabilities(), metadata=rig.admin)
 
 
-async def test_bootstrap_key_with_a_known_id_and_another_secret_does_not_start(tmp_path) -> None:
+async def test_bootstrap_key_with_another_secret_does_not_start(
+    tmp_path: Path,
+) -> None:
     key = ApiKey.generate()
     pod = SchedulerPod(SchedulerConfig(data_dir=tmp_path, bootstrap_key=str(key)))
     await pod.start()

@@ -89,9 +89,7 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
     async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
         if request.name not in self.checkpoints:
             raise CheckpointNotFoundError("unknown checkpoint")
-        return trainer_pb2.Checkpoint(
-            name=request.name, base_model=self.checkpoints[request.name]
-        )
+        return trainer_pb2.Checkpoint(name=request.name, base_model=self.checkpoints[request.name])
 
 
 class FakeClock:
@@ -160,17 +158,22 @@ class Rig:
         if files:
             request.tokenizers[base_model].digest = "d1"
             request.tokenizers[base_model].files.update(files)
-        return await self.stub.RegisterWorker(request, metadata=POD, timeout=5)
+        answer: scheduler_pb2.Worker = await self.stub.RegisterWorker(
+            request, metadata=POD, timeout=5
+        )
+        return answer
 
     async def register_sampler(self, *, name: str = "sampler-0", address: str = "s:1") -> None:
         await self.register(scheduler_pb2.Worker.ROLE_SAMPLER, name=name, address=address)
 
     async def advance(self, seconds: float, *, keep: tuple[str, ...] = ("trainer-0",)) -> None:
-        """Let time pass while some workers heartbeat."""
-        self.clock.now_s += seconds
-        for name in keep:
-            request = scheduler_pb2.HeartbeatWorkerRequest(name=f"workers/{name}")
-            await self.stub.HeartbeatWorker(request, metadata=POD, timeout=5)
+        """Let time pass while some workers heartbeat, as often as they have to."""
+        end_s = self.clock.now_s + seconds
+        while self.clock.now_s < end_s:
+            self.clock.now_s = min(end_s, self.clock.now_s + 10)
+            for name in keep:
+                request = scheduler_pb2.HeartbeatWorkerRequest(name=f"workers/{name}")
+                await self.stub.HeartbeatWorker(request, metadata=POD, timeout=5)
 
     async def user(self, project: str = "default") -> Metadata:
         """Return the credential of a new user of a project."""
@@ -209,11 +212,17 @@ class Rig:
 
     async def get_run(self, who: Metadata, name: str) -> scheduler_pb2.TrainingRun:
         request = scheduler_pb2.GetTrainingRunRequest(name=name)
-        return await self.stub.GetTrainingRun(request, metadata=who, timeout=5)
+        answer: scheduler_pb2.TrainingRun = await self.stub.GetTrainingRun(
+            request, metadata=who, timeout=5
+        )
+        return answer
 
     async def delete_run(self, who: Metadata, name: str) -> scheduler_pb2.TrainingRun:
         request = scheduler_pb2.DeleteTrainingRunRequest(name=name)
-        return await self.stub.DeleteTrainingRun(request, metadata=who, timeout=5)
+        answer: scheduler_pb2.TrainingRun = await self.stub.DeleteTrainingRun(
+            request, metadata=who, timeout=5
+        )
+        return answer
 
 
 @contextlib.asynccontextmanager

@@ -63,7 +63,7 @@ class FakeOperation:
     number: int
     kind: str
     request: Any
-    state: int = trainer_pb2.OperationMetadata.STATE_QUEUED
+    state: Any = trainer_pb2.OperationMetadata.STATE_QUEUED
     response: Any = None
     error: status_pb2.Status | None = None
     revision: int = 0
@@ -133,7 +133,7 @@ class FakeState:
             loss = 0.0
             for datum in request.data:
                 targets = tensors.decode_tensor(datum.loss_inputs["target_tokens"])
-                weights = tensors.decode_tensor(datum.loss_inputs["weights"])
+                weights = tensors.decode_tensor(datum.loss_inputs["weights"]).astype(np.float32)
                 logprobs = np.array([self.logprob(int(t)) for t in targets], dtype=np.float32)
                 loss -= float((weights * logprobs).sum())
                 response.outputs.add(logprobs=tensors.encode_tensor(logprobs))
@@ -178,7 +178,7 @@ class FakeState:
         return message
 
 
-async def abort(context: grpc.aio.ServicerContext, status: status_pb2.Status) -> None:
+async def abort(context: Any, status: status_pb2.Status) -> None:
     await context.abort_with_status(rpc_status.to_status(status))
 
 
@@ -208,15 +208,27 @@ class FakeServer:
     async def _start(self) -> None:
         self._changed = asyncio.Condition()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(Scheduler(self), self._server)
-        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(Trainer(self), self._server)
-        sampler_pb2_grpc.add_SamplerServiceServicer_to_server(Sampler(self), self._server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(Scheduler(self), self._server)  # type: ignore[abstract]
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(Trainer(self), self._server)  # type: ignore[abstract]
+        sampler_pb2_grpc.add_SamplerServiceServicer_to_server(Sampler(self), self._server)  # type: ignore[abstract]
+        environments: Any = Environments
         environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(
-            Environments(self), self._server
+            environments(self), self._server
         )
         operations_pb2_grpc.add_OperationsServicer_to_server(Operations(self), self._server)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         await self._server.start()
+
+    def training_run(self) -> scheduler_pb2.TrainingRun:
+        state = self.state
+        run = scheduler_pb2.TrainingRun(
+            name=RUN,
+            state=scheduler_pb2.TrainingRun.STATE_ACTIVE,
+            base_model="tiny",
+            trainer_address=state.trainer_address or self.address,
+        )
+        run.adapter.lora.rank = 32
+        return run
 
     @property
     def port(self) -> int:
@@ -250,7 +262,7 @@ class FakeServer:
             except TimeoutError:
                 return
 
-    async def count(self, context: grpc.aio.ServicerContext, method: str, request: Any) -> None:
+    async def count(self, context: Any, method: str, request: Any) -> None:
         self.state.calls[method] += 1
         self.state.last[method] = request
         metadata = dict(context.invocation_metadata() or ())
@@ -266,9 +278,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
     def __init__(self, server: FakeServer) -> None:
         self._server = server
 
-    async def _submit(
-        self, kind: str, request: Any, context: grpc.aio.ServicerContext
-    ) -> operations_pb2.Operation:
+    async def _submit(self, kind: str, request: Any, context: Any) -> operations_pb2.Operation:
         state = self._server.state
         await self._server.count(context, kind, request)
         state.requests.append((kind, request))
@@ -356,7 +366,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.DeleteCheckpointResponse()
 
 
-class Operations(operations_pb2_grpc.OperationsServicer):
+class Operations(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
     def __init__(self, server: FakeServer) -> None:
         self._server = server
 
@@ -385,18 +395,6 @@ class Operations(operations_pb2_grpc.OperationsServicer):
 class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, server: FakeServer) -> None:
         self._server = server
-        server.training_run = self._run  # type: ignore[attr-defined]
-
-    def _run(self) -> scheduler_pb2.TrainingRun:
-        state = self._server.state
-        run = scheduler_pb2.TrainingRun(
-            name=RUN,
-            state=scheduler_pb2.TrainingRun.STATE_ACTIVE,
-            base_model="tiny",
-            trainer_address=state.trainer_address or self._server.address,
-        )
-        run.adapter.lora.rank = 32
-        return run
 
     async def CreateSession(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "CreateSession", request)
@@ -431,15 +429,15 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 context,
                 make_status(code_pb2.NOT_FOUND, "RUN_NOT_FOUND", f"no run {request.name}"),
             )
-        return self._run()
+        return self._server.training_run()
 
     async def ListTrainingRuns(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "ListTrainingRuns", request)
-        return scheduler_pb2.ListTrainingRunsResponse(training_runs=[self._run()])
+        return scheduler_pb2.ListTrainingRunsResponse(training_runs=[self._server.training_run()])
 
     async def DeleteTrainingRun(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "DeleteTrainingRun", request)
-        return self._run()
+        return self._server.training_run()
 
     async def GetCapabilities(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "GetCapabilities", request)

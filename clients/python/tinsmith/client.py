@@ -29,6 +29,7 @@ from tinsmith.version import __version__
 T = TypeVar("T")
 
 _LONG_POLL_S = 20.0
+_POLL_PAUSE_S = 0.02
 
 
 class Client:
@@ -351,6 +352,8 @@ class Client:
                     metadata={"waiting_for": waiting_for},
                     remedy=f"it goes on; Client.get_run({metadata.run!r}) continues it",
                 )
+            # A server that answers at once instead of waiting is not to be flooded.
+            await asyncio.sleep(_POLL_PAUSE_S)
             wait_s = min(_LONG_POLL_S, left_s)
             operation = await self._core.transport.call(
                 self._core.scheduler,

@@ -13,10 +13,10 @@ from tinsmith.background import BackgroundLoop
 from tinsmith.errors import ClientClosedError, OperationTimeoutError
 from tinsmith.types import OperationMetadata
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class ResultFuture(Generic[T]):
+class ResultFuture(Generic[T_co]):
     """A result that arrives later. Waiting and looking never change what the server does."""
 
     def __init__(
@@ -25,12 +25,12 @@ class ResultFuture(Generic[T]):
         *,
         what: str,
         default_timeout_s: float,
-        future: concurrent.futures.Future[T] | None = None,
+        future: concurrent.futures.Future[T_co] | None = None,
     ) -> None:
         self._background = background
         self._what = what
         self._default_timeout_s = default_timeout_s
-        self._future: concurrent.futures.Future[T] = (
+        self._future: concurrent.futures.Future[T_co] = (
             future if future is not None else concurrent.futures.Future()
         )
 
@@ -38,7 +38,7 @@ class ResultFuture(Generic[T]):
         """Return whether a result or a failure is there."""
         return self._future.done()
 
-    def result(self, timeout_s: float | None = None) -> T:
+    def result(self, timeout_s: float | None = None) -> T_co:
         """Wait for the result and return it.
 
         Args:
@@ -61,7 +61,7 @@ class ResultFuture(Generic[T]):
         self._wait(timeout_s)
         return self._failure()
 
-    async def result_async(self, timeout_s: float | None = None) -> T:
+    async def result_async(self, timeout_s: float | None = None) -> T_co:
         """Wait for the result without blocking the running event loop, and return it.
 
         Raises:
@@ -74,7 +74,7 @@ class ResultFuture(Generic[T]):
             raise self._timeout_error(timeout_s, waiting_for)
         return self._outcome()
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         return self.result_async().__await__()
 
     def _wait(self, timeout_s: float | None) -> None:
@@ -93,7 +93,7 @@ class ResultFuture(Generic[T]):
         # Each raise adds its frames to the trace; start anew for each look.
         return error if error is None else error.with_traceback(None)
 
-    def _outcome(self) -> T:
+    def _outcome(self) -> T_co:
         error = self._failure()
         if error is not None:
             raise error
@@ -133,7 +133,7 @@ class Outcome:
         return self.known and (self.seen or not self.failed)
 
 
-class OperationFuture(ResultFuture[T]):
+class OperationFuture(ResultFuture[T_co]):
     """The result of one operation of a run.
 
     Attributes:
@@ -172,7 +172,7 @@ class OperationFuture(ResultFuture[T]):
         """Note how the operation stands. Used by the run."""
         self._metadata = metadata
 
-    def deliver(self, value: T, *, closes_accumulation: bool) -> None:
+    def deliver(self, value: Any, *, closes_accumulation: bool) -> None:
         """Set the result. Used by the run."""
         self.outcome.closes_accumulation = closes_accumulation
         self.outcome.known = True

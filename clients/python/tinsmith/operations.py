@@ -42,6 +42,7 @@ OrderedRequest = (
 _LOG = logging.getLogger(__name__)
 
 _LONG_POLL_S = 20.0
+_POLL_PAUSE_S = 0.02
 _STRAGGLER_INTERVAL_S = 2.0
 _MAX_IN_FLIGHT = 64
 _REQUEST_OVERHEAD_BYTES = 4096
@@ -310,6 +311,9 @@ class OperationStream:
             for operation in response.operations:
                 self._receive(operation)
             self._revision = max(self._revision, response.revision)
+            if not response.operations:
+                # A server that answers at once instead of waiting is not to be flooded.
+                await asyncio.sleep(_POLL_PAUSE_S)
             await self._ask_for_stragglers(is_idle=not response.operations)
 
     async def _wait_for_lowest(self) -> None:
@@ -325,7 +329,9 @@ class OperationStream:
             timeout_s=_LONG_POLL_S + self._transport.settings.call_timeout_s,
         )
         self._receive(operation)
-        if operation.done and self._revision is None:
+        if not operation.done:
+            await asyncio.sleep(_POLL_PAUSE_S)
+        elif self._revision is None:
             self._revision = 0
 
     async def _ask_for_stragglers(self, *, is_idle: bool) -> None:

@@ -11,10 +11,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tinsmith_engine.batches import validate_batch
+    from tinsmith_engine.batches import validate_adam, validate_batch
     from tinsmith_engine.engine import Engine
     from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec
-    from tinsmith_engine.requests import PromptLogprobs, SampledSequence, SampleRequest
+    from tinsmith_engine.requests import (
+        PromptLogprobs,
+        SampledSequence,
+        SampleRequest,
+        validate_sample_request,
+    )
     from tinsmith_engine.sampling import Sampler
     from tinsmith_engine.thread import EngineThread
     from tinsmith_engine.values import (
@@ -26,9 +31,9 @@ if TYPE_CHECKING:
         LoraConfig,
         ModelInfo,
         OptimStepResult,
+        Published,
         RunState,
     )
-    from tinsmith_engine.versions import Published
 
 _HOMES = {
     "AdamParams": "values",
@@ -44,12 +49,14 @@ _HOMES = {
     "ModelInfo": "values",
     "OptimStepResult": "values",
     "PromptLogprobs": "requests",
-    "Published": "versions",
+    "Published": "values",
     "RunState": "values",
     "SampleRequest": "requests",
     "SampledSequence": "requests",
     "Sampler": "sampling",
+    "validate_adam": "batches",
     "validate_batch": "batches",
+    "validate_sample_request": "requests",
 }
 
 __all__ = [
@@ -71,7 +78,9 @@ __all__ = [
     "SampleRequest",
     "SampledSequence",
     "Sampler",
+    "validate_adam",
     "validate_batch",
+    "validate_sample_request",
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,13 @@ def adapter_from_json(text: str) -> AdapterConfig:
     return FullConfig() if fields.pop("kind") == "full" else LoraConfig(**fields)
 
 
-def encode_model(base_model: str, info: ModelInfo, tokenizer_digest: str) -> Any:
+def encode_model(
+    base_model: str,
+    info: ModelInfo,
+    *,
+    tokenizer_digest: str,
+    stop_token_ids: Sequence[int],
+) -> models_pb2.ModelCapabilities:
     """Return the description of a base model."""
     exactness = {
         "exact": models_pb2.ModelCapabilities.EXACTNESS_EXACT,
@@ -65,6 +72,7 @@ def encode_model(base_model: str, info: ModelInfo, tokenizer_digest: str) -> Any
         family=info.family,
         numerics_fingerprint=info.fingerprint,
         tokenizer_digest=tokenizer_digest,
+        stop_token_ids=stop_token_ids,
     )
 
 
@@ -106,5 +114,5 @@ def given_fields(message: Any) -> dict[str, Any]:
     return {
         field.name: getattr(message, field.name)
         for field in message.DESCRIPTOR.fields
-        if message.HasField(field.name)
+        if field.has_presence and message.HasField(field.name)
     }

@@ -30,10 +30,10 @@ class AdapterTiles:
     """For each tile, whose adapter it applies: an index into the batch's weights."""
     sources: Tensor
     """Row that fills each place of the tiles, int64 [tiles * 4]; places left over repeat one."""
-    rows: Tensor
-    """Rows that take part, int64 [n]."""
     places: Tensor
-    """Where each of these rows lies in the tiles, int64 [n]."""
+    """Where each row of the batch lies in the tiles, int64 [N]; anywhere for one that does not."""
+    is_worn: Tensor | None
+    """1 for rows that take part and 0 for others, [N, 1]; None if all do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,10 @@ class UnitMix:
             for index, b in enumerate(self.b)
         ]
         added = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-        y.index_add_(0, tiles.rows, added.flatten(0, 1).index_select(0, tiles.places))
+        spread = added.flatten(0, 1).index_select(0, tiles.places)
+        if tiles.is_worn is not None:
+            spread *= tiles.is_worn
+        y += spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +95,13 @@ def decode_weights(
     Args:
         base: The frozen weights of every row.
         adapters: The bound adapter versions that take part.
-        adapter_of_row: Which of them each row wears; None for the base alone.
+        adapter_of_row: Which of them each row wears, filling included; None for the base alone.
     """
     shapes: dict[tuple[object, ...], list[int]] = {}
     for index, adapter in enumerate(adapters):
         shapes.setdefault(_shape(adapter), []).append(index)
     tilings = [
-        (_tiles(members, adapter_of_row, base.embedding.device), members)
-        for members in shapes.values()
+        (_tiles(members, adapter_of_row, base.embedding), members) for members in shapes.values()
     ]
 
     def unit(plain: LinearUnit, pick: Sequence[LinearUnit]) -> LinearUnit:
@@ -133,25 +135,25 @@ def _shape(adapter: DecoderWeights) -> tuple[object, ...]:
 
 
 def _tiles(
-    members: Sequence[int], adapter_of_row: Sequence[int | None], device: torch.device
+    members: Sequence[int], adapter_of_row: Sequence[int | None], like: Tensor
 ) -> AdapterTiles:
     adapters: list[int] = []
     sources: list[int] = []
-    rows: list[int] = []
-    places: list[int] = []
+    places = [0] * len(adapter_of_row)
     for adapter in members:
         worn_by = [row for row, worn in enumerate(adapter_of_row) if worn == adapter]
         for start in range(0, len(worn_by), _LORA_TILE):
             part = worn_by[start : start + _LORA_TILE]
-            places.extend(range(len(sources), len(sources) + len(part)))
-            rows.extend(part)
+            for place, row in enumerate(part, start=len(sources)):
+                places[row] = place
             sources.extend(part + [part[0]] * (_LORA_TILE - len(part)))
             adapters.append(adapter)
+    is_worn = torch.tensor([[worn in members] for worn in adapter_of_row])
     return AdapterTiles(
         adapters=tuple(adapters),
-        sources=torch.tensor(sources, device=device),
-        rows=torch.tensor(rows, device=device),
-        places=torch.tensor(places, device=device),
+        sources=torch.tensor(sources, device=like.device),
+        places=torch.tensor(places, device=like.device),
+        is_worn=None if bool(is_worn.all()) else is_worn.to(like),
     )
 
 

@@ -21,7 +21,8 @@ from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import chunk_rows
 from tinsmith_engine.kv_cache import DecodeAttention, KvCache, PrefillAttention
 from tinsmith_engine.ops import rms_norm
-from tinsmith_engine.versions import Published, VersionStore
+from tinsmith_engine.values import Published
+from tinsmith_engine.versions import VersionStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class CachedDecoding:
         self._decoder, self._base, self._versions = decoder, base, versions
         self._device = base.embedding.device
         self._cache = KvCache(decoder.config, num_slots, base.embedding)
-        self._composed: dict[int | None, tuple[tuple[int | None, ...], DecoderWeights]] = {}
+        self._composed: dict[int | None, tuple[list[int | None], DecoderWeights]] = {}
 
     def prefill(
         self, weights: Published | None, tokens: Sequence[int], slots: Sequence[int], *, all_: bool
@@ -95,8 +96,8 @@ class CachedDecoding:
         return logits
 
     def _decode_part(self, serial: int | None, rows: Sequence[DecodeRow]) -> Tensor:
-        weights = self._compose(serial, rows)
         num_rows = -(-len(rows) // ROW_TILE) * ROW_TILE
+        weights = self._compose(serial, rows, num_rows)
         filling = [0] * (num_rows - len(rows))
         positions = [len(row.tokens) - 1 for row in rows]
         self._cache.reserve(max(positions) + 1)
@@ -109,9 +110,13 @@ class CachedDecoding:
             hidden = self._decoder.forward(weights, tokens, cos, sin, attention, None)
             return self._logits(weights, hidden)[: len(rows)]
 
-    def _compose(self, serial: int | None, rows: Sequence[DecodeRow]) -> DecoderWeights:
-        worn = tuple(_serial(row.weights) for row in rows)
-        key, weights = self._composed.get(serial, ((), None))
+    def _compose(
+        self, serial: int | None, rows: Sequence[DecodeRow], num_rows: int
+    ) -> DecoderWeights:
+        worn = [_serial(row.weights) for row in rows]
+        # Filling rows wear what the last row wears: a batch of one adapter stays one.
+        worn += [worn[-1]] * (num_rows - len(rows))
+        key, weights = self._composed.get(serial, ([], None))
         if weights is not None and key == worn:
             return weights
         if serial is not None:

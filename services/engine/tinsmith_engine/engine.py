@@ -34,9 +34,10 @@ from tinsmith_engine.values import (
     FullConfig,
     ModelInfo,
     OptimStepResult,
+    Published,
     RunState,
 )
-from tinsmith_engine.versions import Published, VersionStore
+from tinsmith_engine.versions import VersionStore
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
     NoGradientError,

@@ -56,42 +56,43 @@ def pick(logits_RV: Tensor, rules: Sequence[PickRule]) -> Tensor:
     if greedy:
         chosen[greedy] = logits_RV[greedy].argmax(dim=1)
     if plain:
-        probabilities = _probabilities(logits_RV[plain], [rules[row] for row in plain])
-        chosen[plain] = _invert(probabilities, [rules[row] for row in plain])
+        plain_rules = [rules[row] for row in plain]
+        chosen[plain] = _invert(_weights(logits_RV[plain], plain_rules), plain_rules)
     if cut:
         chosen[cut] = _pick_cut(logits_RV[cut], [rules[row] for row in cut])
     return chosen
 
 
-def _probabilities(logits_RV: Tensor, rules: Sequence[PickRule]) -> Tensor:
-    temperatures = torch.tensor(
-        [[rule.temperature] for rule in rules], dtype=torch.float64, device=logits_RV.device
-    )
+def _weights(logits_RV: Tensor, rules: Sequence[PickRule]) -> Tensor:
+    """Return each token's probability up to a factor of its row, float32 [R, V]."""
     # Relative to the maximum first: dividing raw logits by a tiny temperature would overflow.
-    relative = (logits_RV - logits_RV.amax(dim=1, keepdim=True)).double()
-    return torch.softmax(relative / temperatures, dim=1)
+    relative = logits_RV - logits_RV.amax(dim=1, keepdim=True)
+    if any(rule.temperature != 1.0 for rule in rules):
+        relative /= _column([rule.temperature for rule in rules], relative)
+    return relative.exp_()
 
 
 def _pick_cut(logits_RV: Tensor, rules: Sequence[PickRule]) -> Tensor:
-    ordered, tokens = _probabilities(logits_RV, rules).sort(dim=1, descending=True, stable=True)
+    ordered, tokens = _weights(logits_RV, rules).sort(dim=1, descending=True, stable=True)
     vocab_size = logits_RV.shape[1]
     limits = [rule.top_k if rule.top_k > 0 else vocab_size for rule in rules]
     ranks = torch.arange(vocab_size, device=logits_RV.device)
-    ordered = ordered * (ranks < torch.tensor(limits, device=logits_RV.device)[:, None])
-    ordered /= ordered.sum(dim=1, keepdim=True)
-    top_p = torch.tensor(
-        [[rule.top_p] for rule in rules], dtype=torch.float64, device=logits_RV.device
-    )
+    ordered *= ranks < torch.tensor(limits, device=logits_RV.device)[:, None]
+    cumulative = ordered.cumsum(dim=1, dtype=torch.float64)
+    reach = cumulative[:, -1:] * _column([rule.top_p for rule in rules], cumulative)
     # A token stays if those before it do not reach p yet; the first one always does.
-    ordered = ordered * (ordered.cumsum(dim=1) - ordered < top_p)
+    ordered *= cumulative - ordered < reach
     return tokens.gather(1, _invert(ordered, rules)[:, None])[:, 0]
 
 
 def _invert(weights_RV: Tensor, rules: Sequence[PickRule]) -> Tensor:
-    cumulative = weights_RV.cumsum(dim=1)
-    uniforms = torch.tensor(
-        [[rule.uniform] for rule in rules], dtype=torch.float64, device=weights_RV.device
-    )
+    # float64: the sum over a large vocabulary would swallow rare tokens in float32.
+    cumulative = weights_RV.cumsum(dim=1, dtype=torch.float64)
+    drawn = cumulative[:, -1:] * _column([rule.uniform for rule in rules], cumulative)
     # The first token whose cumulative weight exceeds the number: its own weight is not zero.
-    found = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+    found = torch.searchsorted(cumulative, drawn, right=True)
     return found[:, 0].clamp_(max=weights_RV.shape[1] - 1)
+
+
+def _column(values: list[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

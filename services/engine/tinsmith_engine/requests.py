@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tinsmith_engine.values import FloatArray, ModelInfo
-from tinsmith_engine.versions import Published
+from tinsmith_engine.values import FloatArray, ModelInfo, Published
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,

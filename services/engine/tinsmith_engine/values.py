@@ -105,6 +105,19 @@ class RunState:
     whose weights were loaded without moments."""
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Handle of one immutable version."""
+
+    run: str
+    """Name of the run, or of the weights that were loaded from files."""
+    version: int
+    """Optimizer steps applied to the weights."""
+    serial: int
+    """Counts publishes in this process: equal run and version may be published twice with
+    different weights, after a run went back to a checkpoint."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelInfo:
     """What a loaded base model is and can do."""

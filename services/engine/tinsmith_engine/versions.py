@@ -11,20 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinsmith_engine.models import RunTensors
+from tinsmith_engine.values import Published
 from tinsmith_runtime.errors import VersionNotLoadedError
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Handle of one immutable version."""
-
-    run: str
-    """Name of the run, or of the weights that were loaded from files."""
-    version: int
-    """Optimizer steps applied to the weights."""
-    serial: int
-    """Counts publishes in this process: equal run and version may be published twice with
-    different weights, after a run went back to a checkpoint."""
 
 
 @dataclass(slots=True)
@@ -92,6 +80,10 @@ class VersionStore:
     def held(self) -> list[Published]:
         """Return all versions in memory, oldest first."""
         return [held.published for held in self._held.values()]
+
+    def num_holders(self, published: Published) -> int:
+        """Return how many holds there are on a version, its publisher's included."""
+        return self._get(published).num_holders
 
     def _get(self, published: Published) -> _Held:
         held = self._held.get(published.serial)

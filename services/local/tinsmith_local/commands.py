@@ -104,6 +104,7 @@ def _pair(entry: str) -> tuple[str, str]:
 
 async def _serve(config: EmbeddedConfig) -> None:
     server = EmbeddedServer(config)
+    stopped = asyncio.create_task(wait_for_signal())
     await server.start()
     write_state(state_dir(), server)
     _console.print(
@@ -115,6 +116,6 @@ async def _serve(config: EmbeddedConfig) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    await wait_for_signal()
+    await stopped
     _console.print("draining", highlight=False)
     await server.stop()

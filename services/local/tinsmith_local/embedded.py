@@ -18,8 +18,6 @@ from typing import Any
 
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_engine.host import EngineHost
-from tinsmith_environment.config import EnvironmentConfig
-from tinsmith_environment.pod import EnvironmentPod
 from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger.records import FencedError
@@ -70,7 +68,7 @@ class EmbeddedServer:
         self._config = config
         self._pod_key = secrets.token_urlsafe(32)
         self._engines: EngineHost | None = None
-        self._pods: list[SchedulerPod | TrainerPod | SamplerPod | EnvironmentPod] = []
+        self._pods: list[SchedulerPod | TrainerPod | SamplerPod] = []
         self.api_key = ""
         self.address = ""
 
@@ -96,7 +94,6 @@ class EmbeddedServer:
             await self._start(
                 SamplerPod(sampler_config, self._engines, publish_live=trainer.publish_live)
             )
-            await self._start(EnvironmentPod(self._environment_config()))
         except BaseException:
             await self.stop()
             raise
@@ -109,7 +106,7 @@ class EmbeddedServer:
             await asyncio.to_thread(self._engines.thread.close, 30.0)
             self._engines = None
 
-    async def _start(self, pod: SchedulerPod | TrainerPod | SamplerPod | EnvironmentPod) -> None:
+    async def _start(self, pod: SchedulerPod | TrainerPod | SamplerPod) -> None:
         self._pods.append(pod)
         await pod.start()
 
@@ -143,15 +140,6 @@ class EmbeddedServer:
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:0",
             **self._overrides("sampler"),
-        )
-
-    def _environment_config(self) -> EnvironmentConfig:
-        return EnvironmentConfig(
-            scheduler_address=self.address,
-            pod_key=self._pod_key,
-            listen_address=f"{self._config.host}:0",
-            data_files=",".join(f"{k}={v}" for k, v in self._config.data_files.items()),
-            **self._overrides("environment"),
         )
 
     def _overrides(self, pod: str) -> dict[str, Any]:

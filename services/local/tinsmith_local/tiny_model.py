@@ -27,8 +27,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tinsmith.recipes.pig_latin import load_phrases
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tinsmith.recipes.pig_latin import load_phrases
 
 FORMAT_VERSION = 1
 """Raise it when the same settings give other files."""

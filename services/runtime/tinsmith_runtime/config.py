@@ -108,6 +108,8 @@ def _convert(field: str, value: object, hint: Any) -> object:
             return _convert_bool(value)
         if wanted is Path:
             return Path(str(value)).expanduser()
+        if wanted is int and isinstance(value, float):
+            raise ValueError(value)
         if wanted in (int, float, str) and not isinstance(value, bool):
             return wanted(value)
     except ValueError:

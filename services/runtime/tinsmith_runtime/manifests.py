@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ FORMAT = "tinsmith.checkpoint.v1"
 MANIFEST_NAME = "manifest.json"
 _MAX_MANIFEST_BYTES = 4 * 2**20
 _MAX_FILES = 10_000
+_FILE_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +153,20 @@ def _decode(folder: str, content: bytes) -> Manifest:
             for name, entry in parsed["files"].items()
         }
         attributes = dict(parsed["attributes"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise _corrupt(folder, MANIFEST_NAME, f"can not be read: {error}") from error
     if len(files) > _MAX_FILES:
         raise _corrupt(folder, MANIFEST_NAME, f"names {len(files)} files")
     for name in files:
-        if "/" in name or name in ("", ".", "..", MANIFEST_NAME):
-            raise _corrupt(folder, MANIFEST_NAME, f"names a file {name!r}")
+        if _FILE_NAME_PATTERN.fullmatch(name) is None or name == MANIFEST_NAME:
+            raise _corrupt(folder, MANIFEST_NAME, f"names a file {name!r:.160}")
     return Manifest(files, attributes)
 
 

@@ -19,6 +19,7 @@ from grpc_status import rpc_status
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import (
+    InternalError,
     KeyInvalidError,
     KeyRevokedError,
     TinsmithError,
@@ -62,6 +63,10 @@ async def typed_errors(peer: str) -> AsyncIterator[None]:
         status = rpc_status.from_call(error)
         if status is not None:
             raise decode_status(status) from error
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise InternalError(f"the {peer} does not know the call; is it of another release?") from (
+                error
+            )
         raise WorkerUnavailableError(
             f"the {peer} can not be reached ({error.code().name}); send the request again",
             peer=peer,

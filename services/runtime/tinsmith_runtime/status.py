@@ -11,12 +11,16 @@ from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from tinsmith_runtime.errors import (
-    ErrorCode,
     FieldViolation,
     InternalError,
     ResourceExhaustedError,
     TinsmithError,
 )
+
+
+_BASE_CLASSES: dict[int, type[TinsmithError]] = {
+    base.code.value: base for base in TinsmithError.__subclasses__()
+}
 
 
 def internal_error() -> InternalError:
@@ -56,7 +60,10 @@ def encode_status(error: TinsmithError, *, domain: str) -> status_pb2.Status:
 
 
 def decode_status(status: status_pb2.Status) -> TinsmithError:
-    """Return the error that a status was made from, as a plain `TinsmithError` of the same code."""
+    """Return the error that a status was made from: an instance of the base class of its code.
+
+    The exact class is not known here; compare `reason` to tell one meaning from another.
+    """
     reason = "INTERNAL"
     metadata: dict[str, str] = {}
     retry_after_s: float | None = None
@@ -74,11 +81,11 @@ def decode_status(status: status_pb2.Status) -> TinsmithError:
                 FieldViolation(violation.field, violation.description)
                 for violation in bad_request.field_violations
             ]
-    error = TinsmithError(status.message, retry_after_s=retry_after_s, violations=violations)
+    error = _BASE_CLASSES.get(status.code, InternalError)(status.message)
+    error.retry_after_s = retry_after_s
+    error.violations = tuple(violations)
     error.metadata = metadata
     error.reason = reason
-    known_codes = {code.value for code in ErrorCode}
-    error.code = ErrorCode(status.code) if status.code in known_codes else ErrorCode.INTERNAL
     return error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 from tinsmith.v1 import scheduler_pb2
@@ -28,3 +29,15 @@ def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
     return scheduler_pb2.Tokenizer(digest=digest.hexdigest(), files=files)
+
+
+def read_stop_token_ids(directory: Path) -> list[int]:
+    """Return the tokens that end a turn: `eos_token_id` of the generation or model settings."""
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        if not path.is_file():
+            continue
+        found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        if found is not None:
+            return [int(token) for token in (found if isinstance(found, list) else [found])]
+    return []

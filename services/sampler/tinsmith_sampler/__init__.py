@@ -1,1 +1,1 @@
-"""The sampler pod: completions and log-probabilities from base models, checkpoints and live runs."""
+"""The sampler pod: completions and scores from base models, checkpoints and live runs."""

@@ -54,7 +54,7 @@ class WeightSource:
         self._trainers = trainers
         self._max_loaded = max_loaded
         self._publish_live = publish_live
-        self._loaded: OrderedDict[str, tuple[Engine, Published]] = OrderedDict()
+        self._loaded: OrderedDict[str, tuple[Engine, Published, str]] = OrderedDict()
         self._loading: dict[str, asyncio.Lock] = {}
 
     async def get(self, target: Target, *, min_version: int) -> Published | None:
@@ -127,12 +127,12 @@ class WeightSource:
             version=stored.version,
         )
         WEIGHT_LOADS.labels("run" if target.run else "checkpoint").inc()
-        self._loaded[stored.manifest_sha256] = (engine, published)
+        self._loaded[stored.manifest_sha256] = (engine, published, target.source)
         while len(self._loaded) > self._max_loaded:
-            oldest, (its_engine, _) = self._loaded.popitem(last=False)
+            oldest, (its_engine, _, _) = self._loaded.popitem(last=False)
             await self._host.call(its_engine.unload_weights, oldest)
         return published
 
-    def loaded(self) -> list[Published]:
-        """Return the weights from files that are in memory."""
-        return [published for _, published in self._loaded.values()]
+    def loaded(self) -> dict[str, str]:
+        """Return what each version in memory was loaded for, by the name it has in the engine."""
+        return {name: source for name, (_, _, source) in self._loaded.items()}

@@ -23,10 +23,12 @@ def main() -> None:
 
 
 async def _serve(config: SchedulerConfig) -> None:
+    # Listened for from the beginning: a signal that comes during the start ends it in order.
+    signalled = asyncio.create_task(wait_for_signal())
     pod = SchedulerPod(config)
     await pod.start()
     try:
-        await wait_for_signal()
+        await signalled
     finally:
         await pod.stop()
 

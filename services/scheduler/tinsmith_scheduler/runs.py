@@ -17,9 +17,10 @@ import sqlalchemy as sa
 from tinsmith.names import RunName
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import (
-    NotFoundError,
+    ErrorCode,
     ResourceExhaustedError,
     RunNotFoundError,
+    TinsmithError,
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sql import Database
@@ -197,9 +198,10 @@ class Runs:
             await self._trainers.release_run(
                 address, run=run.name, epoch=run.epoch, mode=ReleaseMode.DELETE
             )
-        except NotFoundError:
-            # An answer that was lost: the trainer deleted it the first time.
-            return
+        except TinsmithError as error:
+            # Not found after an answer that was lost: the trainer deleted it the first time.
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
 
     def _delete_lock(self, name: str) -> asyncio.Lock:
         lock = self._delete_locks.get(name)

@@ -16,9 +16,11 @@ import sqlalchemy as sa
 from tinsmith.names import CheckpointName, RunName, SamplingSessionName
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
+    ErrorCode,
     FailedPreconditionError,
     NotFoundError,
     SamplingSessionNotFoundError,
+    TinsmithError,
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sql import Database
@@ -179,8 +181,10 @@ class SamplingSessions:
             )
         try:
             return await self._trainers.get_checkpoint_model(address, str(checkpoint))
-        except NotFoundError as error:
-            raise _checkpoint_not_found(checkpoint) from error
+        except TinsmithError as error:
+            if error.code is ErrorCode.NOT_FOUND:
+                raise _checkpoint_not_found(checkpoint) from error
+            raise
 
     def _locate(self, handle: SamplingSession, run: Run | None) -> LocatedSession:
         samplers = {

@@ -8,9 +8,10 @@ from tinsmith_scheduler.records import Adapter, ReleaseMode
 
 
 class Trainers(Protocol):
-    """Calls to trainers; all raise the trainer's own `TinsmithError`.
+    """Calls to trainers.
 
-    A trainer that does not answer is `WorkerUnavailableError`.
+    All raise what the trainer answered as a plain `TinsmithError`, to be told apart by `code` and
+    `reason`. A trainer that does not answer is `WorkerUnavailableError`.
     """
 
     async def adopt_run(

@@ -40,8 +40,9 @@ def main() -> int:
 async def _serve(config: TrainerConfig) -> None:
     host = await asyncio.to_thread(load_engines, config)
     pod = TrainerPod(config, host, on_fenced=_exit_fenced)
+    stopped = asyncio.create_task(wait_for_signal())
     await pod.start()
-    await wait_for_signal()
+    await stopped
     await pod.stop()
     await asyncio.to_thread(host.thread.close, config.drain_timeout_s)
 

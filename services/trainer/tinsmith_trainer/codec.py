@@ -96,13 +96,11 @@ def decode_checkpoint_name(value: str, *, field: str) -> names.CheckpointName:
 
 
 def decode_submission(kind: Kind, run: names.RunName, request: Any) -> Submission:
-    """Return the envelope of an ordered call.
+    """Return the envelope of an ordered call; `check_request_id` checks the rest of it.
 
     Raises:
-        InvalidFieldError: If the request id or sequence number is not valid.
+        InvalidFieldError: If the sequence number is not valid, so that none can be consumed.
     """
-    if REQUEST_ID_PATTERN.fullmatch(request.request_id) is None:
-        raise InvalidFieldError("request_id", "must be a UUID in lower case")
     if request.sequence_number < 1:
         raise InvalidFieldError(
             "sequence_number", f"must be at least 1, got {request.sequence_number}"
@@ -117,6 +115,14 @@ def decode_submission(kind: Kind, run: names.RunName, request: Any) -> Submissio
         digest=hashlib.sha256(payload).digest(),
         payload=payload,
     )
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise `InvalidFieldError` unless a request id is a UUID."""
+    if REQUEST_ID_PATTERN.fullmatch(request_id) is None:
+        raise InvalidFieldError(
+            "request_id", f"must be a UUID in lower case, got {request_id!r:.64}"
+        )
 
 
 def decode_work(kind: Kind, request: Any) -> Work:

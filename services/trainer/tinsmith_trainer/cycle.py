@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from tinsmith_engine.host import EngineHost
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     PoisonOperationError,
@@ -50,6 +52,10 @@ _STORAGE_RETRY_S = 0.5
 _CAPACITY_RETRY_S = 0.2
 _GAP_CHECK_S = 0.25
 _MAX_SLICE_TOKENS = 65_536
+
+
+class _StoppedError(Exception):
+    """The pod stops while a write waits for space; what is in the ledger is done again later."""
 
 
 class Cycle:
@@ -89,6 +95,7 @@ class Cycle:
         self._has_work = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_run = ""
+        self._is_stopping = False
         registry.on_work = self._has_work.set
 
     def start(self) -> None:
@@ -99,6 +106,7 @@ class Cycle:
 
     async def stop(self) -> None:
         """End after the slice that is being computed; what waits stays in the ledger."""
+        self._is_stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,6 +116,7 @@ class Cycle:
         while True:
             run = self._next_run()
             if run is None:
+                failpoints.passing("trainer.idle")
                 self._has_work.clear()
                 if self._next_run() is None:
                     await self._has_work.wait()
@@ -141,23 +150,32 @@ class Cycle:
                 operations = before or [suspect]
             run.running = frozenset(operation.sequence_number for operation in operations)
             try:
-                await self._execute(run, operations)
+                await self._execute_or_fail(run, operations)
             except FencedError as error:
                 logger.critical("another process holds the run", extra={"run": run.name})
                 self._on_fenced(error)
                 raise
-            except CapacityExhaustedError:
-                run.obstacle = "a place in the engine; all are taken by busy runs"
-                await asyncio.sleep(_CAPACITY_RETRY_S)
-            except TinsmithError as error:
-                await self._fail(run, operations, error)
-            except Exception:
-                logger.exception("slice failed by a bug", extra={"run": run.name})
+            except _StoppedError:
+                # What was computed is not committed: the engine is ahead of the ledger.
                 await self._registry.residency.evict(run)
-                await self._fail(run, operations, internal_error())
             finally:
                 run.running = frozenset()
                 run.obstacle = ""
+
+    async def _execute_or_fail(self, run: LiveRun, operations: Sequence[QueuedOperation]) -> None:
+        try:
+            await self._execute(run, operations)
+        except (FencedError, _StoppedError):
+            raise
+        except CapacityExhaustedError:
+            run.obstacle = "a place in the engine; all are taken by busy runs"
+            await asyncio.sleep(_CAPACITY_RETRY_S)
+        except TinsmithError as error:
+            await self._fail(run, operations, error)
+        except Exception:
+            logger.exception("slice failed by a bug", extra={"run": run.name})
+            await self._registry.residency.evict(run)
+            await self._fail(run, operations, internal_error())
 
     async def _execute(self, run: LiveRun, operations: Sequence[QueuedOperation]) -> None:
         first = operations[0]
@@ -190,6 +208,7 @@ class Cycle:
         )
         if operations[0].record.num_attempts > 0:
             await intent
+        failpoints.passing("trainer.compute")
         computed = await self._host.call(
             compute_slice,
             run.engine,
@@ -220,8 +239,9 @@ class Cycle:
             )
         if computed.is_state_lost:
             await self._registry.residency.evict(run)
-        await self._commit(run, outcomes)
+        # Before the commit, which adds the refused calls that follow.
         run.failures = computed.failures
+        await self._commit(run, outcomes)
         run.weights_serial += isinstance(operations[-1].work, OptimStepWork)
         run.state_sequence_number = outcomes[-1].sequence_number
         run.replay_cost_s += sum(entry.duration_s for entry in computed.computed)
@@ -234,8 +254,8 @@ class Cycle:
             return
         try:
             await self._registry.residency.snapshot(run)
-        except StorageFullError as error:
-            logger.warning("snapshot put off", extra={"run": run.name, "problem": error.message})
+        except (StorageFullError, OSError) as error:
+            logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
 
     async def _save(
         self, run: LiveRun, operation: QueuedOperation, work: SaveCheckpointWork
@@ -260,8 +280,8 @@ class Cycle:
         )
         result = self._wire.encode_result(Kind.LOAD_CHECKPOINT, LoadResult(version))
         outcome = self._outcome(run, operation, version, result=result)
-        await self._commit(run, [outcome], snapshots=[snapshot])
         run.failures = []
+        await self._commit(run, [outcome], snapshots=[snapshot])
         run.weights_serial += 1
         run.state_sequence_number = number
         run.replay_cost_s = 0.0
@@ -273,11 +293,12 @@ class Cycle:
         first = operations[0]
         OPERATIONS.labels(first.record.kind, "failed").inc()
         outcome = self._outcome(run, first, run.record.version, error=error)
-        await self._commit(run, [outcome])
         if isinstance(first.work, ForwardWork) and first.work.is_backward:
             run.failures.append(first.sequence_number)
         elif isinstance(first.work, OptimStepWork):
             run.failures = []
+        await self._commit(run, [outcome])
+        if isinstance(first.work, OptimStepWork):
             # Replay clears the gradient of a failed step; a resident run must agree with it.
             await self._registry.residency.evict(run)
         if run.is_resident:
@@ -311,6 +332,7 @@ class Cycle:
     ) -> None:
         if run.is_closed:
             return
+        failpoints.passing("trainer.commit")
         records = await self._durably(
             run,
             lambda: self._ledger.finish(
@@ -321,7 +343,9 @@ class Cycle:
                 snapshots=snapshots,
             ),
         )
+        failpoints.passing("trainer.committed")
         run.running = frozenset()
+        run.record = dataclasses.replace(run.record, version=outcomes[-1].version)
         self._registry.finish(run, records)
 
     async def _durably(self, run: LiveRun, write: Callable[[], Awaitable[ResultT]]) -> ResultT:
@@ -330,6 +354,8 @@ class Cycle:
             try:
                 result = await write()
             except StorageFullError as error:
+                if self._is_stopping:
+                    raise _StoppedError from error
                 run.obstacle = "space on the disk of the trainer"
                 logger.warning("waiting for space", extra={"problem": error.message})
                 await asyncio.sleep(_STORAGE_RETRY_S)
@@ -343,10 +369,12 @@ class Cycle:
             for run in self._registry.runs:
                 try:
                     await self._expire_gap(run)
-                except TinsmithError as error:
-                    logger.warning(
-                        "gap not closed", extra={"run": run.name, "problem": error.message}
-                    )
+                except FencedError as error:
+                    logger.critical("another process holds the run", extra={"run": run.name})
+                    self._on_fenced(error)
+                    raise
+                except Exception:
+                    logger.exception("gap not closed", extra={"run": run.name})
 
     async def _expire_gap(self, run: LiveRun) -> None:
         """Fail the operations of a run that waited too long for a number."""
@@ -370,9 +398,15 @@ class Cycle:
                 missing=missing[0],
             )
             held = [run.queue[number] for number in sorted(run.queue)]
-            await self._ledger.give_up(
+            given_up = await self._ledger.give_up(
                 run.name, run.record.epoch, missing, self._wire.encode_error(error)
             )
+            if given_up != missing:
+                # One arrived at the last moment: the others are lost, what waited goes on.
+                run.give_up(given_up)
+                run.held_since_s = None
+                self._has_work.set()
+                return
             outcomes = [
                 self._outcome(run, operation, run.record.version, error=error) for operation in held
             ]

@@ -188,8 +188,8 @@ class LiveRun:
     def recent_after(self, revision: int) -> list[OperationRecord] | None:
         """Return what finished after a revision, or None if that is not all in memory."""
         records = [record for record in self._recent if record.revision > revision]
-        is_complete = bool(records) and min(r.revision for r in records) == revision + 1
-        return records if is_complete else None
+        is_complete = len(records) == self.latest_revision - revision
+        return records if records and is_complete else None
 
     def notify(self) -> None:
         """Wake everybody who waits for a change of this run."""

@@ -14,6 +14,7 @@ from tinsmith_trainer.registry import RunRegistry
 from tinsmith_trainer.servicer import MAX_WAIT_S, describe, owned_run
 
 _PAGE_SIZE = 100
+_MAX_DIGITS = 18
 
 
 class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
@@ -35,14 +36,16 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
 
     async def ListOperations(self, request: Any, context: Any) -> Any:
         run = owned_run(self._registry, codec.decode_run(request.name, field="name"))
-        if not (request.page_token or "0").isdecimal():
-            raise InvalidFieldError("page_token", "is not a token of this list")
-        first = int(request.page_token or "1")
+        first = _parse_number(request.page_token or "1")
+        if first is None:
+            raise InvalidFieldError("page_token", "is not a token of this list; start without one")
+        if request.page_size < 0:
+            raise InvalidFieldError("page_size", "must be at least 0")
         size = min(request.page_size or _PAGE_SIZE, _PAGE_SIZE)
-        records = await self._registry.list_operations(run, first, limit=size + 1)
+        records, following = await self._registry.list_operations(run, first, limit=size)
         return operations_pb2.ListOperationsResponse(
-            operations=[describe(run, record) for record in records[:size]],
-            next_page_token=str(records[size].sequence_number) if len(records) > size else "",
+            operations=[describe(run, record) for record in records],
+            next_page_token="" if following is None else str(following),
         )
 
     async def CancelOperation(self, request: Any, context: Any) -> empty_pb2.Empty:
@@ -57,9 +60,16 @@ def _parse(value: str) -> tuple[names.OperationName, int]:
         name = names.OperationName.parse(value)
     except names.InvalidNameError as error:
         raise InvalidFieldError("name", f"must be {error.pattern}, got {value[:128]!r}") from error
-    if not name.operation.isdecimal():
+    number = _parse_number(name.operation)
+    if number is None:
         raise InvalidFieldError("name", "must end in a sequence number")
-    return name, int(name.operation)
+    return name, number
+
+
+def _parse_number(text: str) -> int | None:
+    """Return a sequence number, or None if the text is not one that a ledger can hold."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+    return int(text) if is_number else None
 
 
 def _refusal(name: str) -> FailedPreconditionError:

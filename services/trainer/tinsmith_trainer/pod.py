@@ -14,7 +14,7 @@ from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
 from tinsmith_engine import Published
-from tinsmith_engine import codec as engine_codec
+from tinsmith_engine.catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
 from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier
@@ -23,7 +23,6 @@ from tinsmith_runtime.ledger import SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.server import PodServer
-from tinsmith_runtime.tokenizer_files import read_tokenizer
 from tinsmith_trainer import codec
 from tinsmith_trainer.checkpoints import CheckpointRegistry
 from tinsmith_trainer.config import TrainerConfig
@@ -70,9 +69,7 @@ class TrainerPod:
             raise ConfigError("a trainer needs scheduler_address and pod_key")
         self._config = config
         self._host = host
-        self._tokenizers = {
-            name: read_tokenizer(directory) for name, directory in host.directories.items()
-        }
+        self._catalog = ModelCatalog.of(host)
         self._ledger = SqliteLedger(config.data_dir / "trainer.db")
         self._store = storage.open(config.storage())
         wire = codec.StoredCodec()
@@ -94,10 +91,7 @@ class TrainerPod:
             domain=codec.DOMAIN,
             authenticator=Authenticator(verifier, pod_key=config.pod_key),
         )
-        digests = {name: tokenizer.digest for name, tokenizer in self._tokenizers.items()}
-        servicer = TrainerServicer(
-            config, self._registry, checkpoints, self._host, self._store, digests
-        )
+        servicer = TrainerServicer(config, self._registry, checkpoints, self._catalog)
         self._server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer)
         self._server.add(
             operations_pb2_grpc.add_OperationsServicer_to_server,
@@ -120,7 +114,9 @@ class TrainerPod:
         await self._registry.recover()
         self._cycle.start()
         await self._server.start()
-        self._registration = WorkerRegistration(self._scheduler, self._describe(), self._tokenizers)
+        self._registration = WorkerRegistration(
+            self._scheduler, self._describe(), self._catalog.tokenizers
+        )
         self._registration.start()
 
     async def stop(self) -> None:
@@ -146,9 +142,6 @@ class TrainerPod:
             name=f"workers/{self._config.worker_name}",
             role=scheduler_pb2.Worker.ROLE_TRAINER,
             address=self._server.address,
-            models=[
-                engine_codec.encode_model(name, engine.info, self._tokenizers[name].digest)
-                for name, engine in sorted(self._host.engines.items())
-            ],
+            models=self._catalog.select(""),
             max_runs=self._config.max_runs,
         )

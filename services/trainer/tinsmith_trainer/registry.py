@@ -33,6 +33,7 @@ from tinsmith_runtime.ledger import (
     OperationState,
     RunRecord,
 )
+from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import state_files
 from tinsmith_trainer.config import TrainerConfig
@@ -162,6 +163,10 @@ class RunRegistry:
             FencedError: If a higher epoch holds it.
         """
         run = self.get(name)
+        if epoch != run.record.epoch:
+            raise FencedError(
+                f"run {name} is held under epoch {run.record.epoch}, not {epoch}", run=name
+            )
         if not delete:
             async with run.lock:
                 if not run.queue and not run.running:
@@ -170,7 +175,12 @@ class RunRegistry:
         run.is_closed = True
         run.notify()
         async with run.lock:
-            await self._ledger.delete_run(name, epoch)
+            try:
+                await self._ledger.delete_run(name, epoch)
+            except TinsmithError:
+                run.is_closed = False
+                self.on_work()
+                raise
             await self.residency.evict(run)
             QUEUED_OPERATIONS.dec(len(run.queue))
             self._queued_bytes -= sum(queued.size_bytes for queued in run.queue.values())
@@ -198,7 +208,7 @@ class RunRegistry:
         if run.is_closed:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
         size_bytes = len(submission.payload)
-        self._check_queue(run, size_bytes)
+        self._check_queue(run, submission)
         operation = await self._new_operation(submission)
         record = await self._ledger.submit(operation)
         is_new = (
@@ -261,9 +271,12 @@ class RunRegistry:
 
     async def list_operations(
         self, run: LiveRun, first: int, *, limit: int
-    ) -> list[OperationRecord]:
-        """Return operations with at least this number, in order."""
-        return await self._ledger.operations_from(run.name, first, limit=limit)
+    ) -> tuple[list[OperationRecord], int | None]:
+        """Return operations with at least this number, in order, and the number of the next."""
+        records = await self._ledger.operations_from(run.name, first, limit=limit + 1)
+        page = _first_page(records[:limit])
+        has_more = len(records) > len(page)
+        return page, records[len(page)].sequence_number if has_more else None
 
     async def wait_operation(
         self, run: LiveRun, sequence_number: int, timeout_s: float
@@ -293,7 +306,7 @@ class RunRegistry:
                 )
             left_s = deadline_s - time.monotonic()
             if records or left_s <= 0 or run.is_closed:
-                return (records or [])[:_WAIT_PAGE]
+                return _first_page(records or [])
             await run.wait_for_change(left_s)
 
     async def publish(self, run: LiveRun) -> manifests.WrittenManifest:
@@ -348,7 +361,19 @@ class RunRegistry:
         QUEUED_OPERATIONS.inc()
         run.accept(operation)
 
-    def _check_queue(self, run: LiveRun, size_bytes: int) -> None:
+    def _check_queue(self, run: LiveRun, submission: Submission) -> None:
+        size_bytes = len(submission.payload)
+        # The numbers before it would have to wait as well.
+        num_before = submission.sequence_number - run.next_sequence_number
+        if num_before >= self._config.max_queued_operations:
+            raise QueueFullError(
+                f"sequence number {submission.sequence_number} of {run.name} is {num_before} ahead "
+                f"of the next one, {run.next_sequence_number}; at most "
+                f"{self._config.max_queued_operations} operations may wait, retry later",
+                retry_after_s=_QUEUE_RETRY_S,
+                run=run.name,
+                next_sequence_number=run.next_sequence_number,
+            )
         if len(run.queue) >= self._config.max_queued_operations:
             raise QueueFullError(
                 f"{len(run.queue)} operations of {run.name} wait; retry when some have finished",
@@ -385,6 +410,16 @@ class RunRegistry:
         if record.payload is not None:
             return record.payload
         return await asyncio.to_thread(self._store.read, record.payload_path or "")
+
+
+def _first_page(records: list[OperationRecord]) -> list[OperationRecord]:
+    """Return the beginning of a list that fits into one answer, at least one entry."""
+    size_bytes = 0
+    for index, record in enumerate(records[:_WAIT_PAGE]):
+        size_bytes += len(record.result or record.error or b"")
+        if index and size_bytes > _WAIT_PAGE_BYTES:
+            return records[:index]
+    return records[:_WAIT_PAGE]
 
 
 def checkpoint_attributes(

@@ -9,6 +9,7 @@ never hidden. The callers hold the lock of the run.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Iterable
@@ -16,11 +17,12 @@ from collections.abc import Iterable
 from tinsmith_engine import Engine, RunState
 from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime import manifests
+from tinsmith_runtime import failpoints, manifests
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     CheckpointCorruptError,
     DataLossError,
+    StorageFullError,
 )
 from tinsmith_runtime.ledger import Ledger, OperationRecord, OperationState, SnapshotRecord, records
 from tinsmith_runtime.storage import ObjectStore
@@ -96,7 +98,13 @@ class Residency:
         if not run.is_resident:
             return
         if run.replay_cost_s > 0:
-            await self.snapshot(run)
+            try:
+                await self.snapshot(run)
+            except (StorageFullError, OSError) as error:
+                # Whoever needs the place does not wait for space: the ledger has everything.
+                logger.warning(
+                    "parked without a snapshot", extra={"run": run.name, "problem": str(error)}
+                )
         await self.evict(run)
 
     async def evict(self, run: LiveRun) -> None:
@@ -109,7 +117,9 @@ class Residency:
     async def snapshot(self, run: LiveRun) -> None:
         """Save the state of a run, up to the last operation that it contains."""
         state = await self._host.call(run.engine.export_state, run.name)
-        record = await self.write_snapshot(run, state, run.state_sequence_number, run.failures)
+        # Refused calls that follow are found again by the replay.
+        failures = [number for number in run.failures if number <= run.state_sequence_number]
+        record = await self.write_snapshot(run, state, run.state_sequence_number, failures)
         await self._ledger.add_snapshot(record, run.record.epoch)
         run.replay_cost_s = 0.0
         await self._delete_old_snapshots(run)
@@ -118,6 +128,7 @@ class Residency:
         self, run: LiveRun, state: RunState, sequence_number: int, failures: list[int]
     ) -> SnapshotRecord:
         """Write the files of a snapshot, and return the row that makes it count."""
+        failpoints.passing("trainer.snapshot")
         attributes = {
             "run": run.name,
             "sequence_number": sequence_number,
@@ -223,16 +234,18 @@ class Residency:
                 await self._compute_again(run, record)
             case Kind.FORWARD_BACKWARD | records.GIVEN_UP_KIND:
                 run.failures.append(record.sequence_number)
-            case Kind.OPTIM_STEP:
+            case Kind.OPTIM_STEP if record.plan is not None:
                 await self._host.call(run.engine.clear_gradient, run.name)
                 run.failures.clear()
             case Kind.LOAD_CHECKPOINT if is_success:
                 # The snapshot taken with the load is gone or damaged.
                 await self._load_again(run, record)
             case _:
+                # A refused call changed nothing, nor did a forward or a save.
                 pass
 
     async def _compute_again(self, run: LiveRun, record: OperationRecord) -> None:
+        failpoints.passing("trainer.replay")
         payload = await self._payload(record)
         kind = Kind(record.kind)
         work = self._wire.decode_work(kind, payload)
@@ -259,6 +272,7 @@ class Residency:
                 extra={"run": run.name, "sequence_number": record.sequence_number},
             )
             await self._ledger.mark_diverged(run.name)
+            run.record = dataclasses.replace(run.record, replay_diverged=True)
 
     async def _load_again(self, run: LiveRun, record: OperationRecord) -> None:
         work = self._wire.decode_work(Kind.LOAD_CHECKPOINT, await self._payload(record))

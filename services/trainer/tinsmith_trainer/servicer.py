@@ -10,7 +10,7 @@ from tinsmith import names
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 from tinsmith_engine import LOSS_SPECS, validate_batch
 from tinsmith_engine import codec as engine_codec
-from tinsmith_engine.host import EngineHost
+from tinsmith_engine.catalog import ModelCatalog
 from tinsmith_runtime.auth import POD_SCOPE, current_caller
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
@@ -19,7 +19,6 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 from tinsmith_runtime.ledger import OperationRecord
-from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import codec
 from tinsmith_trainer.checkpoints import CheckpointRegistry, checkpoint_not_found
 from tinsmith_trainer.config import TrainerConfig
@@ -42,9 +41,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         config: Limits that are told to clients.
         registry: Runs and operations.
         checkpoints: Named checkpoints.
-        host: The engines.
-        store: Where manifests are.
-        tokenizer_digests: By base model.
+        catalog: The base models.
     """
 
     def __init__(
@@ -52,26 +49,18 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         config: TrainerConfig,
         registry: RunRegistry,
         checkpoints: CheckpointRegistry,
-        host: EngineHost,
-        store: ObjectStore,
-        tokenizer_digests: dict[str, str],
+        catalog: ModelCatalog,
     ) -> None:
         self._config = config
         self._registry = registry
         self._checkpoints = checkpoints
-        self._host = host
-        self._store = store
-        self._tokenizer_digests = tokenizer_digests
+        self._catalog = catalog
 
     async def GetCapabilities(
         self, request: trainer_pb2.TrainerServiceGetCapabilitiesRequest, context: Context
     ) -> trainer_pb2.TrainerCapabilities:
         return trainer_pb2.TrainerCapabilities(
-            models=[
-                engine_codec.encode_model(name, engine.info, self._tokenizer_digests.get(name, ""))
-                for name, engine in sorted(self._host.engines.items())
-                if request.base_model in ("", name)
-            ],
+            models=self._catalog.select(request.base_model),
             losses=sorted(LOSS_SPECS),
             max_batch_tokens=self._config.max_batch_tokens,
             max_batch_datums=self._config.max_batch_datums,
@@ -218,6 +207,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         run = self._owned_run(name)
         submission = codec.decode_submission(kind, name, request)
         try:
+            codec.check_request_id(request.request_id)
             work = codec.decode_work(kind, request)
             await self._check(run, work)
             record = await self._registry.submit(submission, work)

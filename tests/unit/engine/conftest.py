@@ -39,7 +39,7 @@ def save_tiny(directory: Path, family: str, **overrides: Any) -> Path:
         common["head_dim"] = 16
     torch.manual_seed(7)
     config = AutoConfig.for_model(family, **common | overrides)
-    model = AutoModelForCausalLM.from_config(config)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         # Norms of one and biases of zero would hide mistakes in them.
         for name, parameter in model.named_parameters():

@@ -125,6 +125,7 @@ def test_an_empty_batch_and_a_good_one() -> None:
 def test_validation_does_not_import_torch() -> None:
     script = (
         "import sys, tinsmith_engine; tinsmith_engine.validate_batch; tinsmith_engine.Datum;"
+        "tinsmith_engine.validate_sample_request; tinsmith_engine.SampleRequest;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

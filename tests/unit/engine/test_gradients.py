@@ -24,9 +24,14 @@ from tests.unit.engine.conftest import (
     save_tiny,
 )
 
-from tinsmith_engine import AdamParams, Engine, FullConfig, LoraConfig
+from tinsmith_engine import AdamParams, Datum, Engine, FullConfig, LoraConfig
 
 TOLERANCE = 1e-5
+
+
+def total_loss(model: Any, batch: list[Datum]) -> torch.Tensor:
+    losses = [reference_loss("cross_entropy", reference_logprobs(model, d), d) for d in batch]
+    return torch.stack(losses).sum()
 
 
 def assert_matches_peft(
@@ -39,8 +44,10 @@ def assert_matches_peft(
     model = peft_model(model_dir, engine, "run", tmp_path / "adapter")
 
     wanted = [reference_logprobs(model, datum) for datum in batch]
-    total = sum(reference_loss(loss, lp, d) for lp, d in zip(wanted, batch, strict=True))
-    total.backward()
+    total = torch.stack(
+        [reference_loss(loss, lp, d) for lp, d in zip(wanted, batch, strict=True)]
+    ).sum()
+    total.backward()  # type: ignore[no-untyped-call]
     found = engine.forward_backward("run", batch, loss, {})
 
     for logprobs, reference in zip(found.logprobs, wanted, strict=True):
@@ -131,17 +138,19 @@ def test_full_parameter_step_equals_transformers(tmp_path: Path, family: str) ->
     engine = Engine.load(model_dir)
     engine.create_run("run", FullConfig())
     batch = make_batch()
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    sum(reference_loss("cross_entropy", reference_logprobs(model, d), d) for d in batch).backward()
+    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model.eval()
+    total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
     engine.forward_backward("run", batch, "cross_entropy", {})
     ours = gradients(engine, "run")
     for name, parameter in model.named_parameters():
         assert relative_error(ours[name], parameter.grad) <= TOLERANCE, name
 
-    # eps 1e-8: with 1e-12 the first step is the sign of each gradient, which float32 noise decides
-    # where the gradient is nothing but noise.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-3)
-    optimizer.param_groups[0]["weight_decay"] = 0.1
+    # With eps 1e-12 a first step is the sign of each gradient, and where a gradient is nothing but
+    # rounding noise, noise decides the sign.
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1
+    )
     optimizer.step()
     engine.optim_step("run", AdamParams(learning_rate=1e-2, eps=1e-3, weight_decay=0.1))
     tensors, config = engine.adapter_tensors("run")
@@ -161,9 +170,7 @@ def test_steps_equal_torch_adamw(qwen3_dir: Path, tmp_path: Path) -> None:
     for step in range(3):
         batch = make_batch(seed=step)
         optimizer.zero_grad()
-        sum(
-            reference_loss("cross_entropy", reference_logprobs(model, d), d) for d in batch
-        ).backward()
+        total_loss(model, batch).backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(trained, 0.5)
         optimizer.step()
         engine.forward_backward("run", batch, "cross_entropy", {})

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,7 @@ from tinsmith_runtime.errors import ConfigError, InvalidFieldError
 from tinsmith_scheduler import codec
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.records import (
+    Adapter,
     FullAdapter,
     LoraAdapter,
     adapter_from_json,
@@ -17,14 +20,14 @@ from tinsmith_scheduler.records import (
 from tinsmith_scheduler.store import decode_page_token, encode_page_token
 
 
-def lora(**fields: object) -> models_pb2.AdapterConfig:
+def lora(**fields: Any) -> models_pb2.AdapterConfig:
     return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**fields))
 
 
 @pytest.mark.parametrize(
     "message", [models_pb2.AdapterConfig(), lora()], ids=["no-adapter", "empty-lora"]
 )
-def test_adapter_defaults_are_filled_in(message) -> None:
+def test_adapter_defaults_are_filled_in(message: models_pb2.AdapterConfig) -> None:
     assert codec.encode_adapter(codec.decode_adapter(message)) == lora(
         rank=32,
         alpha=32,
@@ -36,7 +39,7 @@ def test_adapter_defaults_are_filled_in(message) -> None:
 
 
 @pytest.mark.parametrize("adapter", [LoraAdapter(seed=2**64 - 1, alpha=0.5), FullAdapter()])
-def test_adapter_survives_storage_and_wire(adapter) -> None:
+def test_adapter_survives_storage_and_wire(adapter: Adapter) -> None:
     assert adapter_from_json(adapter_to_json(adapter)) == adapter
     assert codec.decode_adapter(codec.encode_adapter(adapter)) == adapter
 
@@ -55,7 +58,7 @@ def test_adapter_survives_storage_and_wire(adapter) -> None:
     ],
     ids=str,
 )
-def test_adapter_out_of_range_is_refused(fields) -> None:
+def test_adapter_out_of_range_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidFieldError):
         codec.decode_adapter(lora(**fields))
 
@@ -83,7 +86,7 @@ def test_page_token_belongs_to_its_list() -> None:
     ],
     ids=str,
 )
-def test_settings_out_of_range_are_refused(tmp_path, settings) -> None:
+def test_settings_out_of_range_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
         SchedulerConfig(data_dir=tmp_path, **settings)
     assert "secret-words" not in str(error.value)

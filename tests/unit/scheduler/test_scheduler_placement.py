@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tinsmith_scheduler.placement import (
@@ -39,7 +41,9 @@ def trainer(
         pytest.param([trainer("a")], {"refused": {"a"}}, WaitReason.FULL, id="all-refused"),
     ],
 )
-def test_choose_trainer(candidates, options, expected) -> None:
+def test_choose_trainer(
+    candidates: list[TrainerCandidate], options: dict[str, Any], expected: str | WaitReason
+) -> None:
     choice = choose_trainer("m", candidates, **options)
     if isinstance(expected, str):
         assert choice == Chosen(expected)

@@ -201,7 +201,7 @@ def test_creation_sends_what_is_asked_for(server: FakeServer, client: tinsmith.C
 
 
 def test_creation_that_never_ends_times_out_with_the_reason(server: FakeServer) -> None:
-    server.state.create_polls = -1000
+    server.state.create_polls = -1_000_000
     with (
         tinsmith.Client(server.address, "tsk_test", operation_timeout_s=0.5) as client,
         pytest.raises(tinsmith.OperationTimeoutError, match="a trainer"),

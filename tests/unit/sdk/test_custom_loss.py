@@ -45,7 +45,7 @@ def test_the_linear_pass_has_the_gradient_of_the_loss(
     scored = tensors.decode_tensor(forward.data[0].loss_inputs["weights"])
     assert scored.tolist() == [1, 1, 1]
     assert [backward.loss.name, backward.sequence_number] == ["cross_entropy", 2]
-    weights = tensors.decode_tensor(backward.data[0].loss_inputs["weights"])
+    weights = tensors.decode_tensor(backward.data[0].loss_inputs["weights"]).astype(np.float32)
     # float32 throughout, one multiplication: a few units in the last place.
     np.testing.assert_allclose(weights, -2 * LOGPROBS, rtol=1e-6)
     assert result.loss == pytest.approx(float(np.square(LOGPROBS).sum()), rel=1e-6)

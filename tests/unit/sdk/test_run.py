@@ -206,7 +206,7 @@ def test_an_undeliverable_operation_fails_all_later_ones(server: FakeServer, dat
         server.state.refusals = [unavailable()] * 1000
         futures = [run.forward_backward(data), run.optim_step()]
         for future in futures:
-            with pytest.raises(tinsmith.RunUndeliverableError, match="operation 2 .*get_run"):
+            with pytest.raises(tinsmith.RunUndeliverableError, match=r"operation 2 .*get_run"):
                 future.result(timeout_s=10)
         server.state.refusals = []
         with pytest.raises(tinsmith.RunUndeliverableError):
@@ -222,9 +222,9 @@ def test_a_continued_run_goes_on_with_the_next_number(
     run.optim_step().result(timeout_s=10)
     again = client.get_run("run-1")
     assert again.version == 1
-    futures = [again.forward_backward(data), again.optim_step()]
-    assert futures[0].sequence_number == 3
-    assert futures[1].result(timeout_s=10).version == 2
+    gradient, update = again.forward_backward(data), again.optim_step()
+    assert gradient.sequence_number == 3
+    assert update.result(timeout_s=10).version == 2
 
 
 def observed(server: FakeServer) -> list[int]:

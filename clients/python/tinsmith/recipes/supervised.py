@@ -137,7 +137,7 @@ class _Step:
     def finish(self, log: RunLog) -> None:
         """Wait for the results and log them."""
         loss = self.gradient.result().loss
-        norm = self.update.result().metrics.get("grad_norm:mean", float("nan"))
+        norm = self.update.result().metrics["grad_norm"]
         log.add(
             self.step,
             {"loss": loss, "grad_norm": norm, "learning_rate": self.learning_rate},

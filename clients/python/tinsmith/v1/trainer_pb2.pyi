@@ -745,7 +745,7 @@ class OptimStepResponse(_message.Message):
     """Counts the optimizer steps applied to the run."""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Holds metrics, such as `grad_norm:mean`."""
+        """Holds metrics, such as `grad_norm`."""
 
     def __init__(
         self,

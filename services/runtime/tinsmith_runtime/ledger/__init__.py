@@ -66,6 +66,7 @@ class Ledger(Protocol):
         """Accept an operation, or return the one that the same request made before.
 
         Raises:
+            RunNotFoundError: If the run was deleted.
             RequestIdReusedError: If the request id has another digest.
             SequenceNumberReusedError: If another request holds the number.
             SequenceGapError: If the number was given up.
@@ -73,7 +74,7 @@ class Ledger(Protocol):
         ...
 
     async def refuse(self, operation: NewOperation, error: bytes) -> OperationRecord | None:
-        """Consume a number with a failed operation; None if the number is taken."""
+        """Consume a number with a failed operation; None if the number or the run is gone."""
         ...
 
     async def start(self, run: str, sequence_numbers: Sequence[int]) -> None:
@@ -96,8 +97,17 @@ class Ledger(Protocol):
         """
         ...
 
-    async def give_up(self, run: str, epoch: int, missing: Sequence[int], error: bytes) -> None:
-        """Consume numbers that never arrived, so that a late arrival is told so."""
+    async def give_up(
+        self, run: str, epoch: int, missing: Sequence[int], error: bytes
+    ) -> list[int]:
+        """Consume numbers that never arrived, so that a late arrival is told so.
+
+        Returns:
+            The numbers that were consumed; one that arrived at the last moment is not.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
         ...
 
     async def resume_point(self, run: str) -> ResumePoint:

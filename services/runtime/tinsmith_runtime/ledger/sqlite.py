@@ -14,6 +14,7 @@ from tinsmith_runtime.errors import (
     AbortedError,
     CheckpointAlreadyExistsError,
     RequestIdReusedError,
+    RunNotFoundError,
     SequenceGapError,
     SequenceNumberReusedError,
 )
@@ -100,6 +101,8 @@ class SqliteLedger:
         """Accept an operation; see `Ledger`."""
 
         def accept(connection: sa.Connection) -> OperationRecord:
+            if _epoch(connection, operation.run) is None:
+                raise RunNotFoundError(f"run {operation.run} was deleted", run=operation.run)
             inserted = connection.execute(_insert_operation(operation))
             if inserted.rowcount == 1:
                 return _pending_record(operation)
@@ -111,6 +114,8 @@ class SqliteLedger:
         """Consume a number with a failed operation; see `Ledger`."""
 
         def consume(connection: sa.Connection) -> OperationRecord | None:
+            if _epoch(connection, operation.run) is None:
+                return None
             is_known_id = connection.execute(
                 sa.select(operations.c.sequence_number).where(
                     operations.c.run == operation.run,
@@ -185,14 +190,17 @@ class SqliteLedger:
 
         return await self._database.write(commit)
 
-    async def give_up(self, run: str, epoch: int, missing: Sequence[int], error: bytes) -> None:
+    async def give_up(
+        self, run: str, epoch: int, missing: Sequence[int], error: bytes
+    ) -> list[int]:
         """Consume numbers that never arrived; see `Ledger`."""
 
-        def consume(connection: sa.Connection) -> None:
+        def consume(connection: sa.Connection) -> list[int]:
             _check_fence(connection, run, epoch)
             now_s = time.time()
+            given_up = []
             for number in missing:
-                connection.execute(
+                inserted = connection.execute(
                     insert(operations)
                     .values(
                         run=run,
@@ -207,8 +215,11 @@ class SqliteLedger:
                     )
                     .on_conflict_do_nothing()
                 )
+                if inserted.rowcount == 1:
+                    given_up.append(number)
+            return given_up
 
-        await self._database.write(consume)
+        return await self._database.write(consume)
 
     async def resume_point(self, run: str) -> ResumePoint:
         """Return where a run goes on after a restart; see `Ledger`."""

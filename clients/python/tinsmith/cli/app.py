@@ -1,0 +1,71 @@
+"""Puts the commands together: those of this package, and those of installed extras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+import typer
+
+from tinsmith.cli import checkpoints, recipe, runs, sample
+from tinsmith.errors import ConfigurationError
+
+GROUP = "tinsmith.commands"
+
+_PASS_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """Return the application.
+
+    Args:
+        arguments: The command line. Only the extra command that it names is imported: the others
+            may be slow to import, or lack their packages.
+    """
+    app = typer.Typer(
+        help="Post-training as a service on your own cluster.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.add_typer(runs.app, name="runs")
+    app.add_typer(checkpoints.app, name="checkpoints")
+    app.command("sample")(sample.sample)
+    app.command("run")(recipe.run)
+    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for entry_point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
+        _add(app, entry_point, load=entry_point.name == wanted)
+    return app
+
+
+def _add(app: typer.Typer, entry_point: metadata.EntryPoint, *, load: bool) -> None:
+    package = entry_point.module.partition(".")[0]
+    command: typer.Typer | Callable[..., object]
+    if load:
+        try:
+            command = entry_point.load()
+        except ImportError as error:
+            command = _explain(entry_point.name, package.removeprefix("tinsmith_"), error)
+    else:
+        command = _explain(entry_point.name, package.removeprefix("tinsmith_"), None)
+        command.__doc__ = f"See `tinsmith {entry_point.name} --help`."
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=entry_point.name)
+    elif load and command.__name__ != "missing":
+        app.command(entry_point.name)(command)
+    else:
+        app.command(entry_point.name, context_settings=_PASS_ARGUMENTS)(command)
+
+
+def _explain(name: str, extra: str, error: ImportError | None) -> Callable[..., object]:
+    """Return a command that says which extra it needs."""
+
+    def missing() -> None:
+        reason = f" ({error})" if error else ""
+        raise ConfigurationError(
+            f"`tinsmith {name}` needs packages that are not installed{reason}",
+            remedy=f"pip install 'tinsmith[{extra}]'",
+        )
+
+    missing.__doc__ = f"Needs `pip install 'tinsmith[{extra}]'`."
+    return missing

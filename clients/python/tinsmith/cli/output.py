@@ -1,0 +1,47 @@
+"""Tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import rich.console
+import rich.table
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def show_list(rows: Sequence[Any], columns: Mapping[str, str], *, as_json: bool) -> None:
+    """Print dataclasses.
+
+    Args:
+        rows: What to print.
+        columns: Heading by field.
+        as_json: Whether to print all fields as JSON.
+    """
+    if as_json:
+        show_json([dataclasses.asdict(row) for row in rows])
+        return
+    table = rich.table.Table(*columns.values(), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(_text(getattr(row, name)) for name in columns))
+    rich.console.Console().print(table)
+
+
+def show_json(value: object) -> None:
+    """Print a value as JSON; times in ISO 8601."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=_json_default))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, datetime.datetime):
+        return value.strftime("%Y-%m-%d %H:%M")
+    return "" if value is None else str(value)
+
+
+def _json_default(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime.datetime) else str(value)

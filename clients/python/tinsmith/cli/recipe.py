@@ -1,0 +1,52 @@
+"""`tinsmith run`: a recipe with its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tinsmith.cli.config_values import load_config
+from tinsmith.client import Client
+from tinsmith.errors import ConfigurationError
+
+RECIPES = ("supervised", "rl")
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(help="supervised or rl.")],
+    settings: Annotated[list[str] | None, typer.Argument(help="key=value ...")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+) -> None:
+    """Run a recipe; `key=value` words win over the file."""
+    module = _load(recipe)
+    parsed: Any = load_config(module.Config, config, settings or [])
+    with Client(display_name=f"tinsmith run {recipe}") as client:
+        result = module.main(parsed, client)
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+
+
+def _load(recipe: str) -> Any:
+    name = f"tinsmith.recipes.{recipe}"
+    try:
+        if not re.fullmatch(r"[a-z][a-z_]*", recipe):
+            raise ModuleNotFoundError(name=name)
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise ConfigurationError(
+                f"the recipe {recipe} needs {error.name}, which is not installed",
+                remedy=f"pip install {error.name}",
+            ) from error
+        module = None
+    if not hasattr(module, "Config") or not hasattr(module, "main"):
+        raise ConfigurationError(
+            f"there is no recipe {recipe!r}", remedy=f"use one of {', '.join(RECIPES)}"
+        )
+    return module

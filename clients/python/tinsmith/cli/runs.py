@@ -1,0 +1,39 @@
+"""`tinsmith runs`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tinsmith.cli.output import AsJson, show_list
+from tinsmith.client import Client
+
+app = typer.Typer(help="List and delete training runs.", no_args_is_help=True)
+
+_COLUMNS = {
+    "name": "NAME",
+    "state": "STATE",
+    "base_model": "BASE MODEL",
+    "adapter": "ADAPTER",
+    "rank": "RANK",
+    "create_time": "CREATED",
+}
+
+
+@app.command("list")
+def list_runs(as_json: AsJson = False) -> None:
+    """List the runs of the project, newest first."""
+    with Client(display_name="tinsmith runs list") as client:
+        show_list(client.list_runs(), _COLUMNS, as_json=as_json)
+
+
+@app.command("delete")
+def delete_runs(
+    names: Annotated[list[str], typer.Argument(help="Resource names or ids.")],
+) -> None:
+    """Delete runs with their operations and checkpoints."""
+    with Client(display_name="tinsmith runs delete") as client:
+        for name in names:
+            client.delete_run(name)
+            print(f"deleted {name}")

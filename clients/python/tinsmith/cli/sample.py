@@ -1,0 +1,55 @@
+"""`tinsmith sample`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from tinsmith.cli.output import show_json
+from tinsmith.client import Client
+from tinsmith.types import ModelInput, SamplingParams
+
+
+def sample(
+    prompt: Annotated[str, typer.Option(help="What to say to the model.")],
+    base_model: Annotated[str, typer.Option(help="Sample from a base model.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="Sample from a checkpoint.")] = "",
+    run: Annotated[str, typer.Option(help="Sample from the live weights of a run.")] = "",
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    raw: Annotated[bool, typer.Option(help="Send the prompt without chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Length at most.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus of the distribution.")] = 1.0,
+    num_samples: Annotated[int, typer.Option("-n", "--num-samples", help="Completions.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Makes the draw repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with tokens.")] = False,
+) -> None:
+    """Sample from a base model, a checkpoint or a run."""
+    with Client(display_name="tinsmith sample") as client:
+        sampler = client.create_sampler(base_model=base_model, checkpoint=checkpoint, run=run)
+        tokenizer = sampler.get_tokenizer()
+        if raw:
+            tokens = tokenizer.encode(prompt)
+        else:
+            messages = [{"role": "system", "content": system}] if system else []
+            messages.append({"role": "user", "content": prompt})
+            tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        params = SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
+        )
+        result = sampler.sample(ModelInput.from_ints(tokens), params, num_samples).result()
+        texts = [
+            tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+            for sequence in result.sequences
+        ]
+    if as_json:
+        rows = zip(result.sequences, texts, strict=True)
+        samples = [{"text": text, **dataclasses.asdict(sequence)} for sequence, text in rows]
+        show_json({"seed": result.seed, "samples": samples})
+        return
+    for index, text in enumerate(texts):
+        if num_samples > 1:
+            print(f"--- {index + 1}")
+        print(text)

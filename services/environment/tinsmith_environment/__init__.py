@@ -1,0 +1,29 @@
+"""The environment pod: tasks that a model plays, run in worker processes.
+
+This module exports what the author of an environment needs and nothing heavier: worker processes
+import it, and each of them should start fast.
+"""
+
+from tinsmith_environment.environment import (
+    Action,
+    Environment,
+    Image,
+    InvalidActionError,
+    InvalidSettingError,
+    JsonValue,
+    Message,
+    Observation,
+    StepResult,
+)
+
+__all__ = [
+    "Action",
+    "Environment",
+    "Image",
+    "InvalidActionError",
+    "InvalidSettingError",
+    "JsonValue",
+    "Message",
+    "Observation",
+    "StepResult",
+]

@@ -1,0 +1,94 @@
+"""Settings of the environment pod."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinsmith.names import is_valid_id
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.server import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvironmentConfig:
+    """Settings of one environment pod."""
+
+    num_workers: int = 0
+    """Processes that run environments; 0 takes one for each core."""
+    max_instances: int = 1024
+    """Live episodes over all projects."""
+    max_project_instances: int = 512
+    """Live episodes of one project."""
+    instance_ttl_s: float = 3600.0
+    """Removes an instance that is not used for this long."""
+    step_timeout_s: float = 60.0
+    """Longest time of one `reset` or `step`; its worker is then stopped."""
+    worker_start_timeout_s: float = 60.0
+    """Longest time that a worker process takes to start."""
+    max_stream_steps: int = 256
+    """Steps of one stream that run at once; the stream is read no faster."""
+    environments: str = ""
+    """Further environments, `name=module:Class`, separated by commas."""
+    python_path: str = ""
+    """Folders in which workers look for the modules of environments, separated by `:`."""
+    math_problems_path: Path | None = None
+    """JSONL file in GSM8K's layout that `math` takes its problems from; arithmetic without it."""
+    show_worker_output: bool = False
+    """Whether what environments print goes to standard error; it may hold prompts."""
+    worker_name: str = "environment-0"
+    """Identity at the scheduler; must be the same after a restart."""
+    scheduler_address: str = ""
+    """`host:port` of the scheduler."""
+    pod_key: str = ""
+    """The secret that the pods of one deployment share."""
+    listen_address: str = "127.0.0.1:0"
+    metrics_address: str | None = None
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 0:
+            raise ConfigError(f"num_workers must not be negative, got {self.num_workers}")
+        for field in (
+            "max_instances",
+            "max_project_instances",
+            "instance_ttl_s",
+            "step_timeout_s",
+            "worker_start_timeout_s",
+            "max_stream_steps",
+        ):
+            if getattr(self, field) <= 0:
+                raise ConfigError(f"{field} must be positive, got {getattr(self, field)}")
+        if self.math_problems_path is not None and not self.math_problems_path.is_file():
+            raise ConfigError(f"math_problems_path {self.math_problems_path} is not a file")
+        self.class_paths()
+        self.server()
+
+    @property
+    def effective_num_workers(self) -> int:
+        """Number of worker processes to start."""
+        return self.num_workers or os.cpu_count() or 1
+
+    def class_paths(self) -> dict[str, str]:
+        """Return the class of each further environment by its name.
+
+        Raises:
+            ConfigError: If an entry is not `name=module:Class`.
+        """
+        found = {}
+        for entry in filter(None, (part.strip() for part in self.environments.split(","))):
+            name, _, class_path = entry.partition("=")
+            module_name, _, class_name = class_path.partition(":")
+            if not (is_valid_id(name) and module_name and class_name):
+                raise ConfigError(f"environments: {entry!r} is not name=module:Class")
+            found[name] = class_path
+        return found
+
+    def server(self) -> ServerConfig:
+        """Return the settings of the gRPC server."""
+        return ServerConfig(
+            listen_address=self.listen_address,
+            metrics_address=self.metrics_address,
+            drain_timeout_s=self.drain_timeout_s,
+        )

@@ -1,0 +1,146 @@
+"""What the pod and its worker processes say to each other: length-prefixed JSON over pipes.
+
+JSON and not pickle, because a worker runs code that the pod must not trust: a reply can be wrong,
+it can not run anything. A frame is four bytes of length, big-endian, and UTF-8 JSON. The worker
+checks what an environment returned before it is sent, so that a wrong type is reported as the
+environment's fault, with its name.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from tinsmith_environment.environment import Action, Image, Message, Observation, StepResult
+
+HEADER = struct.Struct(">I")
+MAX_FRAME_BYTES = 64 * 2**20
+
+
+class FrameError(ValueError):
+    """Bytes that are not a frame, or a value that has no JSON form."""
+
+
+def encode_frame(value: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a message.
+
+    Raises:
+        FrameError: If the value is not JSON, or too large.
+    """
+    try:
+        body = json.dumps(value, allow_nan=False, default=_to_plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FrameError(str(error)) from error
+    if len(body) > MAX_FRAME_BYTES:
+        raise FrameError(f"{len(body)} bytes exceed the limit of {MAX_FRAME_BYTES}")
+    return HEADER.pack(len(body)) + body
+
+
+def decode_length(header: bytes) -> int:
+    """Return the length of the body that follows a header.
+
+    Raises:
+        FrameError: If it is over the limit.
+    """
+    length: int = HEADER.unpack(header)[0]
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+    return length
+
+
+def decode_body(body: bytes) -> dict[str, Any]:
+    """Return the message of a body.
+
+    Raises:
+        FrameError: If it is not a JSON object.
+    """
+    try:
+        value = json.loads(body)
+    except ValueError as error:
+        raise FrameError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise FrameError(f"expected an object, got {type(value).__name__}")
+    return value
+
+
+def encode_action(action: Action) -> dict[str, Any]:
+    """Return the JSON form of an action."""
+    if action.text is not None:
+        return {"text": action.text}
+    return {"tokens": list(action.tokens or ())}
+
+
+def decode_action(value: Mapping[str, Any]) -> Action:
+    """Return the action of its JSON form."""
+    if "text" in value:
+        return Action(text=value["text"])
+    return Action(tokens=tuple(value["tokens"]))
+
+
+def encode_observation(observation: object) -> dict[str, Any]:
+    """Return the JSON form of what an environment returned as its observation.
+
+    Raises:
+        FrameError: If it is not an observation.
+    """
+    if not isinstance(observation, Observation):
+        raise FrameError(f"expected an Observation, got {type(observation).__name__}")
+    for message in observation.messages:
+        if not (isinstance(message.role, str) and isinstance(message.content, str)):
+            raise FrameError("role and content of a message must be strings")
+    return {
+        "messages": [[message.role, message.content] for message in observation.messages],
+        "images": [
+            [image.format, base64.b64encode(image.data).decode()] for image in observation.images
+        ],
+    }
+
+
+def decode_observation(value: Mapping[str, Any]) -> Observation:
+    """Return the observation of its JSON form."""
+    return Observation(
+        tuple(Message(role, content) for role, content in value["messages"]),
+        tuple(Image(base64.b64decode(data), kind) for kind, data in value["images"]),
+    )
+
+
+def encode_result(result: object) -> dict[str, Any]:
+    """Return the JSON form of what an environment returned from `step`.
+
+    Raises:
+        FrameError: If it is not a step result, or its reward is not a finite number.
+    """
+    if not isinstance(result, StepResult):
+        raise FrameError(f"expected a StepResult, got {type(result).__name__}")
+    try:
+        reward = float(result.reward)
+    except (TypeError, ValueError) as error:
+        raise FrameError(f"reward must be a number, got {type(result.reward).__name__}") from error
+    if not math.isfinite(reward):
+        raise FrameError(f"reward must be finite, got {reward}")
+    return {
+        "observation": encode_observation(result.observation),
+        "reward": reward,
+        "done": bool(result.done),
+        "info": dict(result.info),
+    }
+
+
+def decode_result(value: Mapping[str, Any]) -> StepResult:
+    """Return the step result of its JSON form."""
+    return StepResult(
+        decode_observation(value["observation"]), value["reward"], value["done"], value["info"]
+    )
+
+
+def _to_plain(value: object) -> object:
+    """Return numpy scalars and arrays, which environments put into `info`, as plain values."""
+    to_list = getattr(value, "tolist", None)
+    if callable(to_list):
+        plain: object = to_list()
+        return plain
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,189 @@
+"""Sampling as the domain sees it: a session, a prompt, completions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tinsmith_engine import Published, SampledSequence, SampleRequest
+from tinsmith_engine.host import EngineHost
+from tinsmith_runtime.errors import (
+    InvalidFieldError,
+    NotFoundError,
+    ResourceExhaustedError,
+    SequenceTooLongError,
+    VersionNotLoadedError,
+    WorkerUnavailableError,
+)
+from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.driver import SamplingDriver
+from tinsmith_sampler.sessions import SessionCache, Target
+from tinsmith_sampler.weights import WeightSource
+
+_MAX_PUBLISH_RACES = 8
+
+DecodeText = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """A request before it is tied to weights; the fields are those of `SampleRequest`."""
+
+    session: str
+    tokens: Sequence[int]
+    num_samples: int = 1
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    seed: int | None = None
+    stop_tokens: Sequence[int] | None = None
+    stop_strings: Sequence[str] = ()
+    prompt_logprobs: bool = False
+    topk_prompt_logprobs: int = 0
+    min_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Completions of a prompt.
+
+    Attributes:
+        sequences: In the order of their random streams.
+        seed: What they were drawn with.
+        version: Of the weights; 0 for a base model.
+    """
+
+    sequences: list[SampledSequence]
+    seed: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Weights in memory: where they come from, their version, requests that sample from them."""
+
+    source: str
+    version: int
+    num_requests: int
+
+
+class SamplingService:
+    """Samples for sessions.
+
+    Args:
+        config: Limits.
+        host: The engines.
+        sessions: What each session samples from.
+        weights: Where weights come from.
+        decoders: By base model, turns tokens into text; needed for stop strings.
+        stop_tokens: By base model, what ends a turn.
+    """
+
+    def __init__(
+        self,
+        config: SamplerConfig,
+        host: EngineHost,
+        sessions: SessionCache,
+        weights: WeightSource,
+        decoders: Mapping[str, DecodeText],
+        stop_tokens: Mapping[str, Sequence[int]],
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._sessions = sessions
+        self._weights = weights
+        self._decoders = decoders
+        self._stop_tokens = stop_tokens
+        self._drivers = {
+            name: SamplingDriver(
+                host,
+                name,
+                max_rows=config.max_concurrent_sequences,
+                max_waiting=config.max_queued_sequences,
+            )
+            for name in host.engines
+        }
+
+    async def sample(self, prompt: Prompt) -> Sampled:
+        """Draw completions; see `SamplerService.Sample` for the errors."""
+        target = await self._sessions.get(prompt.session)
+        seed = secrets.randbits(63) if prompt.seed is None else prompt.seed
+        self._check(prompt, target)
+        for attempt in range(_MAX_PUBLISH_RACES):
+            published = await self._resolve(prompt, target)
+            request = self._request(prompt, target, published, seed)
+            try:
+                sequences = await self._drivers[target.base_model].run(request)
+            except VersionNotLoadedError:
+                # The run stepped on between the look-up and the start of the request.
+                if attempt + 1 == _MAX_PUBLISH_RACES:
+                    raise
+            else:
+                return Sampled(sequences, seed, published.version if published else 0)
+        raise AssertionError("the loop returns or raises")
+
+    def loaded(self, project: str) -> list[Loaded]:
+        """Return the versions of a project that are in memory, oldest first."""
+        sources = self._weights.loaded()
+        found = []
+        for engine in self._host.engines.values():
+            for published in engine.versions.held():
+                source = sources.get(published.run, published.run)
+                if source.startswith(f"{project}/"):
+                    # One holder is whoever published it; the others are requests.
+                    num_requests = engine.versions.num_holders(published) - 1
+                    found.append(Loaded(source, published.version, num_requests))
+        return found
+
+    async def _resolve(self, prompt: Prompt, target: Target) -> Published | None:
+        try:
+            return await self._weights.get(target, min_version=prompt.min_version)
+        except (NotFoundError, WorkerUnavailableError):
+            # The trainer may have moved, or the session ended: ask the scheduler next time.
+            self._sessions.forget(prompt.session)
+            raise
+
+    def _check(self, prompt: Prompt, target: Target) -> None:
+        limits = self._host.engine(target.base_model).info
+        if not 1 <= prompt.num_samples <= self._config.max_samples:
+            raise ResourceExhaustedError(
+                f"num_samples is {prompt.num_samples}, 1 to {self._config.max_samples} are "
+                "allowed; send several requests",
+                limit=self._config.max_samples,
+            )
+        if prompt.topk_prompt_logprobs > self._config.max_topk_logprobs:
+            raise InvalidFieldError(
+                "topk_prompt_logprobs", f"must be 0 to {self._config.max_topk_logprobs}"
+            )
+        wants_tokens = prompt.max_tokens is None or prompt.max_tokens > 0
+        if wants_tokens and len(prompt.tokens) >= limits.max_context_tokens:
+            raise SequenceTooLongError(
+                f"the prompt has {len(prompt.tokens)} tokens and leaves no room in the context of "
+                f"{limits.max_context_tokens}; shorten it",
+                limit=limits.max_context_tokens,
+            )
+
+    def _request(
+        self, prompt: Prompt, target: Target, published: Published | None, seed: int
+    ) -> SampleRequest:
+        room = self._host.engine(target.base_model).info.max_context_tokens - len(prompt.tokens)
+        stop_tokens = prompt.stop_tokens
+        if stop_tokens is None:
+            stop_tokens = self._stop_tokens.get(target.base_model, ())
+        return SampleRequest(
+            prompt_tokens=prompt.tokens,
+            max_tokens=max(room, 0) if prompt.max_tokens is None else prompt.max_tokens,
+            weights=published,
+            num_samples=prompt.num_samples,
+            temperature=prompt.temperature,
+            top_k=prompt.top_k,
+            top_p=prompt.top_p,
+            seed=seed,
+            stop_tokens=stop_tokens,
+            stop_strings=prompt.stop_strings,
+            decode_text=self._decoders.get(target.base_model),
+            prompt_logprobs=prompt.prompt_logprobs,
+            topk_prompt_logprobs=prompt.topk_prompt_logprobs,
+        )

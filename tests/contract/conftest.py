@@ -1,0 +1,34 @@
+"""One tiny base model and one engine for all contract tests that need the real thing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tinsmith_engine.host import EngineHost
+from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = TinyModelConfig(
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=48,
+        max_position_embeddings=4096,
+    )
+    return build_tiny_model(tmp_path_factory.mktemp("tiny"), config)
+
+
+@pytest.fixture(scope="session")
+def engine_host(tiny_model: Path) -> Iterator[EngineHost]:
+    host = EngineHost.load(
+        {"tiny": str(tiny_model)}, dtype="float32", device="cpu", num_threads=1, max_rows=16
+    )
+    yield host
+    host.thread.close(10)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from tests.fakes.scheduler_fake_trainer import (
+    BASE_MODEL,
+    POD,
+    Metadata,
+    Rig,
+    expect_rpc_error,
+    new_id,
+    running_rig,
+)
+
+from tinsmith.v1 import scheduler_pb2
+
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with running_rig(tmp_path) as rig:
+        await rig.register()
+        yield rig
+
+
+async def create(
+    rig: Rig, session: str, metadata: Metadata | None = None, **source: str
+) -> scheduler_pb2.SamplingSession:
+    request = scheduler_pb2.CreateSamplingSessionRequest(
+        parent=session, **{"request_id": new_id(), **source}
+    )
+    answer: scheduler_pb2.SamplingSession = await rig.stub.CreateSamplingSession(
+        request, metadata=metadata or rig.admin, timeout=5
+    )
+    return answer
+
+
+async def get(rig: Rig, name: str, metadata: Metadata = POD) -> scheduler_pb2.SamplingSession:
+    request = scheduler_pb2.GetSamplingSessionRequest(name=name)
+    answer: scheduler_pb2.SamplingSession = await rig.stub.GetSamplingSession(
+        request, metadata=metadata, timeout=5
+    )
+    return answer
+
+
+async def test_base_model(rig: Rig) -> None:
+    await rig.register_sampler()
+    session = await rig.session(rig.admin)
+    handle = await create(rig, session, base_model=BASE_MODEL)
+    assert handle.name.startswith("projects/default/samplingSessions/")
+    assert (handle.session, handle.base_model) == (session, BASE_MODEL)
+    assert (handle.sampler_address, handle.trainer_address) == ("s:1", "")
+    assert (handle.checkpoint, handle.run) == ("", "")
+    assert await get(rig, handle.name) == handle
+    assert await get(rig, handle.name, rig.admin) == handle
+
+
+async def test_run_and_checkpoint(rig: Rig) -> None:
+    await rig.register_sampler()
+    session = await rig.session(rig.admin)
+    run = await rig.create_run(rig.admin, session)
+    checkpoint = f"{run.name}/checkpoints/best"
+    rig.trainer.checkpoints[checkpoint] = BASE_MODEL
+    live = await create(rig, session, run=run.name)
+    saved = await create(rig, session, checkpoint=checkpoint)
+    assert (live.run, saved.checkpoint) == (run.name, checkpoint)
+    for handle in (live, saved):
+        assert handle.base_model == BASE_MODEL
+        assert handle.trainer_address == rig.trainer.server.address
+        assert await get(rig, handle.name) == handle
+    with expect_rpc_error(Code.NOT_FOUND, reason="CHECKPOINT_NOT_FOUND"):
+        await create(rig, session, checkpoint=f"{run.name}/checkpoints/none")
+    with expect_rpc_error(Code.NOT_FOUND, reason="CHECKPOINT_NOT_FOUND"):
+        await create(rig, session, checkpoint="projects/default/trainingRuns/x/checkpoints/a")
+    with expect_rpc_error(Code.NOT_FOUND, reason="RUN_NOT_FOUND"):
+        await create(rig, session, run="projects/default/trainingRuns/none")
+
+
+async def test_addresses_follow_the_workers(rig: Rig) -> None:
+    await rig.register_sampler(name="sampler-0", address="s:0")
+    await rig.register_sampler(name="sampler-1", address="s:1")
+    session = await rig.session(rig.admin)
+    handle = await create(rig, session, base_model=BASE_MODEL)
+    here = handle.sampler_address
+    there = {"s:0": "s:1", "s:1": "s:0"}[here]
+    await rig.advance(20, keep=("sampler-" + there[-1],))
+    assert (await get(rig, handle.name)).sampler_address == there
+    await rig.register_sampler(name="sampler-" + here[-1], address="back:1")
+    assert (await get(rig, handle.name)).sampler_address == "back:1"
+    await rig.restart()
+    assert (await get(rig, handle.name)).sampler_address == ""
+
+
+async def test_no_sampler_at_the_moment(rig: Rig) -> None:
+    session = await rig.session(rig.admin)
+    with expect_rpc_error(Code.NOT_FOUND, reason="MODEL_NOT_FOUND"):
+        await create(rig, session, base_model=BASE_MODEL + "x")
+    await rig.register_sampler()
+    await rig.advance(20)
+    with expect_rpc_error(Code.UNAVAILABLE, reason="WORKER_UNAVAILABLE") as error:
+        await create(rig, session, base_model=BASE_MODEL)
+    assert error[0].retry_after_s
+
+
+async def test_foreign_sources_look_missing(rig: Rig) -> None:
+    await rig.register_sampler()
+    session = await rig.session(rig.admin)
+    run = await rig.create_run(rig.admin, session)
+    checkpoint = f"{run.name}/checkpoints/best"
+    rig.trainer.checkpoints[checkpoint] = BASE_MODEL
+    other = await rig.user("b")
+    b_session = await rig.session(other, "b")
+    with expect_rpc_error(Code.NOT_FOUND, reason="RUN_NOT_FOUND"):
+        await create(rig, b_session, other, run=run.name)
+    with expect_rpc_error(Code.NOT_FOUND, reason="CHECKPOINT_NOT_FOUND"):
+        await create(rig, b_session, other, checkpoint=checkpoint)
+    with expect_rpc_error(Code.NOT_FOUND, reason="SESSION_NOT_FOUND"):
+        await create(rig, session, other, base_model=BASE_MODEL)
+    handle = await create(rig, session, run=run.name)
+    with expect_rpc_error(Code.NOT_FOUND, reason="SAMPLING_SESSION_NOT_FOUND") as foreign:
+        await get(rig, handle.name, other)
+    missing = "projects/default/samplingSessions/none"
+    with expect_rpc_error(Code.NOT_FOUND, reason="SAMPLING_SESSION_NOT_FOUND") as absent:
+        await get(rig, missing, rig.admin)
+    assert foreign[0].message.replace(handle.name, "") == absent[0].message.replace(missing, "")
+
+
+async def test_create_is_answered_once(rig: Rig) -> None:
+    await rig.register_sampler()
+    session = await rig.session(rig.admin)
+    identity = new_id()
+    first = await create(rig, session, base_model=BASE_MODEL, request_id=identity)
+    assert await create(rig, session, base_model=BASE_MODEL, request_id=identity) == first
+    with expect_rpc_error(Code.FAILED_PRECONDITION, reason="REQUEST_ID_REUSED"):
+        await create(rig, session, run="projects/default/trainingRuns/x", request_id=identity)
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await create(rig, session)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.fakes.scheduler_fake_trainer import (
+    BASE_MODEL,
+    POD,
+    Rig,
+    expect_rpc_error,
+    running_rig,
+)
+
+from tinsmith.v1 import scheduler_pb2
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_scheduler.config import SchedulerConfig
+from tinsmith_scheduler.pod import SchedulerPod
+
+Code = grpc.StatusCode
+Worker = scheduler_pb2.Worker
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with running_rig(tmp_path) as rig:
+        yield rig
+
+
+async def capabilities(rig: Rig) -> scheduler_pb2.Capabilities:
+    request = scheduler_pb2.GetCapabilitiesRequest(parent="projects/default")
+    answer: scheduler_pb2.Capabilities = await rig.stub.GetCapabilities(
+        request, metadata=rig.admin, timeout=5
+    )
+    return answer
+
+
+async def test_capabilities_follow_the_workers(rig: Rig) -> None:
+    assert not (await capabilities(rig)).models
+    listed = await rig.register(max_runs=3)
+    assert listed.heartbeat_interval.seconds == 3
+    await rig.register_sampler()
+    await rig.register(Worker.ROLE_ENVIRONMENT, name="env-0", address="e:1")
+    await rig.create_run(rig.admin, await rig.session(rig.admin))
+    answer = await capabilities(rig)
+    (model,) = answer.models
+    assert (model.model.base_model, model.model.vocabulary_size) == (BASE_MODEL, 256)
+    assert (model.trainable, model.sampleable, model.num_runs, model.max_runs) == (True, True, 1, 3)
+    assert answer.environment_address == "e:1"
+    await rig.advance(20, keep=("sampler-0",))
+    (model,) = (await capabilities(rig)).models
+    assert (model.trainable, model.sampleable, model.max_runs) == (False, True, 0)
+
+
+async def test_unknown_worker_has_to_register_again(rig: Rig) -> None:
+    await rig.register()
+    await rig.restart()
+    with expect_rpc_error(Code.NOT_FOUND, reason="RESOURCE_NOT_FOUND"):
+        await rig.advance(1)
+
+
+@pytest.mark.parametrize(
+    "worker",
+    [
+        Worker(name="workers/a", address="a:1"),
+        Worker(name="workers/a", role=Worker.ROLE_SAMPLER),
+        Worker(name="a", role=Worker.ROLE_SAMPLER, address="a:1"),
+        Worker(name="workers/a", role=Worker.ROLE_TRAINER, address="a:1"),
+    ],
+    ids=["no-role", "no-address", "bad-name", "no-room"],
+)
+async def test_invalid_workers(rig: Rig, worker: scheduler_pb2.Worker) -> None:
+    request = scheduler_pb2.RegisterWorkerRequest(worker=worker)
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await rig.stub.RegisterWorker(request, metadata=POD)
+
+
+async def test_only_pods_are_workers(rig: Rig) -> None:
+    register = scheduler_pb2.RegisterWorkerRequest()
+    heartbeat = scheduler_pb2.HeartbeatWorkerRequest(name="workers/a")
+    for method, request in (
+        (rig.stub.RegisterWorker, register),
+        (rig.stub.HeartbeatWorker, heartbeat),
+    ):
+        with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+            await method(request, metadata=rig.admin)
+
+
+async def test_tokenizer(rig: Rig) -> None:
+    request = scheduler_pb2.GetTokenizerRequest(base_model=BASE_MODEL)
+    with expect_rpc_error(Code.NOT_FOUND, reason="MODEL_NOT_FOUND"):
+        await rig.stub.GetTokenizer(request, metadata=rig.admin)
+    await rig.register(files={"tokenizer.json": b"{}"})
+    tokenizer = await rig.stub.GetTokenizer(request, metadata=rig.admin)
+    assert (tokenizer.digest, dict(tokenizer.files)) == ("d1", {"tokenizer.json": b"{}"})
+    request.known_digest = "d1"
+    tokenizer = await rig.stub.GetTokenizer(request, metadata=rig.admin)
+    assert (tokenizer.digest, dict(tokenizer.files)) == ("d1", {})
+    await rig.restart()
+    with expect_rpc_error(Code.UNAVAILABLE, reason="WORKER_UNAVAILABLE"):
+        await rig.stub.GetTokenizer(request, metadata=rig.admin)
+
+
+METHODS = [
+    method.name for method in scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].methods
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_malformed_and_empty_requests_are_typed(rig: Rig, method: str) -> None:
+    call: Any = rig.channel.unary_unary(
+        f"/tinsmith.v1.SchedulerService/{method}", request_serializer=bytes
+    )
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="MALFORMED_REQUEST"):
+        await call(b"\xff\xff\xff", metadata=rig.admin)
+    credential = POD if "Worker" in method or method == "VerifyKey" else rig.admin
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await call(b"", metadata=credential)
+
+
+async def test_long_names_fit_into_errors(rig: Rig) -> None:
+    name = "projects/default/trainingRuns/" + "x" * 1_000_000
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await rig.get_run(rig.admin, name)
+
+
+async def test_one_scheduler_for_each_folder(rig: Rig) -> None:
+    pod = SchedulerPod(SchedulerConfig(data_dir=rig.settings["data_dir"]))
+    with pytest.raises(ConfigError, match="in use"):
+        await pod.start()
+    await pod.stop()
+
+
+async def test_process_serves_until_sigterm(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "TINSMITH_DATA_DIR": str(tmp_path),
+        "TINSMITH_POD_KEY": "secret-of-pods",
+        "TINSMITH_METRICS_ADDRESS": "127.0.0.1:0",
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tinsmith_scheduler"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process.stderr:
+        line = await asyncio.to_thread(process.stderr.readline)
+        assert '"event": "serving"' in line
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 10) == 0
+        rest = process.stderr.read()
+    assert '"event": "stopped"' in rest
+    assert "secret-of-pods" not in line + rest

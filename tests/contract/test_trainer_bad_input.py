@@ -1,0 +1,695 @@
+"""Bad input: each row is refused with its meaning, and nobody else notices."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.longrunning import operations_pb2
+
+from tests.fakes.scheduler import bearer
+from tests.fakes.trainer_rig import (
+    POD,
+    TIMEOUT_S,
+    RunClient,
+    TrainerRig,
+    code_of,
+    error_of,
+    make_datum,
+    new_id,
+    refusal,
+    response_of,
+    running_trainer,
+)
+from tinsmith.v1 import models_pb2, tensors_pb2, trainer_pb2, trajectories_pb2
+from tinsmith_engine.host import EngineHost
+from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.errors import TinsmithError
+
+NAN = float("nan")
+KIND_TRAINING = trainer_pb2.Checkpoint.KIND_TRAINING
+
+
+@dataclass(frozen=True)
+class Row:
+    """A bad request, and what its sender is to be told.
+
+    Attributes:
+        send: Sends it; the answer is an error, or an operation that fails.
+        says: What the message must contain: the resource or field, and what to do.
+        metadata: Values of `ErrorInfo.metadata`; `...` means any that is not empty.
+        consumes: Whether the sequence number is used up, as a failed operation.
+    """
+
+    send: Callable[[RunClient], Awaitable[Any]]
+    code: str
+    reason: str
+    says: tuple[str, ...] = ()
+    metadata: dict[str, Any] = field(default_factory=dict)
+    consumes: bool = True
+
+
+def batch(*data: trajectories_pb2.Datum, **options: Any) -> Callable[[RunClient], Awaitable[Any]]:
+    return lambda run: run.forward_backward(*data, **options)
+
+
+def adam(**values: float) -> Callable[[RunClient], Awaitable[Any]]:
+    return lambda run: run.optim_step(**values)
+
+
+def adopt(name: str = "projects/p/trainingRuns/new", **options: Any) -> Any:
+    return lambda run: run.rig.adopt(name, **options)
+
+
+def with_tokens(tensor: tensors_pb2.Tensor) -> trajectories_pb2.Datum:
+    datum = make_datum()
+    datum.model_input.chunks[0].tokens.CopyFrom(tensor)
+    return datum
+
+
+def with_weights(tensor: tensors_pb2.Tensor) -> trajectories_pb2.Datum:
+    datum = make_datum()
+    datum.loss_inputs["weights"].CopyFrom(tensor)
+    return datum
+
+
+def image() -> trajectories_pb2.Datum:
+    datum = make_datum()
+    datum.model_input.chunks.add().image.CopyFrom(
+        trajectories_pb2.ImageChunk(data=b"png", format="png")
+    )
+    return datum
+
+
+def weights_with(value: float) -> trajectories_pb2.Datum:
+    weights_T = np.ones(6, np.float32)
+    weights_T[4] = value
+    return make_datum(weights=weights_T)
+
+
+async def unknown_run(run: RunClient) -> Any:
+    stranger = RunClient(run.rig, "projects/p/trainingRuns/none", "")
+    stranger.metadata = run.metadata
+    return await stranger.forward_backward()
+
+
+async def foreign_run(run: RunClient) -> Any:
+    stranger = RunClient(run.rig, run.name, run.rig.scheduler.new_key("someone-else"))
+    return await stranger.forward_backward(number=run.next_number)
+
+
+async def foreign_operation(run: RunClient) -> Any:
+    stranger = RunClient(run.rig, run.name, run.rig.scheduler.new_key("someone-else"))
+    return await stranger.get(1)
+
+
+def with_key(make_metadata: Callable[[RunClient], Any]) -> Callable[[RunClient], Awaitable[Any]]:
+    async def send(run: RunClient) -> Any:
+        client = RunClient(run.rig, run.name, "")
+        client.metadata = make_metadata(run)
+        return await client.forward_backward(number=run.next_number)
+
+    return send
+
+
+def revoked_key(run: RunClient) -> Any:
+    key = run.rig.scheduler.new_key("p")
+    run.rig.scheduler.revoked.add(ApiKey.parse(key).key_id)
+    return bearer(key)
+
+
+async def number_taken(run: RunClient) -> Any:
+    return await run.forward_backward(number=1)
+
+
+async def id_taken(run: RunClient) -> Any:
+    number = run.next_number
+    await run.wait(await run.forward_backward(request_id=(request_id := new_id())))
+    answer = await run.forward_backward(make_datum(seed=5), number=number, request_id=request_id)
+    return answer
+
+
+async def id_taken_at_next_number(run: RunClient) -> Any:
+    await run.wait(await run.forward_backward(request_id=(request_id := new_id())))
+    return await run.forward_backward(make_datum(seed=5), request_id=request_id)
+
+
+async def no_gradient(run: RunClient) -> Any:
+    return await run.optim_step()
+
+
+async def malformed(run: RunClient) -> Any:
+    call = run.rig._channel.unary_unary("/tinsmith.v1.TrainerService/ForwardBackward")
+    return await call(b"\xff\xff\xff\xff", metadata=run.metadata, timeout=TIMEOUT_S)
+
+
+async def bad_request_id(run: RunClient) -> Any:
+    return await run.forward_backward(request_id="not-a-uuid")
+
+
+async def saved_then_damaged(run: RunClient, damage: Callable[[Path], None]) -> Any:
+    checkpoint = await run.saved("damaged")
+    damage(Path(checkpoint.manifest_uri.removeprefix("file://")).parent)
+    return await run.load(checkpoint.name)
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = folder / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def edit_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
+
+
+def remove_file(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").unlink()
+
+
+def damaged(damage: Callable[[Path], None]) -> Callable[[RunClient], Awaitable[Any]]:
+    return lambda run: saved_then_damaged(run, damage)
+
+
+async def load_other_rank(run: RunClient) -> Any:
+    other = await run.rig.new_run("other-rank", rank=4)
+    return await run.load((await other.saved("big")).name)
+
+
+async def load_weights_as_training(run: RunClient) -> Any:
+    checkpoint = await run.saved("weights", kind=trainer_pb2.Checkpoint.KIND_SAMPLER)
+    return await run.load(checkpoint.name, include_optimizer=True)
+
+
+async def load_foreign(run: RunClient) -> Any:
+    other = await run.rig.new_run("theirs", project="someone-else")
+    return await run.load((await other.saved("secret")).name)
+
+
+async def save_twice(run: RunClient) -> Any:
+    await run.saved("same")
+    return await run.save("same")
+
+
+def get_operation(name: str) -> Callable[[RunClient], Awaitable[Any]]:
+    def send(run: RunClient) -> Any:
+        request = operations_pb2.GetOperationRequest(name=f"{run.name}/operations/{name}")
+        return run.rig.operations.GetOperation(request, metadata=run.metadata, timeout=TIMEOUT_S)
+
+    return send
+
+
+def list_operations(**fields: Any) -> Callable[[RunClient], Awaitable[Any]]:
+    def send(run: RunClient) -> Any:
+        request = operations_pb2.ListOperationsRequest(name=run.name, **fields)
+        return run.rig.operations.ListOperations(request, metadata=run.metadata, timeout=TIMEOUT_S)
+
+    return send
+
+
+async def cancel(run: RunClient) -> Any:
+    request = operations_pb2.CancelOperationRequest(name=f"{run.name}/operations/1")
+    return await run.rig.operations.CancelOperation(
+        request, metadata=run.metadata, timeout=TIMEOUT_S
+    )
+
+
+def any_call(method: str, request: Any) -> Callable[[RunClient], Awaitable[Any]]:
+    return lambda run: run.call(method, request)
+
+
+def tensor(shape: list[int], data: bytes, dtype: int = tensors_pb2.DTYPE_FLOAT32) -> Any:
+    return tensors_pb2.Tensor(dtype=dtype, shape=shape, data=data)
+
+
+NOT_FOUND, INVALID = "NOT_FOUND", "INVALID_ARGUMENT"
+PRECONDITION, EXHAUSTED = "FAILED_PRECONDITION", "RESOURCE_EXHAUSTED"
+ADAM_NAMES = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
+
+ROWS = {
+    # Names.
+    "unknown-model": Row(
+        adopt(base_model="gpt-9"),
+        NOT_FOUND,
+        "MODEL_NOT_FOUND",
+        ("gpt-9", "served are: tiny"),
+        {"base_model": "gpt-9"},
+        consumes=False,
+    ),
+    "unknown-run": Row(
+        unknown_run, NOT_FOUND, "RUN_NOT_FOUND", ("trainingRuns/none", "list runs"), {"run": ...},
+        consumes=False,
+    ),
+    "foreign-run": Row(
+        foreign_run, NOT_FOUND, "RUN_NOT_FOUND", ("list runs",), {"run": ...}, consumes=False
+    ),
+    "foreign-operation": Row(
+        foreign_operation, NOT_FOUND, "RUN_NOT_FOUND", (), {"run": ...}, consumes=False
+    ),
+    "run-name-malformed": Row(
+        any_call("GetRunStatus", trainer_pb2.GetRunStatusRequest(run="../../etc")),
+        INVALID,
+        "INVALID_FIELD",
+        ("run must be projects/{project}/trainingRuns/{run}",),
+        {"field": "run"},
+        consumes=False,
+    ),
+    "unknown-checkpoint": Row(
+        lambda run: run.load(f"{run.name}/checkpoints/none"),
+        NOT_FOUND,
+        "CHECKPOINT_NOT_FOUND",
+        ("checkpoints/none", "list checkpoints"),
+        {"checkpoint": ...},
+    ),
+    "foreign-checkpoint": Row(
+        load_foreign, NOT_FOUND, "CHECKPOINT_NOT_FOUND", ("list checkpoints",), {"checkpoint": ...}
+    ),
+    "checkpoint-name-malformed": Row(
+        lambda run: run.load("no/name"), INVALID, "INVALID_FIELD", ("checkpoint must be",),
+        {"field": "checkpoint"},
+    ),
+    "unknown-operation": Row(
+        get_operation("77"), NOT_FOUND, "OPERATION_NOT_FOUND", ("operation 77", "not accepted"),
+        {"sequence_number": "77"}, consumes=False,
+    ),
+    "operation-name-word": Row(
+        get_operation("first"), INVALID, "INVALID_FIELD", ("sequence number",), {"field": "name"},
+        consumes=False,
+    ),
+    "operation-name-absurd": Row(
+        get_operation("9" * 40), INVALID, "INVALID_FIELD", ("sequence number",),
+        {"field": "name"}, consumes=False,
+    ),
+    "operation-cancel": Row(
+        cancel, PRECONDITION, "WRONG_STATE", ("can not be cancelled", "delete the run instead"),
+        {"operation": ...}, consumes=False,
+    ),
+    # Tokens and tensors.
+    "token-too-high": Row(
+        batch(make_datum(), make_datum(tokens=[5, 6, 100_000, 7, 8, 9])),
+        INVALID,
+        "TOKEN_OUT_OF_VOCABULARY",
+        ("[1]", "100000", "position 2", "vocabulary"),
+        {"field": ..., "token": "100000"},
+    ),
+    "token-negative": Row(
+        batch(make_datum(tokens=[5, -1, 7, 8, 9, 3])),
+        INVALID,
+        "TOKEN_OUT_OF_VOCABULARY",
+        ("-1",),
+        {"field": ...},
+    ),
+    "target-too-high": Row(
+        batch(make_datum(target_tokens=np.array([5, 6, 7, 8, 9, 2**40]))),
+        INVALID,
+        "TOKEN_OUT_OF_VOCABULARY",
+        ("target",),
+        {"field": ...},
+    ),
+    "lengths-differ": Row(
+        batch(make_datum(weights=np.ones(5, np.float32))),
+        INVALID,
+        "SHAPE_MISMATCH",
+        ("weights", "[5]", "6 tokens"),
+        {"field": ...},
+    ),
+    "targets-shorter": Row(
+        batch(make_datum(target_tokens=np.arange(3, 8))),
+        INVALID,
+        "SHAPE_MISMATCH",
+        ("target", "[5]"),
+        {"field": ...},
+    ),
+    "two-dimensional": Row(
+        batch(make_datum(weights=np.ones((2, 3), np.float32))),
+        INVALID,
+        "SHAPE_MISMATCH",
+        ("weights", "shape [T]", "[2, 3]"),
+        {"field": 'data[0].loss_inputs["weights"]'},
+    ),
+    "many-dimensions": Row(
+        batch(with_weights(tensor([1] * 70, b"\0" * 4))), INVALID, "SHAPE_MISMATCH", ("weights",),
+        {"field": 'data[0].loss_inputs["weights"]'},
+    ),
+    "absurd-shape": Row(
+        batch(with_weights(tensor([0, 2**62, 2**62], b""))), INVALID, "SHAPE_MISMATCH",
+        ("weights",), {"field": 'data[0].loss_inputs["weights"]'},
+    ),
+    "shape-without-data": Row(
+        batch(with_weights(tensor([2**40], b"\0" * 8))), INVALID, "SHAPE_MISMATCH",
+        ("weights", "8 bytes"), {"field": 'data[0].loss_inputs["weights"]'},
+    ),
+    "dtype-unknown": Row(
+        batch(with_weights(tensor([6], b"\0" * 24, 0))), INVALID, "SHAPE_MISMATCH",
+        ("dtype",), {"field": 'data[0].loss_inputs["weights"]'},
+    ),
+    "tokens-are-floats": Row(
+        batch(with_tokens(tensor([6], b"\0" * 24))), INVALID, "SHAPE_MISMATCH",
+        ("must be int64 or int32",), {"field": "data[0].model_input.chunks[0].tokens"},
+    ),
+    "image": Row(
+        batch(image()), INVALID, "INVALID_FIELD", ("no images",),
+        {"field": "data[0].model_input.chunks[1]"},
+    ),
+    "nan": Row(
+        batch(weights_with(NAN)), INVALID, "NOT_FINITE", ("weights", "nan", "position 4"),
+        {"field": ...},
+    ),
+    "infinity": Row(
+        batch(weights_with(float("inf"))), INVALID, "NOT_FINITE", ("weights", "inf"),
+        {"field": ...},
+    ),
+    # Batches.
+    "empty-batch": Row(
+        lambda run: run.call(
+            "ForwardBackward",
+            trainer_pb2.ForwardBackwardRequest(
+                run=run.name,
+                request_id=new_id(),
+                sequence_number=run.next_number,
+                loss=trainer_pb2.Loss(name="cross_entropy"),
+            ),
+        ),
+        INVALID,
+        "EMPTY_BATCH",
+        ("data", "no datum"),
+        {"field": "data"},
+    ),
+    "no-token": Row(
+        batch(make_datum(), make_datum(num_tokens=0)), INVALID, "EMPTY_BATCH", ("no token",),
+        {"field": "data[1].model_input"},
+    ),
+    "too-many-datums": Row(
+        batch(*[make_datum(num_tokens=1)] * 9), EXHAUSTED, "BATCH_TOO_LARGE",
+        ("9 datums", "at most 8", "in parts"), {"limit": "8"},
+    ),
+    "too-many-tokens": Row(
+        batch(make_datum(num_tokens=300), make_datum(num_tokens=300)), EXHAUSTED,
+        "BATCH_TOO_LARGE", ("600 tokens", "at most 512", "in parts"), {"limit": "512"},
+    ),
+    # Losses.
+    "unknown-loss": Row(
+        batch(loss="mse"), INVALID, "UNKNOWN_LOSS", ("loss", "'mse'", "cross_entropy"),
+        {"field": ..., "loss": "mse"},
+    ),
+    "no-loss": Row(
+        batch(loss=""), INVALID, "INVALID_FIELD", ("loss.name", "required"), {"field": "loss.name"}
+    ),
+    "missing-weights": Row(
+        batch(make_datum(weights=None)), INVALID, "MISSING_LOSS_INPUT", ("weights", "required"),
+        {"field": ...},
+    ),
+    "missing-targets": Row(
+        batch(make_datum(target_tokens=None)), INVALID, "MISSING_LOSS_INPUT",
+        ("target_tokens", "required"), {"field": 'data[0].loss_inputs["target_tokens"]'},
+    ),
+    "missing-logprobs": Row(
+        batch(loss="ppo"), INVALID, "MISSING_LOSS_INPUT", ("logprobs", "ppo"), {"field": ...}
+    ),
+    "unknown-loss-input": Row(
+        batch(make_datum(wieghts=np.ones(6, np.float32))), INVALID, "INVALID_FIELD",
+        ("wieghts", "cross_entropy"), {"field": ...},
+    ),
+    "unknown-loss-setting": Row(
+        batch(config={"epsilon": 0.2}), INVALID, "INVALID_FIELD", ("epsilon",), {"field": ...}
+    ),
+    # Numbers and ids.
+    "number-taken": Row(
+        number_taken, "ABORTED", "SEQUENCE_NUMBER_REUSED", ("sequence number 1", "next free"),
+        {"sequence_number": "1"}, consumes=False,
+    ),
+    "number-zero": Row(
+        batch(number=0), INVALID, "INVALID_FIELD", ("at least 1",),
+        {"field": "sequence_number"}, consumes=False,
+    ),
+    "number-far-ahead": Row(
+        batch(number=2**62), EXHAUSTED, "QUEUE_FULL", (str(2**62), "ahead"), {"run": ...},
+        consumes=False,
+    ),
+    "id-taken": Row(
+        id_taken, PRECONDITION, "REQUEST_ID_REUSED", ("another body", "new UUID"),
+        {"request_id": ...}, consumes=False,
+    ),
+    "id-taken-at-next-number": Row(
+        id_taken_at_next_number, PRECONDITION, "REQUEST_ID_REUSED", ("another body", "new UUID"),
+        {"request_id": ...},
+    ),
+    "id-no-uuid": Row(
+        bad_request_id, INVALID, "INVALID_FIELD", ("UUID",), {"field": "request_id"}
+    ),
+    # Optimizer.
+    "no-gradient": Row(
+        no_gradient, PRECONDITION, "NO_GRADIENT", ("no gradient", "forward_backward first"),
+        {"run": ...},
+    ),
+    **{
+        f"adam-nan-{name}": Row(
+            adam(**{name: NAN}), INVALID, "NOT_FINITE", (f"adam.{name}",),
+            {"field": f"adam.{name}"},
+        )
+        for name in ADAM_NAMES
+    },
+    **{
+        f"adam-negative-{name}": Row(
+            adam(**{name: -1.0}), INVALID, "INVALID_FIELD", (f"adam.{name}", "-1"),
+            {"field": f"adam.{name}"},
+        )
+        for name in ADAM_NAMES
+    },
+    "adam-beta-one": Row(
+        adam(beta1=1.0), INVALID, "INVALID_FIELD", ("adam.beta1", "[0, 1)"),
+        {"field": "adam.beta1"},
+    ),
+    "adam-missing": Row(
+        lambda run: run.call(
+            "OptimStep",
+            trainer_pb2.OptimStepRequest(
+                run=run.name, request_id=new_id(), sequence_number=run.next_number
+            ),
+        ),
+        INVALID,
+        "INVALID_FIELD",
+        ("adam.learning_rate", "required"),
+        {"field": "adam.learning_rate"},
+    ),
+    # Adapters.
+    "rank-absurd": Row(
+        adopt(rank=1_000_000), INVALID, "INVALID_FIELD", ("lora.rank", "1 to 128", "1000000"),
+        {"field": "lora.rank"}, consumes=False,
+    ),
+    "rank-zero": Row(
+        adopt(rank=0), INVALID, "INVALID_FIELD", ("lora.rank",), {"field": "lora.rank"},
+        consumes=False,
+    ),
+    "alpha-nan": Row(
+        adopt(alpha=NAN), INVALID, "INVALID_FIELD", ("lora.alpha",), {"field": "lora.alpha"},
+        consumes=False,
+    ),
+    "seed-too-large": Row(
+        adopt(seed=2**64 - 1), INVALID, "INVALID_FIELD", ("lora.seed",), {"field": "lora.seed"},
+        consumes=False,
+    ),
+    "nothing-trained": Row(
+        adopt(train_attention=False, train_mlp=False), INVALID, "INVALID_FIELD",
+        ("trains no layer",), {"field": "lora"}, consumes=False,
+    ),
+    "adapter-missing": Row(
+        lambda run: run.rig.stub.AdoptRun(
+            trainer_pb2.AdoptRunRequest(
+                run="projects/p/trainingRuns/new",
+                epoch=1,
+                base_model="tiny",
+                adapter=models_pb2.AdapterConfig(),
+            ),
+            metadata=POD,
+            timeout=TIMEOUT_S,
+        ),
+        INVALID, "INVALID_FIELD", ("adapter", "lora or full"), {"field": "adapter"},
+        consumes=False,
+    ),
+    # Bytes and credentials.
+    "malformed-bytes": Row(
+        malformed, INVALID, "MALFORMED_REQUEST", ("ForwardBackward", "stubs"), {"method": ...},
+        consumes=False,
+    ),
+    "key-missing": Row(
+        with_key(lambda _: ()), "UNAUTHENTICATED", "KEY_MISSING", ("authorization: Bearer",),
+        consumes=False,
+    ),
+    "key-malformed": Row(
+        with_key(lambda _: bearer("tsk_x")), "UNAUTHENTICATED", "KEY_INVALID", ("tsk_<id>",),
+        consumes=False,
+    ),
+    "key-unknown": Row(
+        with_key(lambda _: bearer(str(ApiKey.generate()))), "UNAUTHENTICATED", "KEY_INVALID",
+        consumes=False,
+    ),
+    "key-revoked": Row(
+        with_key(revoked_key), "UNAUTHENTICATED", "KEY_REVOKED", ("revoked",), consumes=False
+    ),
+    "not-a-pod": Row(
+        lambda run: run.rig.adopt("projects/p/trainingRuns/new", metadata=run.metadata),
+        "PERMISSION_DENIED", "SCOPE_MISSING", ("pod",), {"scope": "pod"}, consumes=False,
+    ),
+    # Checkpoints.
+    "checkpoint-truncated": Row(
+        damaged(truncate), "DATA_LOSS", "CHECKPOINT_CORRUPT",
+        ("adapter_model.safetensors", "another checkpoint"), {"file": "adapter_model.safetensors"},
+    ),
+    "checkpoint-edited": Row(
+        damaged(flip_a_bit), "DATA_LOSS", "CHECKPOINT_CORRUPT",
+        ("optimizer.safetensors", "SHA-256"), {"file": "optimizer.safetensors"},
+    ),
+    "checkpoint-manifest-edited": Row(
+        damaged(edit_manifest), "DATA_LOSS", "CHECKPOINT_CORRUPT", ("manifest.json", "changed"),
+        {"file": "manifest.json"},
+    ),
+    "checkpoint-file-missing": Row(
+        damaged(remove_file), "DATA_LOSS", "CHECKPOINT_CORRUPT", ("missing",),
+        {"file": "adapter_model.safetensors"},
+    ),
+    "checkpoint-other-rank": Row(
+        load_other_rank, PRECONDITION, "CHECKPOINT_INCOMPATIBLE", ("same configuration",),
+        {"checkpoint": ...},
+    ),
+    "checkpoint-without-optimizer": Row(
+        load_weights_as_training, PRECONDITION, "CHECKPOINT_INCOMPATIBLE",
+        ("no optimizer state", "include_optimizer"), {"checkpoint": ...},
+    ),
+    "checkpoint-exists": Row(
+        save_twice, "ALREADY_EXISTS", "CHECKPOINT_ALREADY_EXISTS",
+        ("checkpoints/same", "another name"), {"checkpoint": ...},
+    ),
+    "checkpoint-id-path": Row(
+        lambda run: run.save("../up"), INVALID, "INVALID_FIELD", ("checkpoint_id",),
+        {"field": "checkpoint_id"},
+    ),
+    "checkpoint-kind": Row(
+        lambda run: run.save("a", kind=0), INVALID, "INVALID_FIELD", ("KIND_TRAINING",),
+        {"field": "kind"},
+    ),
+    "checkpoint-labels": Row(
+        lambda run: run.save("a", labels={"note": "x" * 1025}), INVALID, "INVALID_FIELD",
+        ("labels", "1024"), {"field": "labels"},
+    ),
+    # Lists.
+    "page-size-negative": Row(
+        list_operations(page_size=-1), INVALID, "INVALID_FIELD", ("page_size",),
+        {"field": "page_size"}, consumes=False,
+    ),
+    "page-token-word": Row(
+        list_operations(page_token="x"), INVALID, "INVALID_FIELD", ("page_token",),
+        {"field": "page_token"}, consumes=False,
+    ),
+    "page-token-absurd": Row(
+        list_operations(page_token="9" * 5000), INVALID, "INVALID_FIELD", ("page_token",),
+        {"field": "page_token"}, consumes=False,
+    ),
+    "checkpoints-page-token": Row(
+        any_call(
+            "ListCheckpoints",
+            trainer_pb2.ListCheckpointsRequest(
+                parent="projects/p/trainingRuns/-", page_token="?"
+            ),
+        ),
+        INVALID, "INVALID_FIELD", ("page_token", "start without"), {"field": "page_token"},
+        consumes=False,
+    ),
+    "revision-negative": Row(
+        lambda run: run.call(
+            "WaitOperations", trainer_pb2.WaitOperationsRequest(run=run.name, after_revision=-1)
+        ),
+        INVALID, "INVALID_FIELD", ("after_revision",), {"field": "after_revision"},
+        consumes=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, engine_host: EngineHost) -> AsyncIterator[TrainerRig]:
+    async with running_trainer(
+        tmp_path / "data",
+        engine_host,
+        max_batch_tokens=512,
+        max_batch_datums=8,
+        max_queued_operations=64,
+    ) as rig:
+        yield rig
+
+
+async def failure(run: RunClient, call: Awaitable[Any]) -> TinsmithError:
+    """Return the error of a call, or of the operation that it made."""
+
+    async def through_operation() -> Any:
+        operation = await call
+        done = await run.wait(operation)
+        failures.append(error_of(done))
+
+    failures: list[TinsmithError] = []
+    try:
+        return await refusal(through_operation())
+    except AssertionError:
+        if not failures:
+            raise
+        return failures[0]
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items()])
+async def test_bad_input(rig: TrainerRig, row: Row) -> None:
+    run, bystander = await rig.new_run(), await rig.new_run("bystander", project="q")
+    assert await run.step() == 1
+    await bystander.step()
+    await bystander.wait(await bystander.forward_backward())
+    before = await bystander.bits("before")
+
+    error = await failure(run, row.send(run))
+
+    assert (code_of(error), error.reason) == (row.code, row.reason), error
+    for part in row.says:
+        assert part in error.message
+    for key, wanted in row.metadata.items():
+        found = error.metadata.get(key, "")
+        assert (found if wanted is not ... else bool(found)) == (wanted is ... or wanted), key
+    if "field" in row.metadata:
+        assert [violation.field for violation in error.violations] == [error.metadata["field"]]
+    status = await run.status()
+    number = status.next_sequence_number
+    if row.consumes:
+        operation = await run.get(number - 1)
+        assert error_of(operation).reason == row.reason
+    assert status.version == 1
+    # The run goes on with the next number, the service works, and the bystander has the same bits.
+    run.next_number = number
+    assert await run.step() == 2
+    assert await bystander.bits("after") == before
+    assert rig.fenced == []
+
+
+async def test_service_refuses_a_message_of_random_bytes_for_each_method(rig: TrainerRig) -> None:
+    run = await rig.new_run()
+    random = np.random.default_rng(0)
+    for method in trainer_pb2.DESCRIPTOR.services_by_name["TrainerService"].methods:
+        call = rig._channel.unary_unary(f"/{method.full_name.rpartition('.')[0]}/{method.name}")
+        for _ in range(5):
+            body = random.bytes(int(random.integers(1, 40)))
+            error = await refusal(call(body, metadata=run.metadata, timeout=TIMEOUT_S))
+            assert error.reason != "INTERNAL", (method.name, body)
+    response_of(
+        await run.wait(await run.forward_backward()), trainer_pb2.ForwardBackwardResponse()
+    )
+
+
+def test_request_ids_are_uuids() -> None:
+    assert uuid.UUID(new_id()).version == 4

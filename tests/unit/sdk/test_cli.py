@@ -1,0 +1,173 @@
+"""The command line against the fake server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from google.rpc import code_pb2
+from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status
+from tests.unit.sdk.test_tokenizer import CHATML, make_files
+
+from tinsmith import cli
+from tinsmith.cli.config_values import load_config
+from tinsmith.errors import ConfigurationError
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    learning_rate: float = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    base_model: str
+    num_steps: int = 10
+    shuffle: bool = True
+    log_path: Path | None = None
+    stop: tuple[str, ...] = ()
+    mode: Literal["sync", "async"] = "sync"
+    adam: Inner = dataclasses.field(default_factory=Inner)
+    clip: float | str = "off"
+
+
+@pytest.fixture
+def local(server: FakeServer, tmp_path: Path) -> FakeServer:
+    """A server that `tinsmith up` announced."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    content = {"address": server.address, "api_key": "tsk_test", "project": "default"}
+    (folder / "local.json").write_text(json.dumps(content))
+    return server
+
+
+def invoke(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(list(arguments))
+    return int(caught.value.code or 0)
+
+
+def test_runs_are_listed_as_a_table_and_as_json(
+    local: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("runs", "list") == 0
+    assert "BASE MODEL" in capsys.readouterr().out
+    assert invoke("runs", "list", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] == RUN
+
+
+def test_runs_and_checkpoints_are_deleted(
+    local: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("runs", "delete", "run-1") == 0
+    assert invoke("checkpoints", "delete", f"{RUN}/checkpoints/a") == 0
+    assert local.state.last["DeleteCheckpoint"].name == f"{RUN}/checkpoints/a"
+    assert invoke("checkpoints", "list", "--json", "--run", "run-1") == 0
+    assert capsys.readouterr().out.endswith("[]\n")
+
+
+def test_a_sample_goes_through_the_chat_template(
+    local: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local.state.tokenizer_files = make_files(CHATML)
+    assert invoke("sample", "--base-model", "tiny", "--prompt", "hello", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["samples"][0]["tokens"] == [0, 1, 2]
+    templated = len(local.state.last["Sample"].prompt.chunks[0].tokens.data)
+    assert invoke("sample", "--base-model", "tiny", "--prompt", "hello", "--raw") == 0
+    assert len(local.state.last["Sample"].prompt.chunks[0].tokens.data) < templated
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["runs", "list"], "run `tinsmith up`", id="no-server"),
+        pytest.param(["run", "nothing"], "use one of supervised, rl", id="no-recipe"),
+        pytest.param(["run", "cli.x"], "there is no recipe", id="not-a-name"),
+    ],
+)
+def test_failures_are_one_line_with_the_remedy(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert invoke(*arguments) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_failure_of_the_server_is_one_line(
+    local: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = make_status(code_pb2.PERMISSION_DENIED, "SCOPE_MISSING", "needs admin\nscope")
+    local.state.fail_calls["ListTrainingRuns"] = [status]
+    assert invoke("runs", "list") == 1
+    assert capsys.readouterr().err.startswith("error: needs admin scope (SCOPE_MISSING); use a key")
+
+
+def test_a_recipe_is_given_its_configuration(
+    local: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    module = types.ModuleType("tinsmith.recipes.supervised")
+    module.Config = Config  # type: ignore[attr-defined]
+    module.main = lambda config, client: seen.append((config, client.address))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    path = tmp_path / "config.toml"
+    path.write_text('base_model = "tiny"\nnum_steps = 5\n[adam]\nlearning_rate = 1\n')
+    assert invoke("run", "supervised", "--config", str(path), "num_steps=1_000") == 0
+    assert seen == [(Config("tiny", num_steps=1000, adam=Inner(1.0)), local.address)]
+
+
+def test_values_are_parsed_by_their_annotation() -> None:
+    words = ["base_model=t", "shuffle=no", "log_path=a/b", "stop=x,y", "mode=async", "clip=0.2"]
+    config = load_config(Config, None, [*words, "adam.learning_rate=3e-4"])
+    assert config == Config("t", 10, False, Path("a/b"), ("x", "y"), "async", Inner(3e-4), clip=0.2)
+    assert load_config(Config, None, ["base_model=t", "log_path=none"]).log_path is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        pytest.param(["base_model=t", "num_step=3"], "did you mean num_steps", id="close"),
+        pytest.param(["base_model=t", "adam.rate=3"], "adam.rate; .*learning_rate", id="nested"),
+        pytest.param(["base_model=t", "num_steps=x"], "num_steps is 'x'.* int", id="int"),
+        pytest.param(["base_model=t", "mode=later"], "sync, async", id="literal"),
+        pytest.param(["num_steps=3"], "base_model is missing", id="missing"),
+        pytest.param(["base_model"], "write key=value", id="no-equals"),
+    ],
+)
+def test_wrong_settings_are_named(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        load_config(Config, None, words)
+
+
+def test_a_command_whose_extra_is_missing_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point = metadata.EntryPoint("up", "tinsmith_nowhere.commands:up", "tinsmith.commands")
+    monkeypatch.setattr("tinsmith.cli.app.metadata.entry_points", lambda group: [point])
+    assert invoke("up", "--port", "0") == 1
+    assert "pip install 'tinsmith[nowhere]'" in capsys.readouterr().err
+    assert invoke("--help") == 0
+    assert "up" in capsys.readouterr().out
+
+
+def test_a_command_of_an_extra_is_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = types.ModuleType("tinsmith_extra")
+
+    def up(port: int = 1) -> None:
+        sys.stdout.write(f"port {port}\n")
+
+    module.up = up  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tinsmith_extra", module)
+    point = metadata.EntryPoint("up", "tinsmith_extra:up", "tinsmith.commands")
+    monkeypatch.setattr("tinsmith.cli.app.metadata.entry_points", lambda group: [point])
+    assert invoke("up", "--port", "7") == 0
+    assert capsys.readouterr().out == "port 7\n"
