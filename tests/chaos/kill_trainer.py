@@ -2,14 +2,15 @@
 
 Two servers train the same supervised run from the same seed. One is left alone. The other is killed
 with SIGKILL at random moments, always while operations are acknowledged and unfinished, and started
-again; its client only retries. At the end every operation must have been applied exactly once, every
-result and the final weights and moments must have the same bits.
+again; its client only retries. At the end every operation must have been applied exactly once;
+every result and the final weights and moments must have the same bits.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import hashlib
 import json
 import platform
@@ -106,7 +107,8 @@ class Killer(threading.Thread):
         """Kill and restart until enough kills are done."""
         try:
             while len(self.kills) < self._num_kills and not self._is_over.is_set():
-                time.sleep(self._random.uniform(0.02, 0.3))
+                self._wait_for_progress()
+                time.sleep(self._random.uniform(0.0, 0.3))
                 # Every third kill waits for a commit; the others come at any moment.
                 if len(self.kills) % 3 == 2:
                     self._wait_for_commit()
@@ -128,6 +130,15 @@ class Killer(threading.Thread):
         self.join()
         if self._failure is not None:
             raise self._failure
+
+    def _wait_for_progress(self) -> None:
+        """Let one operation finish: an operation that dies three times counts as poison."""
+        deadline_s = time.monotonic() + 30.0
+        finished = _num_finished(self._server.data_dir)
+        while _num_finished(self._server.data_dir) == finished and time.monotonic() < deadline_s:
+            if self._is_over.is_set():
+                return
+            time.sleep(0.01)
 
     def _wait_for_commit(self) -> None:
         deadline_s = time.monotonic() + 1.0
@@ -185,22 +196,30 @@ def _collect(
 
 def _unfinished(data_dir: Path) -> list[int]:
     """Return the attempts of each acknowledged operation without a result."""
-    path = data_dir / "trainer.db"
-    with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5) as connection:
-        rows = connection.execute("SELECT num_attempts FROM operations WHERE state = 'pending'")
-        return [attempts for (attempts,) in rows]
+    rows = _query(data_dir, "SELECT num_attempts FROM operations WHERE state = 'pending'")
+    return [int(attempts) for (attempts,) in rows]
+
+
+def _num_finished(data_dir: Path) -> int:
+    return _count(data_dir, "SELECT COUNT(*) FROM operations WHERE state != 'pending'")
+
+
+def _count(data_dir: Path, query: str) -> int:
+    return int(_query(data_dir, query)[0][0])
+
+
+def _query(data_dir: Path, query: str) -> list[tuple[int, ...]]:
+    """Read the ledger as it is on disk, beside the server."""
+    uri = f"file:{data_dir / 'trainer.db'}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10)) as connection:
+        return connection.execute(query).fetchall()
 
 
 def _compare(
     calm: Training, killed: Training, num_steps: int, data_dir: Path
 ) -> list[dict[str, object]]:
-    with sqlite3.connect(f"file:{data_dir / 'trainer.db'}?mode=ro", uri=True) as connection:
-        (num_unfinished,) = connection.execute(
-            "SELECT COUNT(*) FROM operations WHERE state != 'succeeded'"
-        ).fetchone()
-        (num_diverged,) = connection.execute(
-            "SELECT COUNT(*) FROM runs WHERE replay_diverged"
-        ).fetchone()
+    num_unfinished = _count(data_dir, "SELECT COUNT(*) FROM operations WHERE state != 'succeeded'")
+    num_diverged = _count(data_dir, "SELECT COUNT(*) FROM runs WHERE replay_diverged")
     num_different = sum(a != b for a, b in zip(calm.results, killed.results, strict=True))
     different_files = sum(
         killed.checkpoint_sha256.get(name) != sha256

@@ -196,9 +196,10 @@ class RunClient:
         return await self.call("GetRunStatus", trainer_pb2.GetRunStatusRequest(run=self.name))
 
     async def step(self, *data: trajectories_pb2.Datum) -> int:
-        """Train once and return the version, which both operations must reach."""
+        """Train once, knowing of all that failed before, and return the version."""
+        observed = self.next_number - 1
         gradient = await self.forward_backward(*data)
-        update = await self.optim_step()
+        update = await self.optim_step(observed=observed)
         response_of(await self.wait(gradient), trainer_pb2.ForwardBackwardResponse())
         return response_of(await self.wait(update), trainer_pb2.OptimStepResponse()).version
 
@@ -239,6 +240,7 @@ class TrainerRig:
                 "scheduler_address": "127.0.0.1:1",
                 "num_threads": 1,
                 "drain_timeout_s": 0.05,
+                "max_resident_runs": 8,
                 **settings,
             }
         )

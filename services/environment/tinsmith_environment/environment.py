@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
 
 JsonValue: TypeAlias = (
-    "None | bool | int | float | str | list[JsonValue] | tuple[JsonValue, ...] | "
-    "Mapping[str, JsonValue]"
+    "bool | int | float | str | list[JsonValue] | tuple[JsonValue, ...] | "
+    "Mapping[str, JsonValue] | None"
 )
 
 TEXT = "text"

@@ -1,0 +1,128 @@
+"""Wires an environment pod: worker processes, registry, instances, servicer.
+
+Used by `python -m tinsmith_environment`, and by the embedded server; both build the gRPC server,
+because they authenticate in different ways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import time
+from collections.abc import Callable
+
+from tinsmith.v1 import environment_pb2_grpc, scheduler_pb2
+from tinsmith_environment.config import EnvironmentConfig
+from tinsmith_environment.instances import InstanceRegistry
+from tinsmith_environment.live_instance import InstanceLimits
+from tinsmith_environment.registry import EnvironmentRegistry, load_specs
+from tinsmith_environment.servicer import EnvironmentServicer
+from tinsmith_environment.workers import WorkerPool
+from tinsmith_runtime.server import PodServer
+
+logger = logging.getLogger(__name__)
+
+_MAX_SWEEP_INTERVAL_S = 10.0
+
+
+class EnvironmentPod:
+    """An environment pod, from its settings to its service.
+
+    Args:
+        config: Settings.
+        server: Server that the service is added to; started and stopped with the pod.
+        clock: Monotonic seconds, for the expiry of instances.
+        now: Time of day, for what clients are told.
+    """
+
+    def __init__(
+        self,
+        config: EnvironmentConfig,
+        server: PodServer,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    ) -> None:
+        self._config = config
+        self._server = server
+        self._pool = WorkerPool(
+            num_workers=config.effective_num_workers,
+            step_timeout_s=config.step_timeout_s,
+            start_timeout_s=config.worker_start_timeout_s,
+            python_path=config.python_path,
+            show_output=config.show_worker_output,
+        )
+        self._environments = EnvironmentRegistry()
+        self._instances = InstanceRegistry(
+            self._environments,
+            self._pool,
+            InstanceLimits(
+                max_instances=config.max_instances,
+                max_project_instances=config.max_project_instances,
+                ttl_s=config.instance_ttl_s,
+            ),
+            clock=clock,
+            now=now,
+        )
+        servicer = EnvironmentServicer(
+            self._environments, self._instances, max_stream_steps=config.max_stream_steps
+        )
+        server.add(environment_pb2_grpc.add_EnvironmentServiceServicer_to_server, servicer)
+        self._sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the server."""
+        return self._server.address
+
+    @property
+    def workers(self) -> WorkerPool:
+        """The worker processes."""
+        return self._pool
+
+    def describe(self) -> scheduler_pb2.Worker:
+        """Return what the pod registers at the scheduler."""
+        return scheduler_pb2.Worker(
+            name=f"workers/{self._config.worker_name}",
+            role=scheduler_pb2.Worker.ROLE_ENVIRONMENT,
+            address=self._server.address,
+        )
+
+    async def start(self) -> None:
+        """Start the workers, learn what they offer, serve.
+
+        Raises:
+            ConfigError: If an environment can not be imported.
+            EnvironmentFailedError: If the workers do not come up.
+        """
+        await self._pool.start()
+        try:
+            for spec in await load_specs(self._config, self._pool):
+                self._environments.add(spec)
+            await self._server.start()
+        except BaseException:
+            await self._pool.stop()
+            raise
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def stop(self) -> None:
+        """Let running calls finish, then end the workers; live episodes are lost."""
+        await self._server.stop()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self._instances.stop()
+        await self._pool.stop()
+
+    async def _sweep(self) -> None:
+        interval_s = min(self._config.instance_ttl_s / 4, _MAX_SWEEP_INTERVAL_S)
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                num_expired = self._instances.expire()
+            except Exception:
+                logger.exception("the sweep of instances failed by a bug")
+                continue
+            if num_expired:
+                logger.info("instances expired", extra={"num_instances": num_expired})
