@@ -28,8 +28,9 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 
 venv: $(BIN)/.installed ## Make .venv with the pinned versions of constraints.txt
 
-demo: venv ## Train a tiny model through the services: Pig Latin, then RL on arithmetic (SEEDS="0 1 2")
-	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS)
+demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR DATA=FILE.jsonl
+	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS) \
+		$(if $(MODEL),--model $(MODEL),) $(if $(DATA),--data $(DATA),)
 
 test: venv ## Run the unit, contract and integration tests
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tinsmith
-from tests.chaos.server_process import ServerProcess
+from tests.chaos.server_process import WatchedServer
 from tinsmith.recipes import pig_latin
 from tinsmith.recipes.conversations import conversation_to_datum, scale_weights
 from tinsmith_local.tiny_model import build_tiny_model
@@ -64,14 +64,14 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="tinsmith-chaos-"))
     model = build_tiny_model(folder / "model")
     num_steps = max(arguments.kills * _STEPS_PER_KILL, 20)
-    calm_server = ServerProcess(folder / "calm", model)
+    calm_server = WatchedServer(folder / "calm", model)
     calm_server.start()
     try:
         calm = _train(calm_server, num_steps)
     finally:
         calm_server.stop()
     # Commits take a little longer, so that some kills fall into them.
-    server = ServerProcess(folder / "killed", model, failpoints="trainer.commit=sleep:0.01")
+    server = WatchedServer(folder / "killed", model, failpoints="trainer.commit=sleep:0.01")
     server.start()
     killer = Killer(server, num_kills=arguments.kills, seed=arguments.seed)
     killer.start()
@@ -94,7 +94,7 @@ def main() -> int:
 class Killer(threading.Thread):
     """Kills the server at random moments at which acknowledged operations are unfinished."""
 
-    def __init__(self, server: ServerProcess, *, num_kills: int, seed: int) -> None:
+    def __init__(self, server: WatchedServer, *, num_kills: int, seed: int) -> None:
         super().__init__(name="killer", daemon=True)
         self.kills: list[Kill] = []
         self._failure: BaseException | None = None
@@ -146,7 +146,7 @@ class Killer(threading.Thread):
             pass
 
 
-def _train(server: ServerProcess, num_steps: int) -> Training:
+def _train(server: WatchedServer, num_steps: int) -> Training:
     """Train through the SDK with many steps in flight; the client knows nothing of kills."""
     training = Training()
     retry = tinsmith.RetryPolicy(budget_s=300.0)

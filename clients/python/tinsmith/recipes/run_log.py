@@ -19,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+METRICS = "metrics.jsonl"
+
 
 class RunLog(AbstractContextManager["RunLog"]):
     """Writes one line of metrics for each step and shows the progress.
@@ -33,7 +35,7 @@ class RunLog(AbstractContextManager["RunLog"]):
 
     def __init__(self, directory: Path, *, title: str, num_steps: int, first_step: int = 0) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._path = directory / "metrics.jsonl"
+        self._path = directory / METRICS
         self.rows = [row for row in read_metrics(self._path) if row["step"] < first_step]
         _write_lines(self._path, self.rows)
         self._file = self._path.open("a", encoding="utf-8")

@@ -1,0 +1,175 @@
+"""The two sides as child processes with the same number of threads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 30.0
+
+
+class Child:
+    """A process whose memory and CPU time can be read; ended when the context ends.
+
+    Args:
+        command: Arguments after `python`.
+        num_threads: Threads of its numerical libraries.
+        log: Where its stderr goes, and its stdout unless that is a pipe.
+        environment: Variables to add.
+        has_pipes: Whether stdin and stdout are pipes to this process.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        num_threads: int,
+        log: Path,
+        environment: dict[str, str] | None = None,
+        has_pipes: bool = False,
+    ) -> None:
+        self.log = log
+        threads = {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
+        offline = {"HF_HUB_OFFLINE": "1"}
+        with log.open("ab") as file:
+            self._process: subprocess.Popen[str] = subprocess.Popen(
+                [sys.executable, *command],
+                env={**os.environ, **threads, **offline, **(environment or {})},
+                stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if has_pipes else file,
+                stderr=file,
+                text=True,
+            )
+        self._stats = psutil.Process(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def peak_memory_bytes(self) -> int:
+        """Return the largest resident size so far."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        raise RuntimeError(f"/proc/{self.pid}/status has no VmHWM; this bench needs Linux")
+
+    def cpu_time_s(self) -> float:
+        """Return the CPU time used so far, all threads, user and system."""
+        times = self._stats.cpu_times()
+        return float(times.user + times.system)
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError if the process ended."""
+        if self._process.poll() is not None:
+            tail = "\n".join(self.log.read_text().splitlines()[-20:])
+            raise RuntimeError(f"{self._process.args!r} ended:\n{tail}")
+
+    def stop(self) -> None:
+        """Ask the process to end, and wait."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class Server(Child):
+    """The embedded server, `python -m tinsmith_local`, with one base model named `bench`.
+
+    Args:
+        folder: Its data, state and log go below it.
+        model: Directory of the base model.
+        num_threads: Threads of one operation.
+    """
+
+    def __init__(self, folder: Path, model: Path, *, num_threads: int) -> None:
+        folder.mkdir(parents=True)
+        self._state = folder / "state" / "local.json"
+        super().__init__(
+            [
+                *("-m", "tinsmith_local", "--model", f"bench={model}", "--port", "0"),
+                *("--data-dir", str(folder / "data"), "--threads", str(num_threads)),
+            ],
+            num_threads=num_threads,
+            log=folder / "server.log",
+            environment={"TINSMITH_STATE_DIR": str(self._state.parent)},
+        )
+
+    def wait_ready(self) -> tuple[str, str]:
+        """Wait until it serves; return its address and key.
+
+        Raises:
+            RuntimeError: If it ends or does not listen in time; the message quotes its log.
+        """
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not self._state.is_file():
+            self.check_alive()
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"the server did not start; see {self.log}")
+            time.sleep(0.02)
+        state = json.loads(self._state.read_text())
+        return str(state["address"]), str(state["api_key"])
+
+
+class Bare(Child):
+    """The bare loop, `python -m bench.bare`.
+
+    Args:
+        folder: Its log goes here.
+        model: Directory of the base model.
+        adapter: Directory of the adapter to start from.
+        num_threads: Threads of torch.
+    """
+
+    def __init__(self, folder: Path, model: Path, adapter: Path, *, num_threads: int) -> None:
+        super().__init__(
+            ["-m", "bench.bare", "serve", str(model), str(adapter), str(num_threads)],
+            num_threads=num_threads,
+            log=folder / "bare.log",
+            has_pipes=True,
+        )
+
+    def wait_ready(self) -> None:
+        """Wait until it is loaded."""
+        self._read()
+
+    def ask(self, command: str, **arguments: object) -> dict[str, Any]:
+        """Run a method of `BareLoop` there and return its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait(timeout=_STOP_TIMEOUT_S)
+            self.check_alive()
+        answer: dict[str, Any] = json.loads(line)
+        return answer

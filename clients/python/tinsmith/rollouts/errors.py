@@ -1,0 +1,45 @@
+"""What can go wrong in a rollout that is not an outcome of the episode."""
+
+from __future__ import annotations
+
+
+class RolloutError(Exception):
+    """Base of the errors of rollouts."""
+
+
+class InvalidTransitionError(RolloutError):
+    """An event arrived in a state that does not know it: a bug of the driver."""
+
+
+class ActionParseError(RolloutError):
+    """The text of a turn holds no action; raised by a `parse_action` function."""
+
+
+class SamplerFailedError(RolloutError):
+    """The sampler raised, or returned a malformed completion; `__cause__` says what."""
+
+
+class TemplateRewritesHistoryError(RolloutError):
+    """The chat template renders earlier turns differently once a later one is appended.
+
+    The tokens that the model saw are then no prefix of what the template renders, and a trajectory
+    can not be one sequence without training on a context that never was.
+    """
+
+    def __init__(self, num_turns: int, position: int) -> None:
+        super().__init__(
+            f"the chat template rewrites its own history after turn {num_turns} (from character "
+            f"{position} of the rendered text), so the turns of an episode are not one sequence. "
+            "Set RolloutConfig(split_turns=True) to train one sample for each turn, or "
+            "append_only=True to keep the tokens as they were sampled and ignore the rewriting"
+        )
+        self.num_turns = num_turns
+        self.position = position
+
+
+class ChatTemplateError(RolloutError):
+    """The chat template can not render the conversation, or drops the assistant's words."""
+
+
+class NoRolloutsError(RolloutError):
+    """Not one episode of a batch survived; `__cause__` is the last failure."""

@@ -1,0 +1,184 @@
+"""Drives one rollout: does what the state machine asks for and reports what happened.
+
+The instance of the environment is released however the episode ends. An error of the environment is
+an outcome of the episode (`ENVIRONMENT_FAILED`); an error of the sampler is raised, because there is
+no trajectory to speak of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from tinsmith.rollouts.chat import Conversation
+from tinsmith.rollouts.errors import (
+    ActionParseError,
+    InvalidTransitionError,
+    SamplerFailedError,
+)
+from tinsmith.rollouts.interfaces import ChatTokenizer, EnvironmentInstance, Sampler
+from tinsmith.rollouts.machine import (
+    Cancelled,
+    ContextBuilt,
+    EnvironmentFailed,
+    ParseFailed,
+    Rollout,
+    RolloutConfig,
+    RolloutState,
+    StepTaken,
+    TurnSampled,
+)
+from tinsmith.rollouts.trajectory import Trajectory
+from tinsmith.types import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+CreateInstance = Callable[[], Awaitable[EnvironmentInstance]]
+
+
+class RolloutRunner:
+    """Plays episodes with one sampler.
+
+    Args:
+        tokenizer: Of the sampler's model.
+        sampler: Continues prompts.
+        config: Limits of an episode.
+        params: How tokens are drawn; `max_tokens` is set for each turn, and `seed`, if given, is
+            mixed with the episode's and the turn's.
+        parse_action: Turns the text of a turn into the action; raises `ActionParseError`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        sampler: Sampler,
+        config: RolloutConfig | None = None,
+        *,
+        params: SamplingParams | None = None,
+        parse_action: Callable[[str], str] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._sampler = sampler
+        self._config = config or RolloutConfig()
+        self._params = params or SamplingParams()
+        self._parse_action = parse_action or str
+
+    async def run(
+        self,
+        create_instance: CreateInstance,
+        *,
+        episode_key: str = "",
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Trajectory:
+        """Play one episode in a fresh instance.
+
+        Args:
+            create_instance: Creates and resets the instance; it is deleted here.
+            episode_key: Tells this episode's random draws from those of others.
+            should_stop: Asked between steps; ends the episode as cancelled.
+
+        Raises:
+            SamplerFailedError: If the sampler raised.
+            TemplateRewritesHistoryError: If the chat template does and the config does not say
+                what to do.
+            ChatTemplateError: If the chat template can not render the conversation.
+        """
+        rollout = Rollout(self._config)
+        conversation = Conversation(
+            self._tokenizer,
+            split_turns=self._config.split_turns,
+            append_only=self._config.append_only,
+        )
+        instance: EnvironmentInstance | None = None
+        try:
+            try:
+                instance = await create_instance()
+            except Exception as error:
+                rollout.apply(EnvironmentFailed(_describe(error)))
+                return rollout.to_trajectory()
+            rollout.apply(ContextBuilt(conversation.begin(instance.observation.messages)))
+            text = ""
+            while rollout.state is not RolloutState.TERMINATED:
+                if should_stop():
+                    rollout.apply(Cancelled("asked to stop"))
+                elif rollout.state is RolloutState.GENERATING:
+                    text = await self._generate(rollout, conversation, episode_key)
+                else:
+                    await self._interact(rollout, conversation, instance, text)
+            return rollout.to_trajectory(conversation.messages)
+        finally:
+            if instance is not None:
+                await _release(instance)
+
+    async def _generate(
+        self, rollout: Rollout, conversation: Conversation, episode_key: str
+    ) -> str:
+        params = dataclasses.replace(
+            self._params,
+            max_tokens=rollout.turn_budget,
+            seed=_mix_seed(self._params.seed, episode_key, rollout.num_turns),
+        )
+        try:
+            completion = await self._sampler.sample_async(rollout.context_tokens, params)
+            rollout.apply(
+                TurnSampled(
+                    list(completion.tokens),
+                    list(completion.logprobs),
+                    list(completion.versions),
+                    completion.stop_reason,
+                )
+            )
+        except InvalidTransitionError as error:
+            raise SamplerFailedError(
+                f"the sampler returned a malformed completion: {error}"
+            ) from error
+        except Exception as error:
+            raise SamplerFailedError(f"the sampler failed: {_describe(error)}") from error
+        return conversation.add_turn(completion.tokens, completion.stop_reason)
+
+    async def _interact(
+        self,
+        rollout: Rollout,
+        conversation: Conversation,
+        instance: EnvironmentInstance,
+        text: str,
+    ) -> None:
+        try:
+            action = self._parse_action(text)
+        except ActionParseError as error:
+            rollout.apply(ParseFailed(str(error)))
+            return
+        try:
+            outcome = await instance.step_async(action)
+        except Exception as error:
+            rollout.apply(EnvironmentFailed(_describe(error)))
+            return
+        continuation = None
+        if not (outcome.done or rollout.is_last_turn):
+            continuation = conversation.add_observation(outcome.observation.messages)
+        rollout.apply(StepTaken(outcome.reward, outcome.done, outcome.info, continuation))
+
+
+def _mix_seed(seed: int | None, episode_key: str, turn: int) -> int | None:
+    """Return a seed of its own for each turn of each episode, the same in each run."""
+    if seed is None:
+        return None
+    digest = hashlib.sha256(f"{seed}:{turn}:{episode_key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+async def _release(instance: EnvironmentInstance) -> None:
+    """Delete an instance; one that can not be deleted expires on its own."""
+    try:
+        await instance.delete_async()
+    except asyncio.CancelledError:
+        raise
+    except Exception as error:
+        logger.warning("instance not deleted", extra={"error_type": type(error).__name__})
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,137 @@
+"""The embedded server as a child process: for demos, benchmarks and tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 45.0
+_POLL_S = 0.02
+
+
+class ServerStartError(RuntimeError):
+    """The server ended, or did not listen in time; its log says why."""
+
+
+class ServerProcess:
+    """`python -m tinsmith_local` on a fixed port and data folder, so that it can be started again.
+
+    Args:
+        folder: Data, state and logs go below it.
+        models: Directory or hub id by base model.
+        num_threads: Threads of one operation; 0 takes all cores.
+        environment: Further variables of the process.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        models: Mapping[str, Path | str],
+        *,
+        num_threads: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.data_dir = folder / "data"
+        self.log = folder / "server.log"
+        self.address = f"127.0.0.1:{free_port()}"
+        self._state_dir = folder / "state"
+        self._models = dict(models)
+        self._num_threads = num_threads
+        self._environment = dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> ServerProcess:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def api_key(self) -> str:
+        """The key that the server takes."""
+        return str(json.loads(self._state_file.read_text())["api_key"])
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server that was started last."""
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    def add_model(self, name: str, directory: Path) -> None:
+        """Serve another base model from the next start on."""
+        self._models[name] = directory
+
+    def start(self) -> None:
+        """Start the server and wait until it serves.
+
+        Raises:
+            ServerStartError: If it does not come up.
+        """
+        command = [
+            *(sys.executable, "-m", "tinsmith_local", "--data-dir", str(self.data_dir)),
+            *("--port", self.address.rpartition(":")[2], "--threads", str(self._num_threads)),
+        ]
+        for name, source in self._models.items():
+            command += ["--model", f"{name}={source}"]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(self._num_threads or os.cpu_count() or 1),
+            "TINSMITH_STATE_DIR": str(self._state_dir),
+            **self._environment,
+        }
+        self._state_file.unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not self._state_file.is_file():
+            if self._process.poll() is not None:
+                raise ServerStartError(f"the server ended while it started; see {self.log}")
+            if time.monotonic() > deadline_s:
+                self.kill()
+                raise ServerStartError(f"the server did not start in time; see {self.log}")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """Ask the server to drain and end; kill it if it does not."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Send SIGKILL to the server and its workers, and reap it."""
+        assert self._process is not None, "the server was not started"
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def _state_file(self) -> Path:
+        return self._state_dir / "local.json"
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
