@@ -12,6 +12,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,11 @@ def main(arguments: list[str]) -> None:
     os.dup2(2, 1)
     torch.set_num_threads(int(arguments[3]))
     loop = BareLoop(Path(arguments[1]), Path(arguments[2]))
-    commands = {"train": loop.train, "generate": loop.generate, "score": loop.score}
+    commands: dict[str, Callable[..., dict[str, Any]]] = {
+        "train": loop.train,
+        "generate": loop.generate,
+        "score": loop.score,
+    }
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)

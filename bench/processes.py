@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0
@@ -39,7 +39,7 @@ class Child:
     ) -> None:
         self.log = log
         threads = {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
-        offline = {"HF_HUB_OFFLINE": "1"}
+        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         with log.open("ab") as file:
             self._process: subprocess.Popen[str] = subprocess.Popen(
                 [sys.executable, *command],

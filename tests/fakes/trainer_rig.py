@@ -270,9 +270,17 @@ class TrainerRig:
         await self.restart(data_dir=left_behind, **settings)
 
     def copy_data(self) -> Path:
-        """Return a copy of the data folder as it is now."""
+        """Return a copy of the data folder as it is now; the ledger first, then its files."""
         source = self.config.data_dir
-        return shutil.copytree(source, source.with_name(source.name + "-" + uuid.uuid4().hex[:8]))
+        target = source.with_name(source.name + "-" + uuid.uuid4().hex[:8])
+        target.mkdir()
+        for path in sorted(source.glob("trainer.db*")):
+            shutil.copy(path, target)
+        if (source / "store").exists():
+            shutil.copytree(
+                source / "store", target / "store", ignore=shutil.ignore_patterns(".writing-*")
+            )
+        return target
 
     async def _start_pod(self) -> None:
         self.pod = TrainerPod(self.config, self.host, on_fenced=self.fenced.append)

@@ -20,16 +20,13 @@ from tinsmith_engine.adam import adamw_
 from tinsmith_engine.adapters import export_config, export_tensors, import_tensors_
 from tinsmith_engine.batches import validate_adam, validate_batch
 from tinsmith_engine.factory import LoadedModel, load_model
-from tinsmith_engine.loss_specs import LOSS_SPECS
-from tinsmith_engine.losses import LOSSES, TokenLoss, full_config, metrics
 from tinsmith_engine.models import RunTensors
-from tinsmith_engine.packing import MicroBatch, pack, split_batch
 from tinsmith_engine.run_store import Run, RunStore, adapter_scale, check_config, same_layout
+from tinsmith_engine.scoring import Scorer
 from tinsmith_engine.values import (
     AdamParams,
     AdapterConfig,
     Datum,
-    FloatArray,
     ForwardResult,
     FullConfig,
     ModelInfo,
@@ -42,7 +39,6 @@ from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
     NoGradientError,
     NonFiniteLossError,
-    OutOfMemoryError,
 )
 
 _STATE_TENSORS = ("theta", "m", "v", "grad")
@@ -58,7 +54,7 @@ class Engine:
         self.versions = VersionStore()
         self._source = loaded.source
         self._copies_on_bind = loaded.info.dtype != "float32"
-        self._micro_batch_tokens = micro_batch_tokens
+        self._scorer = Scorer(loaded.model, loaded.device, micro_batch_tokens)
         self._runs = RunStore(loaded.model, loaded.device, max_rows)
         self._base = loaded.model.bind(None)
         self._published_revisions: dict[str, tuple[Published, int]] = {}
@@ -149,7 +145,7 @@ class Engine:
         """
         bound = self._base if run is None else self._bound(self._runs.get(run))
         validate_batch(batch, loss, loss_config, self.info)
-        return self._score(bound, batch, loss, loss_config, needs_gradient=False)
+        return self._scorer.score(bound, batch, loss, loss_config, needs_gradient=False)
 
     def forward_backward(
         self, run: str, batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float]
@@ -169,7 +165,9 @@ class Engine:
         grad_P = state.row.grad_P
         before_P = grad_P.clone() if state.has_gradient else None
         try:
-            result = self._score(self._bound(state), batch, loss, loss_config, needs_gradient=True)
+            result = self._scorer.score(
+                self._bound(state), batch, loss, loss_config, needs_gradient=True
+            )
             if not np.isfinite(result.metrics["loss:sum"]) or not _is_finite(grad_P):
                 raise NonFiniteLossError(
                     f"the batch gave run {run} a NaN or infinite loss or gradient; the gradient "
@@ -358,8 +356,6 @@ class Engine:
         tensors = RunTensors(like.layout, theta_P, None, like.scale, like.is_full)
         return self.versions.add(name, version, tensors, self.model.bind(tensors))
 
-    # Passes.
-
     def _bound(self, run: Run) -> Any:
         if run.bound is None:
             run.bound = self.model.bind(run.tensors())
@@ -370,45 +366,6 @@ class Engine:
         run.note_new_theta()
         if not self._copies_on_bind and not isinstance(run.config, FullConfig):
             run.bound = bound
-
-    def _score(
-        self,
-        bound: Any,
-        batch: Sequence[Datum],
-        loss: str,
-        loss_config: Mapping[str, float],
-        *,
-        needs_gradient: bool,
-    ) -> ForwardResult:
-        config = full_config(loss, loss_config)
-        names = LOSS_SPECS[loss].inputs
-        logprobs: dict[int, FloatArray] = {}
-        losses: dict[int, FloatArray] = {}
-        lengths = [datum.tokens_T.size for datum in batch]
-        for datums in split_batch(lengths, self._micro_batch_tokens):
-            micro_batch = pack(batch, datums, names, self.device)
-            loss_function = _token_loss(loss, micro_batch, config)
-            try:
-                scores = self.model.score(
-                    bound, micro_batch, loss_function, needs_gradient=needs_gradient
-                )
-            except RuntimeError as error:
-                raise _meant(error, micro_batch) from error
-            boundaries = np.cumsum(micro_batch.lengths)[:-1]
-            for found, numbers_N in ((logprobs, scores.logprobs_N), (losses, scores.loss_N)):
-                parts = np.split(numbers_N.cpu().numpy(), boundaries)
-                found.update(zip(micro_batch.datums, parts, strict=True))
-        in_order = range(len(batch))
-        return ForwardResult(
-            logprobs=[logprobs[index] for index in in_order],
-            metrics=metrics(
-                loss,
-                config,
-                np.concatenate([losses[index] for index in in_order]),
-                np.concatenate([logprobs[index] for index in in_order]),
-                {name: np.concatenate([d.loss_inputs[name] for d in batch]) for name in names},
-            ),
-        )
 
     def _check_state(self, state: RunState) -> None:
         width = self._runs.layout(state.config).width
@@ -422,29 +379,7 @@ class Engine:
                 )
 
 
-def _token_loss(loss: str, micro_batch: MicroBatch, config: Mapping[str, float]) -> Any:
-    function, inputs = LOSSES[loss], micro_batch.loss_inputs
-
-    def token_loss(logprobs_N: Tensor, rows: slice) -> TokenLoss:
-        return function(logprobs_N, {name: x[rows] for name, x in inputs.items()}, config)
-
-    return token_loss
-
-
 def _is_finite(numbers_P: Tensor) -> bool:
     # One pass without a temporary; aminmax propagates NaN.
     lowest, highest = torch.aminmax(numbers_P)
     return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))
-
-
-def _meant(error: RuntimeError, micro_batch: MicroBatch) -> Exception:
-    """Return the typed error for a failed allocation, or the error itself."""
-    is_memory = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-    if not is_memory:
-        return error
-    num_tokens = sum(micro_batch.lengths)
-    return OutOfMemoryError(
-        f"{num_tokens} tokens in one pass do not fit into the memory of the device; send shorter "
-        "sequences",
-        num_tokens=num_tokens,
-    )

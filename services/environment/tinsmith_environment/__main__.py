@@ -8,15 +8,12 @@ import logging
 import sys
 from pathlib import Path
 
-from tinsmith_environment import codec
 from tinsmith_environment.config import EnvironmentConfig
-from tinsmith_environment.pod import EnvironmentPod
-from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier
+from tinsmith_environment.deployment import EnvironmentDeployment
 from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError, TinsmithError
 from tinsmith_runtime.logs import configure_logging
-from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
-from tinsmith_runtime.server import PodServer, wait_for_signal
+from tinsmith_runtime.server import wait_for_signal
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +26,6 @@ def main() -> int:
     configure_logging("environment")
     try:
         config = load_config(EnvironmentConfig, path=arguments.config)
-        if not config.scheduler_address or not config.pod_key:
-            raise ConfigError("an environment pod needs scheduler_address and pod_key")
         asyncio.run(_serve(config))
     except (ConfigError, TinsmithError) as error:
         logger.critical("can not start", extra={"problem": str(error)})
@@ -39,17 +34,11 @@ def main() -> int:
 
 
 async def _serve(config: EnvironmentConfig) -> None:
-    scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
-    authenticator = Authenticator(CachingKeyVerifier(scheduler.verify_key), pod_key=config.pod_key)
-    server = PodServer(config.server(), domain=codec.DOMAIN, authenticator=authenticator)
-    pod = EnvironmentPod(config, server)
-    await pod.start()
-    registration = WorkerRegistration(scheduler, pod.describe())
-    registration.start()
-    await wait_for_signal()
-    await registration.stop()
-    await pod.stop()
-    await scheduler.close()
+    stopped = asyncio.create_task(wait_for_signal())
+    deployment = EnvironmentDeployment(config)
+    await deployment.start()
+    await stopped
+    await deployment.stop()
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def up(
     metrics: Annotated[
         str | None, typer.Option(help="host:port of the Prometheus endpoint.")
     ] = None,
-    data: Annotated[
-        list[str] | None, typer.Option(help="NAME=FILE.jsonl that environments may read.")
+    problems: Annotated[
+        Path | None, typer.Option(help="GSM8K-layout JSONL file of the math environment.")
     ] = None,
     log_level: Annotated[str, typer.Option(help="Of the JSON logs on stderr.")] = "WARNING",
 ) -> None:
@@ -52,7 +52,7 @@ def up(
             num_threads=threads,
             dtype=dtype,
             metrics_address=metrics,
-            data_files=dict(_pair(entry) for entry in data or []),
+            math_problems_path=problems,
         )
         asyncio.run(_serve(config))
     except (ConfigError, TinsmithError) as error:

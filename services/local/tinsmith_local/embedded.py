@@ -14,10 +14,12 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_engine.host import EngineHost
+from tinsmith_environment.config import EnvironmentConfig
+from tinsmith_environment.deployment import EnvironmentDeployment
 from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger.records import FencedError
@@ -51,14 +53,26 @@ class EmbeddedConfig:
     num_threads: int = 0
     """Threads of one operation; 0 takes all cores."""
     dtype: str = "float32"
-    data_files: dict[str, str] = field(default_factory=dict)
-    """JSONL files that environments may read, by name."""
+    math_problems_path: Path | None = None
+    """JSONL file in GSM8K's layout that the math environment takes its problems from."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
     """Further settings by pod: `scheduler`, `trainer`, `sampler`, `environment`."""
 
     def __post_init__(self) -> None:
         if not self.models:
             raise ConfigError("no base model: name one, or make one with `models build-tiny`")
+
+
+class Pod(Protocol):
+    """What the embedded server starts and stops."""
+
+    async def start(self) -> None:
+        """Serve."""
+        ...
+
+    async def stop(self) -> None:
+        """Drain and close."""
+        ...
 
 
 class EmbeddedServer:
@@ -68,7 +82,7 @@ class EmbeddedServer:
         self._config = config
         self._pod_key = secrets.token_urlsafe(32)
         self._engines: EngineHost | None = None
-        self._pods: list[SchedulerPod | TrainerPod | SamplerPod] = []
+        self._pods: list[Pod] = []
         self.api_key = ""
         self.address = ""
 
@@ -94,6 +108,7 @@ class EmbeddedServer:
             await self._start(
                 SamplerPod(sampler_config, self._engines, publish_live=trainer.publish_live)
             )
+            await self._start(EnvironmentDeployment(self._environment_config()))
         except BaseException:
             await self.stop()
             raise
@@ -106,7 +121,7 @@ class EmbeddedServer:
             await asyncio.to_thread(self._engines.thread.close, 30.0)
             self._engines = None
 
-    async def _start(self, pod: SchedulerPod | TrainerPod | SamplerPod) -> None:
+    async def _start(self, pod: Pod) -> None:
         self._pods.append(pod)
         await pod.start()
 
@@ -140,6 +155,15 @@ class EmbeddedServer:
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:0",
             **self._overrides("sampler"),
+        )
+
+    def _environment_config(self) -> EnvironmentConfig:
+        return EnvironmentConfig(
+            scheduler_address=self.address,
+            pod_key=self._pod_key,
+            listen_address=f"{self._config.host}:0",
+            math_problems_path=self._config.math_problems_path,
+            **self._overrides("environment"),
         )
 
     def _overrides(self, pod: str) -> dict[str, Any]:

@@ -64,9 +64,9 @@ async def typed_errors(peer: str) -> AsyncIterator[None]:
         if status is not None:
             raise decode_status(status) from error
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            raise InternalError(f"the {peer} does not know the call; is it of another release?") from (
-                error
-            )
+            raise InternalError(
+                f"the {peer} does not know the call; is it of another release?"
+            ) from error
         raise WorkerUnavailableError(
             f"the {peer} can not be reached ({error.code().name}); send the request again",
             peer=peer,

@@ -136,9 +136,15 @@ class Database:
         except Exception as error:
             with contextlib.suppress(sa.exc.SQLAlchemyError):
                 connection.exec_driver_sql("ROLLBACK")
-            logger.error("group commit failed", exc_info=error, extra={"num_writes": len(group)})
+            failure = self._typed(error)
+            if isinstance(failure, StorageFullError):
+                logger.warning("disk is full", extra={"num_writes": len(group)})
+            else:
+                logger.error(
+                    "group commit failed", exc_info=error, extra={"num_writes": len(group)}
+                )
             for write in group:
-                write.fail(self._typed(error))
+                write.fail(failure)
             return
         LEDGER_COMMIT_SECONDS.observe(time.perf_counter() - begin_s)
         LEDGER_COMMIT_WRITES.observe(len(group))
@@ -203,6 +209,8 @@ def _create_engine(path: Path) -> sa.Engine:
         poolclass=sa.pool.QueuePool,
         pool_size=2,
         max_overflow=1,
+        # Parameters hold prompts; an error must not carry them into a log.
+        hide_parameters=True,
         connect_args={"check_same_thread": False, "timeout": 10},
     )
 

@@ -17,7 +17,6 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 
-
 _BASE_CLASSES: dict[int, type[TinsmithError]] = {
     base.code.value: base for base in TinsmithError.__subclasses__()
 }

@@ -69,10 +69,9 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
         raise InvalidFieldError("params.stop_strings", f"must be at most {_MAX_STOP_STRINGS}")
     if "" in request.params.stop_strings:
         raise InvalidFieldError("params.stop_strings", "must not hold an empty string")
-    if request.num_samples < 0 or request.topk_prompt_logprobs < 0 or request.min_version < 0:
-        raise InvalidFieldError(
-            "num_samples", "and topk_prompt_logprobs and min_version must not be negative"
-        )
+    for name in ("num_samples", "topk_prompt_logprobs", "min_version"):
+        if getattr(request, name) < 0:
+            raise InvalidFieldError(name, "must not be negative")
     return Prompt(
         session=request.sampling_session,
         tokens=decode_input(request.prompt, field="prompt").tolist(),

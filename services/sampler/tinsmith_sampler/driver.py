@@ -7,13 +7,19 @@ caller gave up is cancelled, so that a client that went away does not decode to 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tinsmith_engine import SampledSequence, Sampler, SampleRequest
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime.errors import InternalError, NonFiniteLossError, QueueFullError
+from tinsmith_runtime.errors import (
+    DrainingError,
+    InternalError,
+    NonFiniteLossError,
+    QueueFullError,
+)
 from tinsmith_runtime.status import internal_error
 from tinsmith_sampler.metrics import PROMPT_TOKENS, SAMPLED_TOKENS, SEQUENCES, WAITING_SEQUENCES
 
@@ -28,6 +34,8 @@ class _Pending:
 
     future: Future[list[SampledSequence]]
     num_samples: int
+    request_id: int | None = None
+    """Set on the engine's thread."""
     finished: list[SampledSequence] = field(default_factory=list)
 
 
@@ -67,13 +75,13 @@ class SamplingDriver:
         pending = _Pending(Future(), request.num_samples)
         self._num_waiting += request.num_samples
         WAITING_SEQUENCES.inc(request.num_samples)
-        request_id: int | None = None
         try:
-            request_id = await self._host.call(self._add, request, pending)
+            await self._host.call(self._add, request, pending)
             sequences = await asyncio.wrap_future(pending.future)
         except asyncio.CancelledError:
-            if request_id is not None:
-                self._host.thread.submit(self._cancel, request_id)
+            # Behind `_add`, which may be running although its caller no longer waits for it.
+            with contextlib.suppress(DrainingError):
+                self._host.thread.submit(self._cancel, pending)
             raise
         finally:
             self._num_waiting -= request.num_samples
@@ -91,14 +99,14 @@ class SamplingDriver:
 
     # On the engine's thread from here on.
 
-    def _add(self, request: SampleRequest, pending: _Pending) -> int:
-        request_id = self._sampler.add(request)
-        self._pending[request_id] = pending
-        return request_id
+    def _add(self, request: SampleRequest, pending: _Pending) -> None:
+        pending.request_id = self._sampler.add(request)
+        self._pending[pending.request_id] = pending
 
-    def _cancel(self, request_id: int) -> None:
-        self._sampler.cancel(request_id)
-        self._pending.pop(request_id, None)
+    def _cancel(self, pending: _Pending) -> None:
+        if pending.request_id is not None:
+            self._sampler.cancel(pending.request_id)
+            self._pending.pop(pending.request_id, None)
 
     def _step(self) -> bool:
         for sequence in self._sampler.step():

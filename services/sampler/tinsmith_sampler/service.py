@@ -13,6 +13,7 @@ from tinsmith_runtime.errors import (
     NotFoundError,
     ResourceExhaustedError,
     SequenceTooLongError,
+    TokenOutOfVocabularyError,
     VersionNotLoadedError,
     WorkerUnavailableError,
 )
@@ -32,6 +33,8 @@ class Prompt:
 
     session: str
     tokens: Sequence[int]
+    tokens_field: str = "prompt"
+    """Where the tokens stood in the request, for errors."""
     num_samples: int = 1
     max_tokens: int | None = None
     temperature: float = 1.0
@@ -158,12 +161,21 @@ class SamplingService:
                 "topk_prompt_logprobs", f"must be 0 to {self._config.max_topk_logprobs}"
             )
         wants_tokens = prompt.max_tokens is None or prompt.max_tokens > 0
-        if wants_tokens and len(prompt.tokens) >= limits.max_context_tokens:
+        if len(prompt.tokens) + wants_tokens > limits.max_context_tokens:
             raise SequenceTooLongError(
                 f"the prompt has {len(prompt.tokens)} tokens and leaves no room in the context of "
                 f"{limits.max_context_tokens}; shorten it",
                 limit=limits.max_context_tokens,
             )
+        for position, token in enumerate(prompt.tokens):
+            if not 0 <= token < limits.vocab_size:
+                raise TokenOutOfVocabularyError(
+                    prompt.tokens_field,
+                    f"holds token {token} at position {position}, the vocabulary has "
+                    f"{limits.vocab_size}",
+                    token=token,
+                    vocab_size=limits.vocab_size,
+                )
 
     def _request(
         self, prompt: Prompt, target: Target, published: Published | None, seed: int

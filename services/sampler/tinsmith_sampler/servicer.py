@@ -66,6 +66,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         prompt = Prompt(
             session=request.sampling_session,
             tokens=decode_input(request.input, field="input").tolist(),
+            tokens_field="input",
             max_tokens=0,
             prompt_logprobs=True,
             min_version=request.min_version,

@@ -13,12 +13,16 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
-from tinsmith_engine import Engine, Published
+from tinsmith_engine import AdapterConfig, Engine, Published
 from tinsmith_engine.codec import adapter_from_json
 from tinsmith_engine.host import EngineHost
 from tinsmith_engine.weight_files import parse_tensors, weights_file
 from tinsmith_runtime import manifests
-from tinsmith_runtime.errors import CheckpointIncompatibleError, VersionNotLoadedError
+from tinsmith_runtime.errors import (
+    CheckpointCorruptError,
+    CheckpointIncompatibleError,
+    VersionNotLoadedError,
+)
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_sampler.metrics import WEIGHT_LOADS
 from tinsmith_sampler.sessions import Target
@@ -117,7 +121,7 @@ class WeightSource:
                 f"{target.base_model}",
                 source=target.source,
             )
-        config = adapter_from_json(manifest.attributes["adapter"])
+        config = _adapter_of(manifest, stored.manifest_uri)
         tensors = parse_tensors(files, weights_file(config))
         published = await self._host.call(
             engine.load_weights,
@@ -136,3 +140,17 @@ class WeightSource:
     def loaded(self) -> dict[str, str]:
         """Return what each version in memory was loaded for, by the name it has in the engine."""
         return {name: source for name, (_, _, source) in self._loaded.items()}
+
+
+def _adapter_of(manifest: manifests.Manifest, uri: str) -> AdapterConfig:
+    """Return what a checkpoint adapts.
+
+    Raises:
+        CheckpointCorruptError: If its manifest does not say.
+    """
+    try:
+        return adapter_from_json(manifest.attributes["adapter"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointCorruptError(
+            f"the adapter of {uri} can not be read; use another checkpoint", manifest_uri=uri
+        ) from error

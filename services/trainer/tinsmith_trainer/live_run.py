@@ -173,10 +173,12 @@ class LiveRun:
 
     def waiting_for(self, sequence_number: int) -> str:
         """Say what an operation waits for, in words; empty if it runs or is done."""
-        if sequence_number in self.running or sequence_number not in self.queue:
+        if sequence_number not in self.queue:
             return ""
         if self.obstacle:
             return self.obstacle
+        if sequence_number in self.running:
+            return ""
         missing = [number for number in self.missing_numbers() if number < sequence_number]
         if missing:
             return f"sequence number {missing[0]}, which has not arrived"

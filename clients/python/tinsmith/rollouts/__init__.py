@@ -1,8 +1,8 @@
 """Rollouts: episodes driven by a model, as exact tokens with mask, log-probabilities and versions.
 
 The same code plays in training, validation and inference. `RolloutRunner` plays one episode,
-`run_groups` many; `trajectory_datums` makes training sequences of them. `tinsmith.rollouts.adapters`
-connects them to the service.
+`run_groups` many; `trajectory_datums` makes training sequences of them, and
+`tinsmith.rollouts.adapters` connects them to the service.
 """
 
 from tinsmith.rollouts.advantages import center_rewards

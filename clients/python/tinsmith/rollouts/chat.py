@@ -14,7 +14,6 @@ else is `TemplateRewritesHistoryError`, unless the caller chose what to do about
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -53,6 +52,7 @@ class Conversation:
         self._messages: list[dict[str, str]] = []
         self._rendered = ""
         self._num_turns = 0
+        self._emitted_ending = ""
 
     @property
     def messages(self) -> tuple[Mapping[str, str], ...]:
@@ -71,14 +71,13 @@ class Conversation:
 
     def add_turn(self, tokens: Sequence[int], stop_reason: str) -> str:
         """Append the model's turn and return its text without the end of turn."""
-        ending = self._turn_ending()
         text_tokens = list(tokens)
-        if (index := _find_end(tokens, stop_reason, ending, self._tokenizer)) is not None:
-            # What stands before the end token in the ending (Llama 2 has a space) is no end yet.
+        self._emitted_ending = ""
+        ending = self._turn_ending()
+        index = _find_end(tokens, stop_reason, ending, self._tokenizer)
+        if index is not None:
             text_tokens = text_tokens[:-1]
-            self._num_emitted = index + 1
-        else:
-            self._num_emitted = 0
+            self._emitted_ending = self._tokenizer.decode(ending[: index + 1])
         text = self._tokenizer.decode(text_tokens) if text_tokens else ""
         self._messages.append({"role": "assistant", "content": text})
         self._num_turns += 1
@@ -103,18 +102,13 @@ class Conversation:
             if not self._split_turns:
                 raise TemplateRewritesHistoryError(self._num_turns, position)
             return Continuation(self._encode(rendered), starts_sample=True)
-        ending = self._turn_ending()
-        emitted = self._tokenizer.decode(ending[: self._num_emitted]) if self._num_emitted else ""
-        if suffix.startswith(emitted):
-            return Continuation(self._encode(suffix[len(emitted) :]))
-        return Continuation(self._encode(suffix)[self._num_emitted :])
+        return Continuation(self._encode(suffix.removeprefix(self._emitted_ending)))
 
     def _turn_ending(self) -> tuple[int, ...]:
         """Return the tokens with which the template ends an assistant's turn."""
-        before = [message for message in self._messages if message["role"] != "assistant"][:1]
-        placeholder = _unused(_PLACEHOLDER, before)
+        placeholder = _unused(_PLACEHOLDER, self._messages)
         turn = {"role": "assistant", "content": placeholder}
-        text = self._render([*before, turn], add_generation_prompt=False)
+        text = self._render([*self._messages, turn], add_generation_prompt=False)
         _, found, ending = text.rpartition(placeholder)
         if not found:
             raise ChatTemplateError("the chat template drops the assistant's words")
@@ -165,9 +159,9 @@ def _find_end(
 
 def _first_difference(rendered: str, so_far: str, turn: str, suffix: str) -> int | None:
     """Return where a rendering leaves `so_far + turn + suffix`; None if it does not."""
-    prefix = os.path.commonprefix([rendered, so_far])
-    if len(prefix) < len(so_far):
-        return len(prefix)
+    if not rendered.startswith(so_far):
+        pairs = enumerate(zip(rendered, so_far, strict=False))
+        return next((i for i, (left, right) in pairs if left != right), len(rendered))
     if not rendered.endswith(suffix) or len(rendered) < len(so_far) + len(suffix):
         return len(so_far)
     words = rendered[len(so_far) : len(rendered) - len(suffix)]

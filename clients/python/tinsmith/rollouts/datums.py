@@ -46,7 +46,7 @@ class DatumArrays:
         return Datum(ModelInput.from_ints(self.tokens), dict(self.loss_inputs))
 
     def to_supervised_datum(self) -> Datum:
-        """Return the value that `forward_backward` takes, for `cross_entropy` on the same tokens."""
+        """Return the datum of the same tokens for `cross_entropy`."""
         return Datum(
             ModelInput.from_ints(self.tokens),
             {"target_tokens": self.target_tokens, "weights": self.mask},

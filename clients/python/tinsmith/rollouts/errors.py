@@ -42,4 +42,4 @@ class ChatTemplateError(RolloutError):
 
 
 class NoRolloutsError(RolloutError):
-    """Not one episode of a batch survived; `__cause__` is the last failure."""
+    """Not one group of a batch survived; the message holds the reasons."""

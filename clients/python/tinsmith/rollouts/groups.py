@@ -124,7 +124,7 @@ async def run_groups(
         batch_key: Tells the random draws of this batch from those of others.
 
     Raises:
-        NoRolloutsError: If no episode at all survived.
+        NoRolloutsError: If not one group survived.
         TemplateRewritesHistoryError: See `RolloutRunner.run`.
         ChatTemplateError: See `RolloutRunner.run`.
     """
@@ -139,7 +139,12 @@ async def run_groups(
                     runner, lambda: create_instance(task), f"{key}/{attempt}", report
                 )
             if trajectory is not None:
-                return trajectory
+                if trajectory.num_sampled_tokens:
+                    return trajectory
+                # Another play would begin with the same context.
+                problem = f"the first context leaves no room ({trajectory.reason.value})"
+                _report_failure(report, NOTHING_SAMPLED, problem)
+                break
             report.num_replaced += attempt < config.max_replacements
         report.num_lost += 1
         return None
@@ -188,13 +193,6 @@ async def _play_once(
         return None
     if trajectory.reason.is_infrastructure:
         _report_failure(report, trajectory.reason.value, trajectory.failure)
-        return None
-    if trajectory.num_sampled_tokens == 0:
-        _report_failure(
-            report,
-            NOTHING_SAMPLED,
-            f"the first context left no room for a turn ({trajectory.reason.value})",
-        )
         return None
     return trajectory
 

@@ -1,8 +1,8 @@
 """Drives one rollout: does what the state machine asks for and reports what happened.
 
-The instance of the environment is released however the episode ends. An error of the environment is
-an outcome of the episode (`ENVIRONMENT_FAILED`); an error of the sampler is raised, because there is
-no trajectory to speak of.
+The instance of the environment is released however the episode ends. An error of the environment
+is an outcome of the episode (`ENVIRONMENT_FAILED`); an error of the sampler is raised, because
+there is no trajectory to speak of.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import hashlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 from tinsmith.rollouts.chat import Conversation
@@ -35,6 +36,8 @@ from tinsmith.rollouts.trajectory import Trajectory
 from tinsmith.types import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+_RELEASE_TIMEOUT_S = 30.0
 
 CreateInstance = Callable[[], Awaitable[EnvironmentInstance]]
 
@@ -156,6 +159,9 @@ class RolloutRunner:
         except Exception as error:
             rollout.apply(EnvironmentFailed(_describe(error)))
             return
+        if not math.isfinite(outcome.reward):
+            rollout.apply(EnvironmentFailed(f"the reward is {outcome.reward}"))
+            return
         continuation = None
         if not (outcome.done or rollout.is_last_turn):
             continuation = conversation.add_observation(outcome.observation.messages)
@@ -173,9 +179,8 @@ def _mix_seed(seed: int | None, episode_key: str, turn: int) -> int | None:
 async def _release(instance: EnvironmentInstance) -> None:
     """Delete an instance; one that can not be deleted expires on its own."""
     try:
-        await instance.delete_async()
-    except asyncio.CancelledError:
-        raise
+        async with asyncio.timeout(_RELEASE_TIMEOUT_S):
+            await instance.delete_async()
     except Exception as error:
         logger.warning("instance not deleted", extra={"error_type": type(error).__name__})
 

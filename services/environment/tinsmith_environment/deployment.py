@@ -1,0 +1,46 @@
+"""An environment pod with what ties it to a deployment: credentials, server, registration."""
+
+from __future__ import annotations
+
+from tinsmith_environment import codec
+from tinsmith_environment.config import EnvironmentConfig
+from tinsmith_environment.pod import EnvironmentPod
+from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
+from tinsmith_runtime.server import PodServer
+
+
+class EnvironmentDeployment:
+    """One environment pod of a deployment, from its settings to its listing at the scheduler."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        if not config.scheduler_address or not config.pod_key:
+            raise ConfigError("an environment pod needs scheduler_address and pod_key")
+        self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
+        verifier = CachingKeyVerifier(self._scheduler.verify_key)
+        self._server = PodServer(
+            config.server(),
+            domain=codec.DOMAIN,
+            authenticator=Authenticator(verifier, pod_key=config.pod_key),
+        )
+        self._pod = EnvironmentPod(config, self._server)
+        self._registration: WorkerRegistration | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the server."""
+        return self._server.address
+
+    async def start(self) -> None:
+        """Start the workers, serve, register."""
+        await self._pod.start()
+        self._registration = WorkerRegistration(self._scheduler, self._pod.describe())
+        self._registration.start()
+
+    async def stop(self) -> None:
+        """Finish running calls, then end the workers."""
+        if self._registration is not None:
+            await self._registration.stop()
+        await self._pod.stop()
+        await self._scheduler.close()

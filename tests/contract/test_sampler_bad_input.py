@@ -1,0 +1,430 @@
+"""Bad input: each row is refused with its meaning, and the service goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from tests.fakes.sampler_rig import (
+    PROMPT,
+    SamplerRig,
+    code_of,
+    make_request,
+    refusal,
+    running_sampler,
+    tokens_of,
+)
+from tests.fakes.scheduler import bearer
+from tinsmith.tensors import encode_tensor, encode_tokens
+from tinsmith.v1 import sampler_pb2
+from tinsmith_engine.host import EngineHost
+from tinsmith_engine.weight_files import ADAPTER_FILE
+from tinsmith_runtime.auth import ApiKey
+
+NAN, INFINITY = float("nan"), float("inf")
+NOT_FOUND, INVALID = "NOT_FOUND", "INVALID_ARGUMENT"
+EXHAUSTED, UNAUTHENTICATED = "RESOURCE_EXHAUSTED", "UNAUTHENTICATED"
+METHOD = "/tinsmith.v1.SamplerService/Sample"
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A bad request, and what its sender is to be told.
+
+    Attributes:
+        send: Sends it.
+        says: What the message must contain: the resource or field, and what to do.
+        field: The field that is named as wrong; empty for none.
+        metadata: Values of `ErrorInfo.metadata`; `...` means any that is not empty.
+    """
+
+    send: Callable[[SamplerRig], Awaitable[Any]]
+    code: str
+    reason: str
+    says: tuple[str, ...] = ()
+    field: str = ""
+    metadata: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def sample(*args: Any, **options: Any) -> Callable[[SamplerRig], Awaitable[Any]]:
+    return lambda rig: rig.sample(rig.session(), *args, **options)
+
+
+def sample_from(session: str) -> Callable[[SamplerRig], Awaitable[Any]]:
+    return lambda rig: rig.sample(session)
+
+
+def of_source(**source: str) -> Callable[[SamplerRig], Awaitable[Any]]:
+    return lambda rig: rig.sample(rig.session(**source))
+
+
+def with_prompt(fill: Callable[[Any], Any]) -> Callable[[SamplerRig], Awaitable[Any]]:
+    def send(rig: SamplerRig) -> Any:
+        request = make_request(rig.session())
+        request.prompt.Clear()
+        fill(request.prompt)
+        return rig.call("Sample", request)
+
+    return send
+
+
+def score(tokens: list[int], **fields: Any) -> Callable[[SamplerRig], Awaitable[Any]]:
+    def send(rig: SamplerRig) -> Any:
+        request = sampler_pb2.ComputeLogprobsRequest(sampling_session=rig.session(), **fields)
+        request.input.chunks.add(tokens=encode_tokens(tokens))
+        return rig.call("ComputeLogprobs", request)
+
+    return send
+
+
+def raw(body: bytes) -> Callable[[SamplerRig], Awaitable[Any]]:
+    def send(rig: SamplerRig) -> Any:
+        return rig.channel.unary_unary(METHOD)(body, metadata=bearer(rig.key), timeout=5)
+
+    return send
+
+
+def foreign_session(rig: SamplerRig) -> Any:
+    return rig.sample(rig.session(project="q"))
+
+
+def known_but_foreign_key(rig: SamplerRig) -> Any:
+    return rig.sample(rig.session(), key=rig.scheduler.new_key("q"))
+
+
+def revoked_key(rig: SamplerRig) -> Any:
+    key = rig.scheduler.new_key("p")
+    rig.scheduler.revoked.add(ApiKey.parse(key).key_id)
+    return rig.sample(rig.session(), key=key)
+
+
+def unknown_key(rig: SamplerRig) -> Any:
+    return rig.sample(rig.session(), key=str(ApiKey.generate()))
+
+
+def no_key(rig: SamplerRig) -> Any:
+    return rig.stub.Sample(make_request(rig.session()), timeout=5)
+
+
+def list_weights(parent: str) -> Callable[[SamplerRig], Awaitable[Any]]:
+    request = sampler_pb2.ListLoadedWeightsRequest(parent=parent)
+    return lambda rig: rig.call("ListLoadedWeights", request)
+
+
+def damaged(damage: Callable[[Path], None]) -> Callable[[SamplerRig], Awaitable[Any]]:
+    async def send(rig: SamplerRig) -> Any:
+        name = await rig.checkpoint("damaged")
+        damage(rig.folder(name))
+        return await rig.sample(rig.session(checkpoint=name))
+
+    return send
+
+
+def damaged_before_hashing(
+    damage: Callable[[dict[str, Any]], Any],
+) -> Callable[[SamplerRig], Awaitable[Any]]:
+    """A manifest that the trainer vouches for, although it says nothing that can be used."""
+
+    async def send(rig: SamplerRig) -> Any:
+        name = await rig.checkpoint("odd")
+        path = rig.folder(name) / "manifest.json"
+        content = json.loads(path.read_text())
+        damage(content["attributes"])
+        path.write_text(json.dumps(content))
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        rig.trainer.checkpoints[name].manifest_sha256 = digest
+        return await rig.sample(rig.session(checkpoint=name))
+
+    return send
+
+
+def truncate_weights(folder: Path) -> None:
+    path = folder / ADAPTER_FILE
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def append_to_weights(folder: Path) -> None:
+    path = folder / ADAPTER_FILE
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = folder / ADAPTER_FILE
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def edit_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
+
+
+def truncate_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+async def checkpoint_elsewhere(rig: SamplerRig) -> Any:
+    name = await rig.checkpoint("elsewhere")
+    rig.trainer.checkpoints[name].manifest_uri = "file:///etc/manifest.json"
+    return await rig.sample(rig.session(checkpoint=name))
+
+
+async def checkpoint_of_another_model(rig: SamplerRig) -> Any:
+    name = await rig.checkpoint("other-model")
+    session = rig.session(checkpoint=name)
+    rig.scheduler.sampling_sessions[session].base_model = "gpt-9"
+    return await rig.sample(session)
+
+
+async def version_to_come(rig: SamplerRig) -> Any:
+    run = await rig.publish("young", seed=1, version=3)
+    return await rig.sample(rig.session(run=run), min_version=4)
+
+
+def corrupt(file: str, *says: str) -> dict[str, Any]:
+    return {
+        "code": "DATA_LOSS",
+        "reason": "CHECKPOINT_CORRUPT",
+        "says": (file, *says, "use another checkpoint"),
+        "metadata": {"file": file, "folder": ...},
+    }
+
+
+ROWS = {
+    # Sessions.
+    "unknown-session": Row(
+        sample_from("projects/p/samplingSessions/none"), NOT_FOUND, "SAMPLING_SESSION_NOT_FOUND"
+    ),
+    "foreign-session": Row(
+        foreign_session, NOT_FOUND, "SAMPLING_SESSION_NOT_FOUND", ("create a new one",)
+    ),
+    "foreign-key": Row(
+        known_but_foreign_key, NOT_FOUND, "SAMPLING_SESSION_NOT_FOUND", ("create a new one",)
+    ),
+    "session-name-malformed": Row(
+        sample_from("../../etc"), INVALID, "INVALID_FIELD",
+        ("sampling_session must be projects/{project}/samplingSessions/",), "sampling_session",
+    ),
+    "session-name-absent": Row(
+        sample_from(""), INVALID, "INVALID_FIELD", ("sampling_session",), "sampling_session"
+    ),
+    "model-not-served": Row(
+        checkpoint_of_another_model, NOT_FOUND, "MODEL_NOT_FOUND", ("gpt-9", "served are: tiny"),
+        metadata={"base_model": "gpt-9"},
+    ),
+    "unknown-checkpoint": Row(
+        of_source(checkpoint="projects/p/trainingRuns/r/checkpoints/none"), NOT_FOUND,
+        "CHECKPOINT_NOT_FOUND", ("checkpoints/none",),
+    ),
+    "unknown-run": Row(
+        of_source(run="projects/p/trainingRuns/none"), NOT_FOUND, "RUN_NOT_FOUND",
+        ("trainingRuns/none",),
+    ),
+    "version-to-come": Row(
+        version_to_come, "UNAVAILABLE", "VERSION_NOT_LOADED",
+        ("at version 3", "asks for 4", "send it again"), metadata={"run": ..., "version": "3"},
+    ),
+    # Prompts.
+    "prompt-absent": Row(
+        with_prompt(lambda prompt: None), INVALID, "EMPTY_BATCH", ("prompt", "no token"), "prompt"
+    ),
+    "prompt-empty": Row(sample([]), INVALID, "EMPTY_BATCH", ("no token",), "prompt"),
+    "prompt-image": Row(
+        with_prompt(lambda prompt: prompt.chunks.add().image.SetInParent()), INVALID,
+        "INVALID_FIELD", ("no images",), "prompt.chunks[0]",
+    ),
+    "prompt-floats": Row(
+        with_prompt(
+            lambda prompt: prompt.chunks.add(tokens=encode_tensor(np.ones(3, np.float32)))
+        ),
+        INVALID, "SHAPE_MISMATCH", ("int64 or int32",), "prompt.chunks[0].tokens",
+    ),
+    "prompt-two-dimensional": Row(
+        with_prompt(
+            lambda prompt: prompt.chunks.add(tokens=encode_tensor(np.ones((2, 2), np.int32)))
+        ),
+        INVALID, "SHAPE_MISMATCH", ("shape [T]", "[2, 2]"), "prompt.chunks[0].tokens",
+    ),
+    "token-too-high": Row(
+        sample([5, 100_000, 6]), INVALID, "TOKEN_OUT_OF_VOCABULARY",
+        ("100000", "position 1", "vocabulary"), "prompt", {"token": "100000"},
+    ),
+    "token-negative": Row(
+        sample([-1]), INVALID, "TOKEN_OUT_OF_VOCABULARY", ("-1", "position 0"), "prompt"
+    ),
+    "prompt-too-long": Row(
+        sample([5] * 4096), EXHAUSTED, "SEQUENCE_TOO_LONG",
+        ("4096 tokens", "no room", "shorten it"), metadata={"limit": "4096"},
+    ),
+    "scored-too-high": Row(
+        score([5, 100_000]), INVALID, "TOKEN_OUT_OF_VOCABULARY", ("100000",), "input"
+    ),
+    "scored-empty": Row(score([]), INVALID, "EMPTY_BATCH", ("no token",), "input"),
+    "scored-too-long": Row(
+        score([5] * 4097), EXHAUSTED, "SEQUENCE_TOO_LONG", ("4097 tokens", "short")
+    ),
+    "scored-min-version": Row(
+        score([5], min_version=-1), INVALID, "INVALID_FIELD", ("at least 0",), "min_version"
+    ),
+    # Parameters.
+    "temperature-nan": Row(
+        sample(temperature=NAN), INVALID, "NOT_FINITE", ("nan",), "params.temperature"
+    ),
+    "temperature-infinite": Row(
+        sample(temperature=INFINITY), INVALID, "NOT_FINITE", ("inf",), "params.temperature"
+    ),
+    "temperature-negative": Row(
+        sample(temperature=-0.5), INVALID, "INVALID_FIELD", ("at least 0",), "params.temperature"
+    ),
+    "top-p-nan": Row(sample(top_p=NAN), INVALID, "NOT_FINITE", ("nan",), "params.top_p"),
+    "top-p-zero": Row(sample(top_p=0.0), INVALID, "INVALID_FIELD", ("above 0",), "params.top_p"),
+    "top-p-high": Row(
+        sample(top_p=1.5), INVALID, "INVALID_FIELD", ("at most 1",), "params.top_p"
+    ),
+    "top-k-negative": Row(
+        sample(top_k=-2), INVALID, "INVALID_FIELD", ("at least -1",), "params.top_k"
+    ),
+    "max-tokens-zero": Row(
+        sample(max_tokens=0), INVALID, "INVALID_FIELD", ("at least 1",), "params.max_tokens"
+    ),
+    "stop-string-empty": Row(
+        sample(stop_strings=["a", ""]), INVALID, "INVALID_FIELD", ("empty",), "params.stop_strings"
+    ),
+    "stop-strings-too-many": Row(
+        sample(stop_strings=["a"] * 65), INVALID, "INVALID_FIELD", ("at most 64",),
+        "params.stop_strings",
+    ),
+    "samples-negative": Row(
+        sample(num_samples=-1), INVALID, "INVALID_FIELD", ("negative",), "num_samples"
+    ),
+    "samples-too-many": Row(
+        sample(num_samples=9), EXHAUSTED, "LIMIT_EXCEEDED", ("9", "1 to 8", "several requests"),
+        metadata={"limit": "8"},
+    ),
+    "topk-negative": Row(
+        sample(topk_prompt_logprobs=-1), INVALID, "INVALID_FIELD", ("negative",),
+        "topk_prompt_logprobs",
+    ),
+    "topk-too-many": Row(
+        sample(topk_prompt_logprobs=65), INVALID, "INVALID_FIELD", ("0 to 64",),
+        "topk_prompt_logprobs",
+    ),
+    "min-version-negative": Row(
+        sample(min_version=-1), INVALID, "INVALID_FIELD", ("negative",), "min_version"
+    ),
+    # Bytes and keys.
+    "malformed": Row(raw(b"\xff\xff\xff\xff"), INVALID, "MALFORMED_REQUEST"),
+    "malformed-inside": Row(raw(b"\x12\x7f\x01"), INVALID, "MALFORMED_REQUEST"),
+    "key-missing": Row(no_key, UNAUTHENTICATED, "KEY_MISSING", ("authorization: Bearer",)),
+    "key-malformed": Row(
+        lambda rig: rig.sample(rig.session(), key="tsk_x"), UNAUTHENTICATED, "KEY_INVALID",
+        ("malformed",),
+    ),
+    "key-unknown": Row(unknown_key, UNAUTHENTICATED, "KEY_INVALID", ("unknown",)),
+    "key-revoked": Row(revoked_key, UNAUTHENTICATED, "KEY_REVOKED", ("revoked",)),
+    # Lists.
+    "list-foreign": Row(
+        list_weights("projects/q"), NOT_FOUND, "RESOURCE_NOT_FOUND", ("projects/q",)
+    ),
+    "list-malformed": Row(list_weights("x"), INVALID, "INVALID_FIELD", ("parent",), "parent"),
+    # Checkpoints.
+    "weights-truncated": Row(damaged(truncate_weights), **corrupt(ADAPTER_FILE, "bytes")),
+    "weights-longer": Row(damaged(append_to_weights), **corrupt(ADAPTER_FILE, "larger")),
+    "weights-changed": Row(damaged(flip_a_bit), **corrupt(ADAPTER_FILE, "SHA-256")),
+    "weights-missing": Row(
+        damaged(lambda folder: (folder / ADAPTER_FILE).unlink()),
+        **corrupt(ADAPTER_FILE, "is missing"),
+    ),
+    "manifest-edited": Row(damaged(edit_manifest), **corrupt("manifest.json", "was changed")),
+    "manifest-truncated": Row(
+        damaged(truncate_manifest), **corrupt("manifest.json", "was changed")
+    ),
+    "manifest-missing": Row(
+        damaged(lambda folder: (folder / "manifest.json").unlink()),
+        **corrupt("manifest.json", "is missing"),
+    ),
+    "manifest-elsewhere": Row(
+        checkpoint_elsewhere, "DATA_LOSS", "CHECKPOINT_CORRUPT",
+        ("not in the store", "same storage_uri"), metadata={"manifest_uri": ...},
+    ),
+    "manifest-without-adapter": Row(
+        damaged_before_hashing(lambda attributes: attributes.pop("adapter")), "DATA_LOSS",
+        "CHECKPOINT_CORRUPT", ("adapter", "use another checkpoint"),
+    ),
+    "manifest-adapter-unreadable": Row(
+        damaged_before_hashing(lambda attributes: attributes.update(adapter="{")), "DATA_LOSS",
+        "CHECKPOINT_CORRUPT", ("adapter", "use another checkpoint"),
+    ),
+    "manifest-adapter-unknown": Row(
+        damaged_before_hashing(
+            lambda attributes: attributes.update(adapter='{"kind": "lora", "depth": 3}')
+        ),
+        "DATA_LOSS", "CHECKPOINT_CORRUPT", ("adapter", "use another checkpoint"),
+    ),
+    "checkpoint-of-another-model": Row(
+        damaged_before_hashing(lambda attributes: attributes.update(base_model="gpt-9")),
+        "FAILED_PRECONDITION", "CHECKPOINT_INCOMPATIBLE", ("gpt-9", "not of tiny"),
+        metadata={"source": ...},
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One pod for all rows, with a bystander and its tokens."""
+
+    rig: SamplerRig
+    bystander: str
+    tokens: list[list[int]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(
+    tmp_path_factory: pytest.TempPathFactory, engine_host: EngineHost
+) -> AsyncIterator[Scene]:
+    folder = tmp_path_factory.mktemp("sampler")
+    async with running_sampler(folder, engine_host, max_samples=8) as rig:
+        bystander = rig.session(checkpoint=await rig.checkpoint("bystander", seed=9))
+        yield Scene(rig, bystander, tokens_of(await rig.sample(bystander)))
+
+
+@pytest.mark.parametrize("name", ROWS)
+async def test_bad_input(scene: Scene, name: str) -> None:
+    row, rig = ROWS[name], scene.rig
+    error = await refusal(row.send(rig))
+
+    assert (code_of(error), error.reason) == (row.code, row.reason), error
+    for part in row.says:
+        assert part in error.message
+    for key, wanted in row.metadata.items():
+        assert error.metadata[key] if wanted is ... else error.metadata[key] == wanted
+    assert [violation.field for violation in error.violations] == ([row.field] * bool(row.field))
+    # Nobody else notices.
+    assert tokens_of(await rig.sample(scene.bystander)) == scene.tokens
+    assert await rig.num_active() == 0
+
+
+async def test_random_bytes_are_never_an_untyped_error(scene: Scene) -> None:
+    rig, random = scene.rig, np.random.default_rng(0)
+    for method in sampler_pb2.DESCRIPTOR.services_by_name["SamplerService"].methods:
+        if method.name == "GetCapabilities":  # Any bytes of unknown fields are a good request.
+            continue
+        call = rig.channel.unary_unary(f"/tinsmith.v1.SamplerService/{method.name}")
+        for _ in range(20):
+            body = random.bytes(int(random.integers(1, 40)))
+            error = await refusal(call(body, metadata=bearer(rig.key), timeout=5))
+            assert error.reason != "INTERNAL", (method.name, body)
+    assert tokens_of(await rig.sample(scene.bystander, PROMPT)) == scene.tokens

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tinsmith_environment import Action
+from tinsmith_environment.worker import WorkerProcess
+from tinsmith_environment.workers import WorkerPool
+from tinsmith_runtime.errors import EnvironmentFailedError, InvalidFieldError
+
+UNRULY = "unruly_environments:UnrulyEnvironment"
+
+
+@pytest.fixture
+async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[WorkerPool]:
+    monkeypatch.setenv("TINSMITH_POD_KEY", "secret")
+    pool = WorkerPool(num_workers=1, step_timeout_s=5.0, python_path=str(Path(__file__).parent))
+    await pool.start()
+    yield pool
+    await pool.stop()
+
+
+async def create(worker: WorkerProcess, instance: str) -> None:
+    await worker.create(instance, UNRULY, {}, 1, {"fail_reset": False})
+
+
+async def replaced(pool: WorkerPool, pid: int) -> WorkerProcess:
+    async with asyncio.timeout(20):
+        while not pool.workers or pool.workers[0].pid == pid:
+            await asyncio.sleep(0.01)
+    return pool.workers[0]
+
+
+async def test_environments_that_raise_or_return_nonsense_do_not_disturb_others(
+    pool: WorkerPool,
+) -> None:
+    (worker,) = pool.workers
+    await create(worker, "good")
+    await create(worker, "bad")
+    for text, problem in [
+        ("raise", r"RuntimeError: boom \(unruly_environments.py:\d+\)"),
+        ("exit", "SystemExit: 3"),
+        ("nan", "reward must be finite"),
+        ("wrong", "expected a StepResult, got str"),
+        ("unserialisable", "object has no JSON form"),
+    ]:
+        with pytest.raises(EnvironmentFailedError, match=problem) as caught:
+            await worker.step("bad", Action(text=text))
+        assert caught.value.metadata["cause"] == "raised"
+    assert (await worker.step("good", Action(text="go"))).reward == 0.5
+    assert worker.loss is None
+
+
+async def test_what_an_environment_prints_reads_and_sees(pool: WorkerPool) -> None:
+    (worker,) = pool.workers
+    await create(worker, "a")
+    result = await worker.step("a", Action(text="print"))
+    assert result.info["secrets"] == []
+    assert result.info["array"] == [0, 1]
+    assert result.info["pid"] == worker.pid
+    large = await worker.step("a", Action(text="large"))
+    assert len(large.observation.messages[0].content) == 3_000_000
+    tokens = await worker.step("a", Action(tokens=(4, 5)))
+    assert tokens.observation.messages[0].content == "step 3: (4, 5)"
+
+
+async def test_a_worker_that_dies_is_replaced(pool: WorkerPool) -> None:
+    (worker,) = pool.workers
+    await create(worker, "a")
+    with pytest.raises(EnvironmentFailedError, match="exit code 7") as caught:
+        await worker.step("a", Action(text="die"))
+    assert caught.value.metadata["cause"] == "crashed"
+    with pytest.raises(EnvironmentFailedError, match="exit code 7"):
+        await worker.step("b", Action(text="go"))
+    await create(await replaced(pool, worker.pid), "a")
+
+
+async def test_a_kill_in_the_middle_of_a_step_fails_the_step(pool: WorkerPool) -> None:
+    (worker,) = pool.workers
+    await create(worker, "a")
+    step = asyncio.create_task(worker.step("a", Action(text="hang")))
+    await asyncio.sleep(0.1)
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(EnvironmentFailedError, match="signal SIGKILL"):
+        await step
+    await create(await replaced(pool, worker.pid), "a")
+
+
+async def test_a_hanging_step_is_stopped() -> None:
+    folder = str(Path(__file__).parent)
+    pool = WorkerPool(num_workers=1, step_timeout_s=2.0, python_path=folder)
+    await pool.start()
+    try:
+        (worker,) = pool.workers
+        await create(worker, "a")
+        with pytest.raises(EnvironmentFailedError, match="did not finish within 2 s") as caught:
+            await worker.step("a", Action(text="hang"))
+        assert caught.value.metadata["cause"] == "timeout"
+        await create(await replaced(pool, worker.pid), "a")
+    finally:
+        await pool.stop()
+
+
+async def test_a_failed_reset_leaves_nothing_behind(pool: WorkerPool) -> None:
+    (worker,) = pool.workers
+    with pytest.raises(EnvironmentFailedError, match="no level"):
+        await worker.create("a", UNRULY, {}, 1, {"fail_reset": True})
+    with pytest.raises(EnvironmentFailedError, match="No module named"):
+        await worker.create("a", "nowhere:Nothing", {}, 1, {})
+    with pytest.raises(EnvironmentFailedError, match="not a subclass"):
+        await worker.describe("unruly_environments:NotAnEnvironment")
+    assert worker.loss is None
+
+
+async def test_settings_and_actions_are_refused_as_fields(pool: WorkerPool) -> None:
+    (worker,) = pool.workers
+    guessing = "tinsmith_environment.builtin.guessing:GuessingEnvironment"
+    _, config = await worker.describe(guessing)
+    with pytest.raises(InvalidFieldError, match=r"config\.max_turns must be from 1"):
+        await worker.create("a", guessing, {}, 1, {**config, "max_turns": 0})
+    await worker.create("a", guessing, {}, 1, config)
+    with pytest.raises(InvalidFieldError, match="must be of the kind text, got tokens"):
+        await worker.step("a", Action(tokens=(1,)))
+
+
+async def test_a_worker_ends_with_its_pod(pool: WorkerPool) -> None:
+    (worker,) = pool.workers
+    await create(worker, "a")
+    step = asyncio.create_task(worker.step("a", Action(text="hang")))
+    await asyncio.sleep(0.1)
+    assert worker._process is not None
+    assert worker._process.stdin is not None
+    worker._process.stdin.close()
+    with pytest.raises(EnvironmentFailedError, match="exit code 0"):
+        await step

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tinsmith_runtime.auth import (
+    POD_SCOPE,
+    USER_SCOPE,
+    ApiKey,
+    Authenticator,
+    CachingKeyVerifier,
+    Caller,
+    bind_caller,
+    current_caller,
+)
+from tinsmith_runtime.errors import (
+    KeyInvalidError,
+    KeyMissingError,
+    KeyRevokedError,
+    RunNotFoundError,
+    ScopeMissingError,
+    UnavailableError,
+)
+
+USER = Caller("p", frozenset({USER_SCOPE}), "0123456789ab")
+
+
+class FakeKeys:
+    """Answers for keys, and counts the questions; waits while `gate` is cleared."""
+
+    def __init__(self) -> None:
+        self.answer: Caller | Exception = USER
+        self.num_questions = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+        self.num_questions += 1
+        await self.gate.wait()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class FakeClock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+# Keys.
+
+
+def test_a_key_reads_back_and_hides_its_secret() -> None:
+    key = ApiKey.generate()
+    assert ApiKey.parse(str(key)) == key
+    assert key.secret_sha256 == hashlib.sha256(key.secret.encode()).digest()
+    assert key.secret not in repr(key)
+
+
+def test_keys_are_drawn_anew() -> None:
+    assert len({ApiKey.generate() for _ in range(50)}) == 50
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda text: "", id="empty"),
+        pytest.param(lambda text: text[:-1], id="too-short"),
+        pytest.param(lambda text: text + "a", id="too-long"),
+        pytest.param(lambda text: text + "\n", id="newline"),
+        pytest.param(lambda text: " " + text, id="space"),
+        pytest.param(lambda text: text.replace("tsk_", "sk_"), id="other-prefix"),
+        pytest.param(lambda text: text.replace("_", "-", 2), id="other-separator"),
+        pytest.param(lambda text: "tsk_" + "Ä" * 12 + text[16:], id="not-ascii"),
+    ],
+)
+def test_what_is_not_a_key_is_refused(change: Callable[[str], str]) -> None:
+    text = str(ApiKey.generate())
+    with pytest.raises(KeyInvalidError, match="tsk_<id>_<secret>") as failure:
+        ApiKey.parse(change(text))
+    assert text[20:] not in failure.value.message
+
+
+# Authentication.
+
+
+@pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "Basic abc", "tsk_x"])
+async def test_a_call_without_a_bearer_key_is_refused(authorization: str | None) -> None:
+    with pytest.raises(KeyMissingError, match="authorization: Bearer"):
+        await Authenticator(FakeKeys(), pod_key="pod").authenticate(authorization)
+
+
+async def test_a_user_key_is_verified_by_its_hash() -> None:
+    key = ApiKey.generate()
+    asked: list[tuple[str, bytes]] = []
+
+    class Verifier:
+        async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
+            asked.append((key_id, secret_sha256))
+            return USER
+
+    caller = await Authenticator(Verifier(), pod_key="pod").authenticate(f"bearer {key}")
+    assert caller == USER
+    assert asked == [(key.key_id, key.secret_sha256)]
+
+
+async def test_the_pod_key_is_a_pod_and_an_empty_one_admits_nobody() -> None:
+    keys = FakeKeys()
+    caller = await Authenticator(keys, pod_key="pod").authenticate("Bearer pod")
+    assert (caller.is_pod, caller.scopes, keys.num_questions) == (True, {POD_SCOPE}, 0)
+    with pytest.raises(KeyInvalidError):
+        await Authenticator(keys, pod_key="").authenticate("Bearer pod")
+    with pytest.raises(KeyInvalidError):
+        await Authenticator(keys, pod_key="pod").authenticate("Bearer pod2")
+
+
+# Callers.
+
+
+def missing() -> RunNotFoundError:
+    return RunNotFoundError("no such run")
+
+
+def test_callers_reach_their_own_project_and_pods_all() -> None:
+    USER.require_project("p", missing)
+    with pytest.raises(RunNotFoundError):
+        USER.require_project("q", missing)
+    Caller("", frozenset({POD_SCOPE}), "pod").require_project("q", missing)
+
+
+def test_scopes_are_required() -> None:
+    USER.require_scope(USER_SCOPE)
+    with pytest.raises(ScopeMissingError) as failure:
+        USER.require_scope(POD_SCOPE)
+    assert failure.value.metadata == {"scope": "pod", "key_id": USER.key_id}
+
+
+async def test_the_caller_belongs_to_the_task() -> None:
+    async def serve(caller: Caller) -> Caller:
+        bind_caller(caller)
+        await asyncio.sleep(0)
+        return current_caller()
+
+    callers = [Caller(project, frozenset(), project) for project in "pq"]
+    assert await asyncio.gather(*(asyncio.create_task(serve(c)) for c in callers)) == callers
+    with pytest.raises(KeyMissingError):
+        current_caller()
+
+
+# Cached answers.
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+async def keys() -> FakeKeys:
+    return FakeKeys()
+
+
+@pytest.fixture
+def verifier(keys: FakeKeys, clock: FakeClock) -> CachingKeyVerifier:
+    return CachingKeyVerifier(keys.verify, ttl_s=2.0, clock=clock, max_entries=3)
+
+
+async def test_an_answer_is_kept_for_its_time_and_no_longer(
+    verifier: CachingKeyVerifier, keys: FakeKeys, clock: FakeClock
+) -> None:
+    assert await verifier.verify("id", b"hash") == USER
+    keys.answer = KeyRevokedError("revoked")
+    clock.now_s += 1.9
+    assert await verifier.verify("id", b"hash") == USER
+    clock.now_s += 0.1
+    for _ in range(2):
+        with pytest.raises(KeyRevokedError):
+            await verifier.verify("id", b"hash")
+    assert keys.num_questions == 2
+
+
+async def test_the_time_counts_from_the_question(
+    verifier: CachingKeyVerifier, keys: FakeKeys, clock: FakeClock
+) -> None:
+    keys.gate.clear()
+    asking = asyncio.create_task(verifier.verify("id", b"hash"))
+    await asyncio.sleep(0)
+    clock.now_s += 3  # the answer is old when it arrives
+    keys.gate.set()
+    assert await asking == USER
+    await verifier.verify("id", b"hash")
+    assert keys.num_questions == 2
+
+
+async def test_another_secret_is_another_question(
+    verifier: CachingKeyVerifier, keys: FakeKeys
+) -> None:
+    await verifier.verify("id", b"hash")
+    keys.answer = KeyInvalidError("wrong secret")
+    with pytest.raises(KeyInvalidError):
+        await verifier.verify("id", b"other")
+    assert await verifier.verify("id", b"hash") == USER
+
+
+async def test_calls_that_arrive_together_ask_once(
+    verifier: CachingKeyVerifier, keys: FakeKeys
+) -> None:
+    keys.gate.clear()
+    tasks = [asyncio.create_task(verifier.verify("id", b"hash")) for _ in range(5)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()  # one caller that hangs up does not disturb the others
+    keys.gate.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(answers[0], asyncio.CancelledError)
+    assert answers[1:] == [USER] * 4
+    assert keys.num_questions == 1
+
+
+async def test_an_unreachable_scheduler_is_not_kept(
+    verifier: CachingKeyVerifier, keys: FakeKeys
+) -> None:
+    keys.answer = UnavailableError("gone")
+    with pytest.raises(UnavailableError):
+        await verifier.verify("id", b"hash")
+    keys.answer = USER
+    assert await verifier.verify("id", b"hash") == USER
+
+
+async def test_memory_is_bounded(verifier: CachingKeyVerifier) -> None:
+    calls: list[Awaitable[Caller]] = [verifier.verify(f"id{i}", b"") for i in range(10)]
+    for call in calls:
+        await call
+    assert len(verifier._answers) <= 3

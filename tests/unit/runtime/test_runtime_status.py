@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from tinsmith.v1 import errors_pb2
+from tinsmith_runtime import errors
+from tinsmith_runtime.errors import ErrorCode, InvalidFieldError, TinsmithError
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.status import decode_status, encode_status, internal_error
+
+PREFIX = "ERROR_REASON_"
+# A client raises it by itself; no server sends it.
+OF_CLIENTS = {"DEADLINE_EXCEEDED"}
+
+
+def error_classes() -> list[type[TinsmithError]]:
+    found = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [value for value in found if issubclass(value, TinsmithError)] + [FencedError]
+
+
+def make(error_class: type[TinsmithError]) -> TinsmithError:
+    if issubclass(error_class, InvalidFieldError):
+        return error_class("data[0].weights", "is wrong", limit=3)
+    return error_class("it happened to run r; do this", run="r", number=3)
+
+
+@pytest.mark.parametrize("error_class", error_classes(), ids=lambda c: c.__name__)
+def test_every_error_survives_the_wire(error_class: type[TinsmithError]) -> None:
+    error = make(error_class)
+    wire = encode_status(error, domain="trainer.tinsmith").SerializeToString()
+    found = decode_status(status_pb2.Status.FromString(wire))
+    for attribute in ("code", "reason", "message", "metadata", "violations", "retry_after_s"):
+        assert getattr(found, attribute) == getattr(error, attribute), attribute
+
+
+def test_reasons_are_those_of_the_contract() -> None:
+    declared = {name.removeprefix(PREFIX) for name in errors_pb2.ErrorReason.keys()}
+    raised = {error_class.reason for error_class in error_classes()}
+    assert raised == declared - {"UNSPECIFIED"} - OF_CLIENTS
+
+
+def test_codes_are_those_of_google_rpc() -> None:
+    assert {code.name: code.value for code in ErrorCode}.items() <= code_pb2.Code.items()
+
+
+def test_details_are_those_that_apply() -> None:
+    def details(error: TinsmithError) -> list[str]:
+        return [d.TypeName().rpartition(".")[2] for d in encode_status(error, domain="d").details]
+
+    assert details(make(errors.RunNotFoundError)) == ["ErrorInfo"]
+    assert details(make(errors.ShapeMismatchError)) == ["ErrorInfo", "BadRequest"]
+    assert details(make(errors.BatchTooLargeError)) == ["ErrorInfo", "QuotaFailure"]
+    assert details(make(errors.StorageFullError)) == ["ErrorInfo", "QuotaFailure", "RetryInfo"]
+    assert details(make(errors.DrainingError)) == ["ErrorInfo", "RetryInfo"]
+    info = error_details_pb2.ErrorInfo()
+    encode_status(make(errors.RunNotFoundError), domain="trainer.tinsmith").details[0].Unpack(info)
+    assert (info.domain, info.reason) == ("trainer.tinsmith", "RUN_NOT_FOUND")
+
+
+def test_a_bug_tells_nothing_of_itself() -> None:
+    assert internal_error().metadata == {}
+    assert "log of the pod" in internal_error().message
+
+
+def test_a_status_of_somebody_else_is_read_as_far_as_it_goes() -> None:
+    found = decode_status(status_pb2.Status(code=2, message="what?"))
+    assert (found.code, found.reason, found.message) == (ErrorCode.INTERNAL, "INTERNAL", "what?")
