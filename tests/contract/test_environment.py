@@ -17,7 +17,7 @@ from google.protobuf import struct_pb2
 from grpc_status import rpc_status
 
 from tinsmith import tensors
-from tinsmith.v1 import environment_pb2, environment_pb2_grpc, trajectories_pb2
+from tinsmith.v1 import environment_pb2, environment_pb2_grpc, tensors_pb2, trajectories_pb2
 from tinsmith_environment import codec
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
@@ -40,6 +40,10 @@ def bearer(number: int) -> Metadata:
 
 
 MINE, THEIRS = bearer(1), bearer(2)
+
+
+def pid_of(answer: environment_pb2.StepInstanceResponse) -> int:
+    return int(answer.info.fields["pid"].number_value)
 
 
 class TwoProjects:
@@ -66,7 +70,10 @@ class Rig:
             config=config,
             **fields,
         )
-        return await self.stub.CreateInstance(request, metadata=metadata, timeout=20)
+        created: environment_pb2.EnvironmentInstance = await self.stub.CreateInstance(
+            request, metadata=metadata, timeout=20
+        )
+        return created
 
     async def step(
         self, name: str, index: int, text: str = "go", *, metadata: Metadata = MINE
@@ -74,7 +81,10 @@ class Rig:
         request = environment_pb2.StepInstanceRequest(
             instance=name, step_index=index, action=trajectories_pb2.Action(text=text)
         )
-        return await self.stub.StepInstance(request, metadata=metadata, timeout=20)
+        answer: environment_pb2.StepInstanceResponse = await self.stub.StepInstance(
+            request, metadata=metadata, timeout=20
+        )
+        return answer
 
 
 @contextlib.asynccontextmanager
@@ -201,7 +211,7 @@ async def test_wrong_fields_are_named(rig: Rig, fields: dict[str, Any], field: s
             trajectories_pb2.Action(tokens=tensors.encode_tokens([1])), "INVALID_FIELD", id="kind"
         ),
         pytest.param(
-            trajectories_pb2.Action(tokens=tensors.tensors_pb2.Tensor(shape=[3])),
+            trajectories_pb2.Action(tokens=tensors_pb2.Tensor(shape=[3])),
             "SHAPE_MISMATCH",
             id="malformed",
         ),
@@ -252,7 +262,7 @@ async def test_killing_a_worker_in_the_middle_of_steps_fails_its_episodes_alone(
     names = [(await rig.create()).name for _ in range(6)]
     pids = {}
     for name in names:
-        pids[name] = int((await rig.step(name, 0)).info["pid"])
+        pids[name] = pid_of(await rig.step(name, 0))
     assert len(set(pids.values())) == 2
     victim = pids[names[0]]
     hanging = asyncio.create_task(rig.step(names[0], 1, "hang"))
@@ -272,7 +282,7 @@ async def test_killing_a_worker_in_the_middle_of_steps_fails_its_episodes_alone(
             await asyncio.sleep(0.02)
     fresh = [(await rig.create()).name for _ in range(4)]
     answers = await stream(rig, [(name, 0, "go") for name in fresh])
-    assert {int(answer.step.info["pid"]) for answer in answers.values()} == {
+    assert {pid_of(answer.step) for answer in answers.values()} == {
         worker.pid for worker in rig.pod.workers.workers
     }
 

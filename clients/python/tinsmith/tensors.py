@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tinsmith.v1 import tensors_pb2
 
-_DTYPES: dict[tensors_pb2.Dtype, np.dtype[np.generic]] = {
+_DTYPES: dict[tensors_pb2.Dtype.ValueType, np.dtype[np.generic]] = {
     tensors_pb2.DTYPE_FLOAT32: np.dtype("<f4"),
     tensors_pb2.DTYPE_INT64: np.dtype("<i8"),
     tensors_pb2.DTYPE_INT32: np.dtype("<i4"),

@@ -108,14 +108,12 @@ def _convert(field: str, value: object, hint: Any) -> object:
             return _convert_bool(value)
         if wanted is Path:
             return Path(str(value)).expanduser()
-        if wanted is int and isinstance(value, float):
-            raise ValueError(value)
-        if wanted in (int, float, str) and not isinstance(value, bool):
+        is_number_or_text = isinstance(value, int | float | str) and not isinstance(value, bool)
+        is_truncated = wanted is int and isinstance(value, float)
+        if wanted in (int, float, str) and is_number_or_text and not is_truncated:
             return wanted(value)
     except ValueError:
         pass
-    if isinstance(wanted, type) and isinstance(value, wanted):
-        return value
     raise ConfigError(f"{field} must be of type {getattr(wanted, '__name__', wanted)}: {value!r}")
 
 

@@ -2,24 +2,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tinsmith.recipes.arithmetic import make_split
-from tinsmith_environment import Action, InvalidActionError, InvalidSettingError, JsonValue
+from tinsmith_environment import Action, InvalidActionError, InvalidSettingError
 from tinsmith_environment.builtin.guessing import GuessingEnvironment, parse_guess
 from tinsmith_environment.builtin.math import MathEnvironment
 
 
-def math(seed: int = 0, path: str = "", **config: JsonValue) -> tuple[MathEnvironment, str]:
+def math(seed: int = 0, path: str = "", **config: Any) -> tuple[MathEnvironment, str]:
     environment = MathEnvironment(path)
     observation = environment.reset(seed, {**MathEnvironment.default_config, **config})
     return environment, observation.messages[0].content
 
 
-def guessing(seed: int = 0, **config: JsonValue) -> GuessingEnvironment:
+def guessing(seed: int = 0, **config: Any) -> GuessingEnvironment:
     environment = GuessingEnvironment()
     environment.reset(seed, {**GuessingEnvironment.default_config, **config})
     return environment
@@ -71,7 +72,7 @@ def test_math_reads_the_operators_file(tmp_path: Path) -> None:
         pytest.param({"split": "test"}, "split", id="unknown-split"),
     ],
 )
-def test_math_names_the_wrong_setting(config: dict[str, JsonValue], setting: str) -> None:
+def test_math_names_the_wrong_setting(config: dict[str, Any], setting: str) -> None:
     with pytest.raises(InvalidSettingError) as caught:
         math(**config)
     assert caught.value.setting == setting
@@ -140,7 +141,7 @@ def test_parse_guess(text: str, guess: int | None) -> None:
         pytest.param({"low": True}, "low", id="bool"),
     ],
 )
-def test_guessing_names_the_wrong_setting(config: dict[str, JsonValue], setting: str) -> None:
+def test_guessing_names_the_wrong_setting(config: dict[str, Any], setting: str) -> None:
     with pytest.raises(InvalidSettingError) as caught:
         guessing(**config)
     assert caught.value.setting == setting

@@ -117,14 +117,14 @@ def test_a_trajectory_ends_with_a_sampled_token(
     rollout.apply(BEGIN)
     num_sampled = 0
     for num_tokens, num_shown in turns:
-        if rollout.state is RolloutState.TERMINATED:
+        if rollout.reason is not None:
             break
         num_tokens = min(num_tokens, rollout.turn_budget)
         num_sampled += num_tokens
         rollout.apply(sampled(num_tokens))
         rollout.apply(step(num_tokens=num_shown))
-        assert rollout.state is RolloutState.TERMINATED or rollout.turn_budget > 0
-    if rollout.state is not RolloutState.TERMINATED:
+        assert rollout.reason is not None or rollout.turn_budget > 0
+    if rollout.reason is None:
         rollout.apply(Cancelled())
     else:
         assert rollout.to_trajectory().samples[-1].loss_mask[-1]

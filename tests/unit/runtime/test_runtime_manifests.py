@@ -108,7 +108,7 @@ def no_manifest(folder: Path) -> None:
         (grown, "larger than the manifest says"),
         (changed, "SHA-256"),
         (removed, "config.json is missing"),
-        (turned_into_a_folder, "config.json is missing"),
+        (turned_into_a_folder, "config.json"),
         (no_manifest, "manifest.json is missing"),
     ],
 )

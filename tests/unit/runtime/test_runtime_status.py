@@ -41,7 +41,7 @@ def test_reasons_are_those_of_the_contract() -> None:
 
 
 def test_codes_are_those_of_google_rpc() -> None:
-    assert {code.name: code.value for code in ErrorCode}.items() <= code_pb2.Code.items()
+    assert {code.name: code.value for code in ErrorCode}.items() <= dict(code_pb2.Code.items()).items()
 
 
 def test_details_are_those_that_apply() -> None:

@@ -1,0 +1,258 @@
+"""The two ways to run the services in tests: in one process, and as one process for each pod."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import tinsmith
+from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer
+from tinsmith_runtime.auth import ApiKey
+
+BASE_MODEL = "tiny"
+TIMEOUT_S = 60.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where running services are, and a key of their operators."""
+
+    address: str
+    api_key: str
+    model_dir: Path
+
+    def client(self, **options: Any) -> tinsmith.Client:
+        """Return a connected client that waits no longer than a test may take."""
+        return tinsmith.Client(
+            self.address,
+            options.pop("api_key", self.api_key),
+            operation_timeout_s=TIMEOUT_S,
+            retry=tinsmith.RetryPolicy(budget_s=TIMEOUT_S),
+            **options,
+        )
+
+    @contextlib.contextmanager
+    def scheduler_stub(self) -> Iterator[Any]:
+        """Open a stub of the scheduler, for what the SDK does not offer."""
+        with grpc.insecure_channel(self.address) as channel:
+            yield scheduler_pb2_grpc.SchedulerServiceStub(channel)
+
+
+class EmbeddedThread:
+    """The embedded server in a thread of this process; may be stopped and started again.
+
+    Args:
+        data_dir: Kept between starts.
+        model_dir: Of the base model.
+        overrides: Settings by pod.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        model_dir: Path,
+        overrides: Mapping[str, dict[str, object]] | None = None,
+    ) -> None:
+        self._data_dir = data_dir
+        self._model_dir = model_dir
+        self._overrides = dict(overrides or {})
+        self._port = 0
+        self._server: EmbeddedServer
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Deployment:
+        """Start the server, on the port of the last start if there was one."""
+        self._server = EmbeddedServer(
+            EmbeddedConfig(
+                data_dir=self._data_dir,
+                models={BASE_MODEL: str(self._model_dir)},
+                port=self._port,
+                num_threads=1,
+                overrides=self._overrides,
+            )
+        )
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_handle_exception)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server")
+        self._thread.start()
+        try:
+            self._run(self._server.start())
+        except BaseException:
+            self._end_thread()
+            raise
+        self._port = int(self._server.address.rpartition(":")[2])
+        return Deployment(self._server.address, self._server.api_key, self._model_dir)
+
+    def stop(self) -> None:
+        """Drain and stop; repeating it changes nothing."""
+        if self._thread is None:
+            return
+        try:
+            self._run(self._server.stop())
+        finally:
+            self._end_thread()
+
+    def _run(self, coroutine: Any) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
+
+    def _end_thread(self) -> None:
+        assert self._thread is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(TIMEOUT_S)
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+        self._thread = None
+
+
+@contextlib.contextmanager
+def embedded_server(
+    data_dir: Path, model_dir: Path, **overrides: dict[str, object]
+) -> Iterator[Deployment]:
+    """Run all services in this process; settings by pod."""
+    server = EmbeddedThread(data_dir, model_dir, overrides)
+    deployment = server.start()
+    try:
+        yield deployment
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def pod_processes(folder: Path, model_dir: Path) -> Iterator[Deployment]:
+    """Run scheduler, trainer and sampler as processes that share nothing but the store."""
+    address = f"127.0.0.1:{free_port()}"
+    api_key = str(ApiKey.generate())
+    shared = {
+        "POD_KEY": "pod-key-of-the-tests",
+        "SCHEDULER_ADDRESS": address,
+        "BASE_MODELS": f"{BASE_MODEL}={model_dir}",
+        "STORAGE_URI": f"file://{folder / 'store'}",
+        "NUM_THREADS": "1",
+        "LISTEN_ADDRESS": "127.0.0.1:0",
+        "DRAIN_TIMEOUT_S": "5",
+    }
+    settings = {
+        "scheduler": {
+            **shared,
+            "DATA_DIR": str(folder / "scheduler"),
+            "BOOTSTRAP_KEY": api_key,
+            "LISTEN_ADDRESS": address,
+        },
+        "trainer": {**shared, "DATA_DIR": str(folder / "trainer")},
+        "sampler": shared,
+    }
+    with contextlib.ExitStack() as stack:
+        processes = {
+            pod: stack.enter_context(_process(pod, folder, values))
+            for pod, values in settings.items()
+        }
+        deployment = Deployment(address, api_key, model_dir)
+        try:
+            _wait_until_served(deployment, processes, folder)
+            yield deployment
+        finally:
+            # All at once: they drain beside each other.
+            for process in processes.values():
+                process.terminate()
+
+
+@contextlib.contextmanager
+def _process(
+    pod: str, folder: Path, settings: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    inherited = {key: value for key, value in os.environ.items() if "TINSMITH_" not in key}
+    variables = {f"TINSMITH_{key}": value for key, value in settings.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{pod}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"tinsmith_{pod}"],
+            env={**inherited, **variables},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_until_served(
+    deployment: Deployment, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path
+) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    pause = threading.Event()
+    with deployment.client() as client:
+        while not any(
+            model.trainable and model.sampleable for model in client.get_capabilities()
+        ):
+            for pod, process in processes.items():
+                log = (folder / f"{pod}.log").read_text()
+                assert process.poll() is None, f"{pod} ended: {log}"
+            assert time.monotonic() < deadline_s, "the pods did not register in time"
+            pause.wait(_POLL_S)
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def create_key(deployment: Deployment, project: str) -> str:
+    """Return a new key of a project, made by the operators."""
+    request = scheduler_pb2.CreateKeyRequest(
+        parent=f"projects/{project}", request_id=new_request_id()
+    )
+    with deployment.scheduler_stub() as stub:
+        key = stub.CreateKey(request, metadata=bearer(deployment.api_key), timeout=TIMEOUT_S)
+    return str(key.secret)
+
+
+def new_request_id() -> str:
+    """Return a request id."""
+    return str(uuid.uuid4())
+
+
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    """Return the call metadata that carries a key."""
+    return (("authorization", f"Bearer {key}"),)
+
+
+def weight_files(checkpoint: tinsmith.Checkpoint) -> dict[str, bytes]:
+    """Return the tensor files of a checkpoint, by name."""
+    return {path.name: path.read_bytes() for path in checkpoint_folder(checkpoint).glob("*.safetensors")}
+
+
+def checkpoint_folder(checkpoint: tinsmith.Checkpoint) -> Path:
+    """Return where the files of a checkpoint are."""
+    return Path(checkpoint.manifest_uri.removeprefix("file://")).parent
+
+
+def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # grpc.aio has one wake-up socket for a process. With a second event loop in the process, both
+    # wake and one finds the socket empty; that is harmless (github.com/grpc/grpc/issues/25364).
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)

@@ -1,0 +1,397 @@
+"""What every ledger promises, whatever its database.
+
+A test module subclasses `LedgerSuite` and has a fixture `open_ledger`: a function that opens the
+same database again each time it is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tinsmith_runtime.errors import (
+    AbortedError,
+    CheckpointAlreadyExistsError,
+    RequestIdReusedError,
+    RunNotFoundError,
+    SequenceGapError,
+    SequenceNumberReusedError,
+)
+from tinsmith_runtime.ledger import (
+    CheckpointRecord,
+    Ledger,
+    NewOperation,
+    OperationState,
+    Outcome,
+    RunRecord,
+    SnapshotRecord,
+)
+from tinsmith_runtime.ledger.records import GIVEN_UP_KIND, FencedError
+
+OpenLedger = Callable[[], Ledger]
+RUN = "projects/p/trainingRuns/r"
+OTHER = "projects/p/trainingRuns/other"
+
+
+def run_record(name: str = RUN, epoch: int = 1, **fields: Any) -> RunRecord:
+    return RunRecord(name=name, base_model="tiny", adapter="{}", epoch=epoch, **fields)
+
+
+def operation(number: int, request_id: str = "", digest: bytes = b"d", **fields: Any) -> Any:
+    values: dict[str, Any] = {
+        "run": RUN,
+        "sequence_number": number,
+        "kind": "forward_backward",
+        "request_id": request_id or f"id-{number}",
+        "digest": digest,
+        "payload": b"payload",
+        "payload_path": None,
+        "submit_time_s": 5.0,
+    }
+    return NewOperation(**values | fields)
+
+
+def outcome(number: int, *, result: bytes | None = b"result", **fields: Any) -> Outcome:
+    values: dict[str, Any] = {
+        "sequence_number": number,
+        "result": result,
+        "error": None if result is not None else b"error",
+        "version": number,
+        "plan": "fingerprint",
+        "finish_time_s": 6.0,
+    }
+    return Outcome(**values | fields)
+
+
+def snapshot(number: int, run: str = RUN, **fields: Any) -> SnapshotRecord:
+    values: dict[str, Any] = {
+        "run": run,
+        "sequence_number": number,
+        "version": 1,
+        "folder": f"{run}/{number}",
+        "sha256": "ab",
+        "create_time_s": 7.0,
+    }
+    return SnapshotRecord(**values | fields)
+
+
+def checkpoint(name: str, run: str = RUN, create_time_s: float = 7.0) -> CheckpointRecord:
+    return CheckpointRecord(
+        name=f"{run}/checkpoints/{name}",
+        run=run,
+        kind="training",
+        base_model="tiny",
+        adapter="{}",
+        version=1,
+        sequence_number=1,
+        size_bytes=10,
+        folder=f"{run}/{name}",
+        manifest_uri="file:///m",
+        sha256="ab",
+        create_time_s=create_time_s,
+        labels={"note": "good"},
+    )
+
+
+class LedgerSuite:
+    """The conformance suite; see the module."""
+
+    @pytest.fixture
+    async def ledger(self, open_ledger: OpenLedger) -> Any:
+        ledger = open_ledger()
+        await ledger.adopt_run(run_record())
+        yield ledger
+        ledger.close()
+
+    # Runs.
+
+    async def test_a_run_is_created_once_and_its_epoch_rises(self, ledger: Ledger) -> None:
+        assert await ledger.adopt_run(run_record()) == run_record()
+        changed = RunRecord(name=RUN, base_model="other", adapter="[]", epoch=4)
+        assert await ledger.adopt_run(changed) == run_record(epoch=4)
+        with pytest.raises(AbortedError) as failure:
+            await ledger.adopt_run(run_record(epoch=3))
+        assert failure.value.metadata == {"run": RUN, "epoch": "4"}
+        assert await ledger.list_runs() == [run_record(epoch=4)]
+
+    async def test_a_deleted_run_takes_everything_with_it(self, ledger: Ledger) -> None:
+        await ledger.adopt_run(run_record(OTHER))
+        await ledger.submit(operation(1))
+        await ledger.submit(operation(1, run=OTHER))
+        await ledger.finish(
+            RUN, 1, [outcome(1)], checkpoints=[checkpoint("a")], snapshots=[snapshot(1)]
+        )
+        with pytest.raises(FencedError):
+            await ledger.delete_run(RUN, 2)
+        await ledger.delete_run(RUN, 1)
+        assert [run.name for run in await ledger.list_runs()] == [OTHER]
+        assert await ledger.get_operation(RUN, 1) is None
+        assert await ledger.list_snapshots(RUN) == []
+        assert await ledger.get_checkpoint(checkpoint("a").name) is None
+        assert await ledger.get_operation(OTHER, 1) is not None
+
+    async def test_a_deleted_run_accepts_nothing(self, ledger: Ledger) -> None:
+        await ledger.delete_run(RUN, 1)
+        with pytest.raises(RunNotFoundError):
+            await ledger.submit(operation(1))
+        assert await ledger.refuse(operation(1), b"error") is None
+        await ledger.adopt_run(run_record())
+        assert (await ledger.resume_point(RUN)).next_sequence_number == 1
+        assert (await ledger.submit(operation(1))).state is OperationState.PENDING
+
+    async def test_a_divergence_is_remembered(self, ledger: Ledger) -> None:
+        await ledger.adopt_run(run_record(OTHER))
+        await ledger.mark_diverged(RUN)
+        found = {run.name: run.replay_diverged for run in await ledger.list_runs()}
+        assert found == {RUN: True, OTHER: False}
+
+    # Operations.
+
+    async def test_a_submitted_operation_waits(self, ledger: Ledger) -> None:
+        record = await ledger.submit(operation(3))
+        assert (record.state, record.num_attempts, record.revision) == ("pending", 0, 0)
+        assert await ledger.get_operation(RUN, 3) == record
+        assert await ledger.get_operation(RUN, 1) is None
+        assert await ledger.get_operation(OTHER, 3) is None
+        (full,) = await ledger.operations_from(RUN, 1)
+        assert full.payload == b"payload"
+
+    async def test_the_same_request_is_the_same_operation(self, ledger: Ledger) -> None:
+        first = await ledger.submit(operation(1))
+        assert await ledger.submit(operation(1)) == first
+        # Even under another number: the id says that it is the same request.
+        assert await ledger.submit(operation(2, "id-1")) == first
+        await ledger.finish(RUN, 1, [outcome(1)])
+        again = await ledger.submit(operation(1))
+        assert (again.state, again.result) == (OperationState.SUCCEEDED, b"result")
+
+    async def test_calls_of_one_request_that_race_make_one_operation(self, ledger: Ledger) -> None:
+        records = await asyncio.gather(*(ledger.submit(operation(1)) for _ in range(20)))
+        assert records == [records[0]] * 20
+        assert len(await ledger.operations_from(RUN, 1)) == 1
+
+    async def test_a_request_id_is_used_once(self, ledger: Ledger) -> None:
+        await ledger.submit(operation(1))
+        for number in (1, 2):
+            with pytest.raises(RequestIdReusedError) as failure:
+                await ledger.submit(operation(number, "id-1", b"other"))
+            assert failure.value.metadata["request_id"] == "id-1"
+        await ledger.adopt_run(run_record(OTHER))
+        assert (await ledger.submit(operation(1, "id-1", b"other", run=OTHER))).run == OTHER
+
+    async def test_a_number_is_used_once(self, ledger: Ledger) -> None:
+        await ledger.submit(operation(1))
+        with pytest.raises(SequenceNumberReusedError) as failure:
+            await ledger.submit(operation(1, "another"))
+        assert failure.value.metadata["sequence_number"] == "1"
+
+    async def test_a_refusal_consumes_its_number(self, ledger: Ledger) -> None:
+        record = await ledger.refuse(operation(1), b"why")
+        assert record is not None
+        assert (record.state, record.error, record.revision) == ("failed", b"why", 1)
+        assert await ledger.refuse(operation(1), b"again") is None
+        assert (await ledger.submit(operation(1))).error == b"why"
+        point = await ledger.resume_point(RUN)
+        assert (point.next_sequence_number, point.latest_revision) == (2, 1)
+
+    async def test_a_refusal_does_not_take_the_id_of_another_operation(
+        self, ledger: Ledger
+    ) -> None:
+        first = await ledger.submit(operation(1))
+        refused = await ledger.refuse(operation(2, "id-1", b"other"), b"why")
+        assert refused is not None
+        assert refused.request_id is None
+        assert await ledger.submit(operation(1)) == first
+
+    async def test_attempts_are_counted(self, ledger: Ledger) -> None:
+        for number in (1, 2, 3):
+            await ledger.submit(operation(number))
+        await ledger.start(RUN, [1, 2])
+        await ledger.start(RUN, [1])
+        found = [record.num_attempts for record in await ledger.operations_from(RUN, 1)]
+        assert found == [2, 1, 0]
+
+    # Results.
+
+    async def test_results_are_committed_together(self, ledger: Ledger) -> None:
+        for number in (1, 2):
+            await ledger.submit(operation(number))
+        records = await ledger.finish(RUN, 1, [outcome(1), outcome(2, result=None)])
+        assert [(r.state, r.result, r.error, r.revision, r.plan) for r in records] == [
+            (OperationState.SUCCEEDED, b"result", None, 1, "fingerprint"),
+            (OperationState.FAILED, None, b"error", 2, "fingerprint"),
+        ]
+        assert (await ledger.list_runs())[0].version == 2
+        assert await ledger.get_operation(RUN, 2) == records[1]
+
+    @pytest.mark.parametrize("epoch", [0, 2])
+    async def test_another_epoch_commits_nothing(self, ledger: Ledger, epoch: int) -> None:
+        await ledger.submit(operation(1))
+        with pytest.raises(FencedError):
+            await ledger.finish(RUN, epoch, [outcome(1)], checkpoints=[checkpoint("a")])
+        with pytest.raises(FencedError):
+            await ledger.give_up(RUN, epoch, [2], b"gap")
+        with pytest.raises(FencedError):
+            await ledger.add_snapshot(snapshot(1), epoch)
+        assert (await ledger.resume_point(RUN)).next_sequence_number == 1
+        assert await ledger.get_checkpoint(checkpoint("a").name) is None
+
+    async def test_a_result_is_committed_once_and_with_all_others_or_none(
+        self, ledger: Ledger
+    ) -> None:
+        for number in (1, 2):
+            await ledger.submit(operation(number))
+        await ledger.finish(RUN, 1, [outcome(1)])
+        with pytest.raises(FencedError):
+            await ledger.finish(RUN, 1, [outcome(2), outcome(1, result=b"other")])
+        assert (await ledger.resume_point(RUN)).next_sequence_number == 2
+        first = await ledger.get_operation(RUN, 1)
+        assert first is not None
+        assert first.result == b"result"
+
+    async def test_a_checkpoint_that_exists_undoes_the_commit(self, ledger: Ledger) -> None:
+        for number in (1, 2):
+            await ledger.submit(operation(number))
+        await ledger.finish(RUN, 1, [outcome(1)], checkpoints=[checkpoint("a")])
+        with pytest.raises(CheckpointAlreadyExistsError):
+            await ledger.finish(RUN, 1, [outcome(2)], checkpoints=[checkpoint("a")])
+        assert (await ledger.resume_point(RUN)).next_sequence_number == 2
+
+    async def test_numbers_that_never_came_are_given_up(self, ledger: Ledger) -> None:
+        await ledger.submit(operation(3))
+        await ledger.submit(operation(2))  # arrived at the last moment
+        assert await ledger.give_up(RUN, 1, [1, 2], b"gap") == [1]
+        with pytest.raises(SequenceGapError) as failure:
+            await ledger.submit(operation(1))
+        assert failure.value.metadata["missing"] == "1"
+        given_up = await ledger.get_operation(RUN, 1)
+        assert given_up is not None
+        assert (given_up.kind, given_up.error) == (GIVEN_UP_KIND, b"gap")
+        assert (await ledger.resume_point(RUN)).next_sequence_number == 2
+
+    # Reading.
+
+    async def test_a_run_resumes_at_its_first_number_without_a_result(
+        self, ledger: Ledger
+    ) -> None:
+        assert (await ledger.resume_point(RUN)).next_sequence_number == 1
+        for number in (1, 2, 4):
+            await ledger.submit(operation(number))
+        await ledger.refuse(operation(5), b"why")
+        await ledger.finish(RUN, 1, [outcome(1)])
+        point = await ledger.resume_point(RUN)
+        assert point.next_sequence_number == 2
+        assert [record.sequence_number for record in point.pending] == [2, 4]
+        assert [record.payload for record in point.pending] == [b"payload"] * 2
+        assert [record.sequence_number for record in point.finished_ahead] == [5]
+        assert point.latest_revision == 2
+
+    async def test_operations_are_listed_in_order_from_a_number(self, ledger: Ledger) -> None:
+        for number in (3, 1, 2, 9):
+            await ledger.submit(operation(number))
+        found = await ledger.operations_from(RUN, 2, limit=2)
+        assert [record.sequence_number for record in found] == [2, 3]
+
+    async def test_finished_operations_are_read_in_the_order_of_their_ends(
+        self, ledger: Ledger
+    ) -> None:
+        for number in (1, 2, 3):
+            await ledger.submit(operation(number))
+        await ledger.refuse(operation(9), b"why")
+        await ledger.finish(RUN, 1, [outcome(1, result=b"x" * 60), outcome(2, result=b"x" * 60)])
+
+        async def numbers(after: int, limit: int = 10, limit_bytes: int = 1000) -> list[int]:
+            found = await ledger.finished_after(RUN, after, limit=limit, limit_bytes=limit_bytes)
+            return [record.sequence_number for record in found]
+
+        assert await numbers(0) == [9, 1, 2]
+        assert await numbers(1) == [1, 2]
+        assert await numbers(0, limit=2) == [9, 1]
+        assert await numbers(1, limit_bytes=100) == [1]
+        assert await numbers(1, limit_bytes=1) == [1]  # at least one, or nobody would get it
+        assert await numbers(3) == []
+
+    # Snapshots.
+
+    async def test_snapshots_are_newest_first_and_forgotten_below_a_number(
+        self, ledger: Ledger
+    ) -> None:
+        await ledger.adopt_run(run_record(OTHER))
+        for number in (3, 1, 2):
+            await ledger.add_snapshot(snapshot(number), 1)
+        await ledger.add_snapshot(snapshot(1, OTHER), 1)
+        await ledger.add_snapshot(snapshot(3, sha256="cd"), 1)
+        assert await ledger.list_snapshots(RUN) == [
+            snapshot(3, sha256="cd"),
+            snapshot(2),
+            snapshot(1),
+        ]
+        removed = await ledger.delete_snapshots(RUN, 3)
+        assert sorted(record.sequence_number for record in removed) == [1, 2]
+        assert await ledger.list_snapshots(RUN) == [snapshot(3, sha256="cd")]
+        assert await ledger.list_snapshots(OTHER) == [snapshot(1, OTHER)]
+
+    # Checkpoints.
+
+    async def test_checkpoints_are_listed_newest_first_by_project_and_run(
+        self, ledger: Ledger
+    ) -> None:
+        foreign = "projects/q/trainingRuns/r"
+        for run in (OTHER, foreign):
+            await ledger.adopt_run(run_record(run))
+        saved = [
+            checkpoint("a", create_time_s=1.0),
+            checkpoint("b", create_time_s=2.0),
+            checkpoint("c", create_time_s=2.0),
+            checkpoint("d", OTHER, create_time_s=3.0),
+        ]
+        for record in [*saved, checkpoint("e", foreign)]:
+            number = saved.index(record) + 1 if record in saved else 1
+            await ledger.submit(operation(number, run=record.run))
+            await ledger.finish(record.run, 1, [outcome(number)], checkpoints=[record])
+        a, b, c, d = saved
+
+        async def listed(run: str | None, limit: int = 10, after: Any = None) -> Any:
+            return await ledger.list_checkpoints("p", run, limit=limit, after=after)
+
+        assert await listed(None) == [d, c, b, a]
+        assert await listed(RUN) == [c, b, a]
+        assert await listed(None, limit=2) == [d, c]
+        assert await listed(None, after=(c.create_time_s, c.name)) == [b, a]
+        assert await ledger.get_checkpoint(a.name) == a
+        assert await ledger.delete_checkpoint(a.name) == a
+        assert await ledger.delete_checkpoint(a.name) is None
+        assert await listed(RUN) == [c, b]
+
+    # Durability.
+
+    async def test_everything_is_there_after_it_was_opened_again(
+        self, open_ledger: OpenLedger
+    ) -> None:
+        first = open_ledger()
+        await first.adopt_run(run_record(epoch=3))
+        for number in (1, 2):
+            await first.submit(operation(number))
+        await first.start(RUN, [1, 2])
+        await first.finish(RUN, 3, [outcome(1)], checkpoints=[checkpoint("a")])
+        await first.add_snapshot(snapshot(1), 3)
+        before = await self._everything(first)
+        first.close()
+        again = open_ledger()
+        assert await self._everything(again) == before
+        with pytest.raises(AbortedError):
+            await again.adopt_run(run_record(epoch=2))
+        again.close()
+
+    async def _everything(self, ledger: Ledger) -> list[Any]:
+        return [
+            await ledger.list_runs(),
+            await ledger.operations_from(RUN, 1),
+            await ledger.resume_point(RUN),
+            await ledger.list_snapshots(RUN),
+            await ledger.list_checkpoints("p", None, limit=10, after=None),
+        ]
+
