@@ -85,8 +85,11 @@ class BareLoop:
             raise RuntimeError(f"generate returned {list(tokens.shape)} tokens")
         return {"seconds": [duration_s]}
 
-    def score(self, *, sequences: list[list[int]]) -> dict[str, Any]:
-        """Return the log-probability of each token but the first, by sequence."""
+    def score(self, *, adapter_dir: str, sequences: list[list[int]]) -> dict[str, Any]:
+        """Load an adapter; return the log-probability of each token but the first, by sequence."""
+        from peft import load_peft_weights, set_peft_model_state_dict
+
+        set_peft_model_state_dict(self._model, load_peft_weights(adapter_dir, device="cpu"))
         tokens = torch.tensor(sequences)
         with torch.no_grad():
             logits = self._model(input_ids=tokens[:, :-1], use_cache=False).logits

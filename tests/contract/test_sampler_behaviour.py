@@ -317,8 +317,7 @@ async def test_least_recently_used_weights_leave_memory(
 ) -> None:
     async with running_sampler(tmp_path, engine_host, max_loaded_weights=2) as rig:
         sessions = [
-            rig.session(checkpoint=await rig.checkpoint(f"c{seed}", seed=seed))
-            for seed in range(4)
+            rig.session(checkpoint=await rig.checkpoint(f"c{seed}", seed=seed)) for seed in range(4)
         ]
         first = [tokens_of(await rig.sample(session)) for session in sessions]
         request = sampler_pb2.ListLoadedWeightsRequest(parent="projects/p")
@@ -335,9 +334,7 @@ async def test_least_recently_used_weights_leave_memory(
 
 
 async def test_queue_limit(tmp_path: Path, engine_host: EngineHost) -> None:
-    async with running_sampler(
-        tmp_path, engine_host, max_queued_sequences=4, max_samples=4
-    ) as rig:
+    async with running_sampler(tmp_path, engine_host, max_queued_sequences=4, max_samples=4) as rig:
         session = rig.session()
         alone = tokens_of(await rig.sample(session, num_samples=2))
         with rig.engine_held():

@@ -62,9 +62,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iter
 
 
 @pytest.fixture
-def make_embedded(
-    tmp_path: Path, model_dir: Path
-) -> Iterator[Callable[..., EmbeddedThread]]:
+def make_embedded(tmp_path: Path, model_dir: Path) -> Iterator[Callable[..., EmbeddedThread]]:
     """Return a maker of embedded servers that a test may stop and start again."""
     made: list[EmbeddedThread] = []
 

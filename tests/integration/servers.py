@@ -204,9 +204,7 @@ def _wait_until_served(
     deadline_s = time.monotonic() + TIMEOUT_S
     pause = threading.Event()
     with deployment.client() as client:
-        while not any(
-            model.trainable and model.sampleable for model in client.get_capabilities()
-        ):
+        while not any(model.trainable and model.sampleable for model in client.get_capabilities()):
             for pod, process in processes.items():
                 log = (folder / f"{pod}.log").read_text()
                 assert process.poll() is None, f"{pod} ended: {log}"
@@ -243,7 +241,9 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 def weight_files(checkpoint: tinsmith.Checkpoint) -> dict[str, bytes]:
     """Return the tensor files of a checkpoint, by name."""
-    return {path.name: path.read_bytes() for path in checkpoint_folder(checkpoint).glob("*.safetensors")}
+    return {
+        path.name: path.read_bytes() for path in checkpoint_folder(checkpoint).glob("*.safetensors")
+    }
 
 
 def checkpoint_folder(checkpoint: tinsmith.Checkpoint) -> Path:

@@ -59,7 +59,8 @@ def decode_tensor(message: tensors_pb2.Tensor) -> NDArray[np.generic]:
     expected_bytes = num_elements * (_BFLOAT16_BYTES if is_bfloat16 else dtype.itemsize)
     if len(message.data) != expected_bytes:
         raise TensorFormatError(
-            f"data has {len(message.data)} bytes, shape {list(message.shape)} needs {expected_bytes}"
+            f"data has {len(message.data)} bytes, shape {list(message.shape)} needs "
+            f"{expected_bytes}"
         )
     array: NDArray[np.generic] = np.frombuffer(message.data, dtype=dtype).reshape(
         tuple(message.shape)
