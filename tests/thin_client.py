@@ -66,16 +66,21 @@ def _run(command: list[str], folder: str, timeout_s: float) -> bool:
             stderr=subprocess.STDOUT,
         )
     except subprocess.TimeoutExpired:
-        print(f"{' '.join(command[:4])} ... took over {timeout_s:.0f} s", flush=True)
+        _say(f"{' '.join(command[:4])} ... took over {timeout_s:.0f} s")
         return False
     if done.returncode or command[1] == "-I":
-        print(done.stdout.strip(), flush=True)
+        _say(done.stdout.strip())
     return done.returncode == 0
 
 
 def _report(code: int, message: str) -> int:
-    print(f"thin-client: {message}", flush=True)
+    _say(f"thin-client: {message}")
     return code
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

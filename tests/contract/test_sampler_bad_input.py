@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-
 from tests.fakes.sampler_rig import (
     PROMPT,
     SamplerRig,
@@ -24,6 +23,7 @@ from tests.fakes.sampler_rig import (
     tokens_of,
 )
 from tests.fakes.scheduler import bearer
+
 from tinsmith.tensors import encode_tensor, encode_tokens
 from tinsmith.v1 import sampler_pb2
 from tinsmith_engine.host import EngineHost

@@ -13,7 +13,6 @@ import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
-
 from tests.fakes.sampler_rig import (
     BASE_MODEL,
     PROMPT,
@@ -28,6 +27,7 @@ from tests.fakes.sampler_rig import (
     versions_of,
 )
 from tests.fakes.scheduler import bearer
+
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_engine import Sampler

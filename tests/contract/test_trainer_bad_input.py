@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from google.longrunning import operations_pb2
-
 from tests.fakes.scheduler import bearer
 from tests.fakes.trainer_rig import (
     POD,
@@ -26,6 +25,7 @@ from tests.fakes.trainer_rig import (
     response_of,
     running_trainer,
 )
+
 from tinsmith.v1 import models_pb2, tensors_pb2, trainer_pb2, trajectories_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.auth import ApiKey
@@ -662,13 +662,7 @@ async def failure(run: RunClient, call: Awaitable[Any]) -> TinsmithError:
         return failures[0]
 
 
-# `tinsmith.tensors.decode_tensor` lets numpy's own ValueError through: more than 64 axes, or
-# extents whose product overflows although one of them is 0.
-_UNTYPED = pytest.mark.xfail(strict=True, reason="decode_tensor raises an untyped ValueError")
-_MARKS = {"many-dimensions": _UNTYPED, "absurd-shape": _UNTYPED}
-
-
-@pytest.mark.parametrize("name", [pytest.param(row, marks=_MARKS.get(row, ())) for row in ROWS])
+@pytest.mark.parametrize("name", ROWS)
 async def test_bad_input(scene: Scene, name: str) -> None:
     row, rig = ROWS[name], scene.rig
     run = await rig.new_run(name)
@@ -705,6 +699,4 @@ async def test_random_bytes_are_never_an_untyped_error(scene: Scene) -> None:
             body = random.bytes(int(random.integers(1, 40)))
             error = await refusal(call(body, metadata=run.metadata, timeout=TIMEOUT_S))
             assert error.reason != "INTERNAL", (method.name, body)
-    response_of(
-        await run.wait(await run.forward_backward()), trainer_pb2.ForwardBackwardResponse()
-    )
+    response_of(await run.wait(await run.forward_backward()), trainer_pb2.ForwardBackwardResponse())

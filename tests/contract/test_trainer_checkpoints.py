@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from safetensors.numpy import load_file
-
 from tests.fakes.trainer_rig import (
     POD,
     TIMEOUT_S,
@@ -24,6 +23,7 @@ from tests.fakes.trainer_rig import (
     response_of,
     running_trainer,
 )
+
 from tinsmith.v1 import trainer_pb2
 from tinsmith_engine.host import EngineHost
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.fakes.trainer_rig import (
     POD,
     TIMEOUT_S,
@@ -27,6 +26,7 @@ from tests.fakes.trainer_rig import (
     response_of,
     running_trainer,
 )
+
 from tinsmith.v1 import trainer_pb2
 from tinsmith_engine.host import EngineHost
 
@@ -211,9 +211,7 @@ async def test_a_damaged_snapshot_falls_back_to_an_older_one_or_to_replay(
     tmp_path: Path, engine_host: EngineHost, num_damaged: int
 ) -> None:
     data_dir = tmp_path / "data"
-    async with running_trainer(
-        data_dir, engine_host, snapshot_replay_s=ALWAYS_SNAPSHOT_S
-    ) as rig:
+    async with running_trainer(data_dir, engine_host, snapshot_replay_s=ALWAYS_SNAPSHOT_S) as rig:
         run = await rig.new_run()
         await train(run, 0, 3)
         wanted = await run.bits("before")
@@ -383,6 +381,7 @@ async def test_a_full_store_does_not_keep_others_out_of_the_place(
 
 def fill_store(rig: TrainerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have each write to the store fail as on a full disk."""
+
     def no_room(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "No space left on device")
 

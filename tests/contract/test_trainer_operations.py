@@ -12,7 +12,6 @@ import pytest
 import pytest_asyncio
 from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2
-
 from tests.fakes.scheduler import bearer
 from tests.fakes.trainer_rig import (
     POD,
@@ -29,6 +28,7 @@ from tests.fakes.trainer_rig import (
     response_of,
     running_trainer,
 )
+
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import trainer_pb2
 from tinsmith_engine.host import EngineHost
@@ -170,7 +170,11 @@ async def test_a_gap_is_held_then_fails_naming_the_missing_number(
         assert error.metadata["missing"] == "3"
         assert "number 6" in error.message
     late = await refusal(run.forward_backward(number=3))
-    assert (code_of(late), late.reason, late.metadata["missing"]) == ("ABORTED", "SEQUENCE_GAP", "3")
+    assert (code_of(late), late.reason, late.metadata["missing"]) == (
+        "ABORTED",
+        "SEQUENCE_GAP",
+        "3",
+    )
     assert error_of(await run.get(3)).reason == "SEQUENCE_GAP"
 
     status = await run.status()

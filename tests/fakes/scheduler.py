@@ -7,13 +7,12 @@ from typing import Any
 from google.protobuf import duration_pb2
 
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tinsmith_runtime.auth import USER_SCOPE, ApiKey
+from tinsmith_runtime.auth import USER_SCOPE, ApiKey, Authenticator, Caller
 from tinsmith_runtime.errors import (
     KeyInvalidError,
     KeyRevokedError,
     SamplingSessionNotFoundError,
 )
-from tinsmith_runtime.auth import Authenticator, Caller
 from tinsmith_runtime.server import PodServer, ServerConfig
 
 POD_KEY = "pod-key-of-the-tests"
@@ -59,9 +58,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def HeartbeatWorker(self, request: Any, context: Any) -> scheduler_pb2.Worker:
         return self.workers[request.name]
 
-    async def GetSamplingSession(
-        self, request: Any, context: Any
-    ) -> scheduler_pb2.SamplingSession:
+    async def GetSamplingSession(self, request: Any, context: Any) -> scheduler_pb2.SamplingSession:
         if request.name not in self.sampling_sessions:
             raise SamplingSessionNotFoundError(f"{request.name} does not exist", name=request.name)
         return self.sampling_sessions[request.name]

@@ -18,8 +18,8 @@ import numpy as np
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from google.protobuf import duration_pb2
 from grpc_status import rpc_status
-
 from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
+
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import models_pb2, trainer_pb2, trainer_pb2_grpc, trajectories_pb2
 from tinsmith_engine.host import EngineHost

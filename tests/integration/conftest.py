@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tests.integration.servers import (
     Deployment,
     EmbeddedThread,
     embedded_server,
     pod_processes,
 )
+
 from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 
 

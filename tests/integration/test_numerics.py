@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.integration.servers import BASE_MODEL, Deployment, checkpoint_folder, weight_files
 
 import tinsmith
-from tests.integration.servers import BASE_MODEL, Deployment, checkpoint_folder, weight_files
 
 TOLERANCE = 1e-5
 LOSSES = ("cross_entropy", "importance_sampling", "ppo")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from tests.integration.servers import BASE_MODEL, Deployment, weight_files
 
 import tinsmith
-from tests.integration.servers import BASE_MODEL, Deployment, weight_files
 
 NUM_STEPS = 8
 GREEDY = tinsmith.SamplingParams(max_tokens=12, temperature=0.0, seed=0)

@@ -14,8 +14,6 @@ import pytest
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from google.protobuf import duration_pb2
 from grpc_status import rpc_status
-
-import tinsmith
 from tests.integration.servers import (
     BASE_MODEL,
     TIMEOUT_S,
@@ -26,6 +24,8 @@ from tests.integration.servers import (
     new_request_id,
     weight_files,
 )
+
+import tinsmith
 from tinsmith.tensors import encode_tokens
 from tinsmith.v1 import (
     models_pb2,

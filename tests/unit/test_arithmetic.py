@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tinsmith.recipes.arithmetic import (
     FORGETS_CARRY_FRACTION,
     MathFormatError,

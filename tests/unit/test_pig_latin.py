@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tinsmith.recipes.pig_latin import (
     PhraseSplit,
     build_messages,

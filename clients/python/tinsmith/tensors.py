@@ -17,6 +17,9 @@ _DTYPES: dict[tensors_pb2.Dtype.ValueType, np.dtype[np.generic]] = {
 }
 _WIRE_DTYPES = {dtype: wire for wire, dtype in _DTYPES.items()}
 _BFLOAT16_BYTES = 2
+# Beyond these numpy raises errors of its own; no tensor of a message comes near them.
+_MAX_AXES = 8
+_MAX_EXTENT = 2**48
 
 
 class TensorFormatError(ValueError):
@@ -49,8 +52,13 @@ def decode_tensor(message: tensors_pb2.Tensor) -> NDArray[np.generic]:
     Raises:
         TensorFormatError: If dtype, shape and data do not agree.
     """
-    if any(extent < 0 for extent in message.shape):
-        raise TensorFormatError(f"shape {list(message.shape)} has a negative extent")
+    if len(message.shape) > _MAX_AXES or any(
+        not 0 <= extent <= _MAX_EXTENT for extent in message.shape
+    ):
+        raise TensorFormatError(
+            f"shape {list(message.shape[:_MAX_AXES])} must have at most {_MAX_AXES} axes of 0 to "
+            f"{_MAX_EXTENT}"
+        )
     num_elements = math.prod(message.shape)
     is_bfloat16 = message.dtype == tensors_pb2.DTYPE_BFLOAT16
     dtype = np.dtype("<u2") if is_bfloat16 else _DTYPES.get(message.dtype)

@@ -274,9 +274,7 @@ class LedgerSuite:
 
     # Reading.
 
-    async def test_a_run_resumes_at_its_first_number_without_a_result(
-        self, ledger: Ledger
-    ) -> None:
+    async def test_a_run_resumes_at_its_first_number_without_a_result(self, ledger: Ledger) -> None:
         assert (await ledger.resume_point(RUN)).next_sequence_number == 1
         for number in (1, 2, 4):
             await ledger.submit(operation(number))
@@ -394,4 +392,3 @@ class LedgerSuite:
             await ledger.list_snapshots(RUN),
             await ledger.list_checkpoints("p", None, limit=10, after=None),
         ]
-

@@ -31,7 +31,8 @@ def load(tmp_path: Path, text: str = "", section: str | None = None, **variables
 
 def test_values_take_the_type_of_their_field(tmp_path: Path) -> None:
     settings = load(
-        tmp_path, 'data_dir = "~/x"\nnum_threads = 3\ntimeout_s = 1\nis_open = true\naddress = "a:1"'
+        tmp_path,
+        'data_dir = "~/x"\nnum_threads = 3\ntimeout_s = 1\nis_open = true\naddress = "a:1"',
     )
     assert settings == Settings(
         data_dir=Path("~/x").expanduser(),
@@ -86,9 +87,7 @@ def test_a_section_is_read_alone(tmp_path: Path) -> None:
         pytest.param("data_dir = ", "not TOML", id="not-toml"),
     ],
 )
-def test_wrong_settings_are_found_when_the_pod_starts(
-    tmp_path: Path, text: str, says: str
-) -> None:
+def test_wrong_settings_are_found_when_the_pod_starts(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load(tmp_path, text)
 

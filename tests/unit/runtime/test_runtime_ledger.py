@@ -13,7 +13,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
 from tests.unit.runtime.ledger_suite import (
     RUN,
     LedgerSuite,
@@ -22,6 +21,7 @@ from tests.unit.runtime.ledger_suite import (
     outcome,
     run_record,
 )
+
 from tinsmith_runtime.errors import (
     AbortedError,
     RequestIdReusedError,

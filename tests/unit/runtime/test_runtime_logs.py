@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from tests.fakes.trainer_rig import make_datum
+
 from tinsmith_runtime.logs import JsonFormatter, bind_log_fields, configure_logging
 
 

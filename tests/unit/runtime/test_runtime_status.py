@@ -35,13 +35,17 @@ def test_every_error_survives_the_wire(error_class: type[TinsmithError]) -> None
 
 
 def test_reasons_are_those_of_the_contract() -> None:
-    declared = {name.removeprefix(PREFIX) for name in errors_pb2.ErrorReason.keys()}
+    declared = {
+        name.removeprefix(PREFIX) for name in errors_pb2.ErrorReason.DESCRIPTOR.values_by_name
+    }
     raised = {error_class.reason for error_class in error_classes()}
     assert raised == declared - {"UNSPECIFIED"} - OF_CLIENTS
 
 
 def test_codes_are_those_of_google_rpc() -> None:
-    assert {code.name: code.value for code in ErrorCode}.items() <= dict(code_pb2.Code.items()).items()
+    assert {code.name: code.value for code in ErrorCode}.items() <= dict(
+        code_pb2.Code.items()
+    ).items()
 
 
 def test_details_are_those_that_apply() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2
-
 from tests.fakes.trainer_rig import make_datum, metadata_of, new_id
+
 from tinsmith import names
 from tinsmith.v1 import trainer_pb2
 from tinsmith_engine import AdamParams, ForwardResult, OptimStepResult

@@ -88,7 +88,8 @@ def test_a_slice_is_computed_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("observed", "wanted"), [(0, "GRADIENT_INCOMPLETE"), (1, "GRADIENT_INCOMPLETE"), (2, ""), (9, "")]
+    ("observed", "wanted"),
+    [(0, "GRADIENT_INCOMPLETE"), (1, "GRADIENT_INCOMPLETE"), (2, ""), (9, "")],
 )
 def test_a_step_behind_a_failure_needs_to_have_seen_it(observed: int, wanted: str) -> None:
     engine = FakeEngine(backward=[None, bad_loss()])
@@ -111,9 +112,7 @@ def test_failures_of_earlier_slices_count() -> None:
 
 def test_failures_are_handed_on_to_the_next_slice() -> None:
     earlier = [1]
-    result = compute(
-        FakeEngine(backward=[bad_loss()]), BACKWARD, BACKWARD, first=2, failures=(1,)
-    )
+    result = compute(FakeEngine(backward=[bad_loss()]), BACKWARD, BACKWARD, first=2, failures=(1,))
     assert (result.failures, earlier) == ([1, 2], [1])
 
 
