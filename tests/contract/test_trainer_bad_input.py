@@ -131,8 +131,7 @@ async def number_taken(run: RunClient) -> Any:
 async def id_taken(run: RunClient) -> Any:
     number = run.next_number
     await run.wait(await run.forward_backward(request_id=(request_id := new_id())))
-    answer = await run.forward_backward(make_datum(seed=5), number=number, request_id=request_id)
-    return answer
+    return await run.forward_backward(make_datum(seed=5), number=number, request_id=request_id)
 
 
 async def id_taken_at_next_number(run: RunClient) -> Any:
@@ -349,7 +348,7 @@ ROWS = {
         ("weights",), {"field": 'data[0].loss_inputs["weights"]'},
     ),
     "shape-without-data": Row(
-        batch(with_weights(tensor([2**40], b"\0" * 8))), INVALID, "SHAPE_MISMATCH",
+        batch(with_weights(tensor([2**20], b"\0" * 8))), INVALID, "SHAPE_MISMATCH",
         ("weights", "8 bytes"), {"field": 'data[0].loss_inputs["weights"]'},
     ),
     "dtype-unknown": Row(

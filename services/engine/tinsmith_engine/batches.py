@@ -51,12 +51,14 @@ def validate_batch(
     """
     spec = LOSS_SPECS.get(loss)
     if spec is None:
-        raise UnknownLossError("loss", f"{loss!r} is not one of {', '.join(LOSS_SPECS)}", loss=loss)
+        raise UnknownLossError(
+            "loss.name", f"{loss!r} is not one of {', '.join(LOSS_SPECS)}", loss=loss
+        )
     _check_config(spec, loss_config)
     if not batch:
-        raise EmptyBatchError("datums", "holds no datum")
+        raise EmptyBatchError("data", "holds no datum")
     for index, datum in enumerate(batch):
-        _check_datum(f"datums[{index}]", datum, spec, info)
+        _check_datum(f"data[{index}]", datum, spec, info)
 
 
 def validate_adam(params: AdamParams) -> None:
@@ -79,7 +81,7 @@ def validate_adam(params: AdamParams) -> None:
 
 def _check_config(spec: LossSpec, config: Mapping[str, float]) -> None:
     for key, value in config.items():
-        path = f'loss_config["{key}"]'
+        path = f'loss.config["{key}"]'
         if key not in spec.config:
             raise InvalidFieldError(path, f"is not a setting of loss {spec.name}")
         if not math.isfinite(value):
@@ -88,7 +90,7 @@ def _check_config(spec: LossSpec, config: Mapping[str, float]) -> None:
     low, high = merged.get("clip_low_threshold"), merged.get("clip_high_threshold")
     if low is not None and high is not None and not 0.0 <= low <= high:
         raise InvalidFieldError(
-            'loss_config["clip_low_threshold"]',
+            'loss.config["clip_low_threshold"]',
             f"must be a ratio between 0 and clip_high_threshold ({high}), got {low}",
         )
 
@@ -96,18 +98,21 @@ def _check_config(spec: LossSpec, config: Mapping[str, float]) -> None:
 def _check_datum(path: str, datum: Datum, spec: LossSpec, info: ModelInfo) -> None:
     num_tokens = datum.tokens_T.size
     if num_tokens == 0:
-        raise EmptyBatchError(f"{path}.tokens", "holds no token")
+        raise EmptyBatchError(f"{path}.model_input", "holds no token")
     if num_tokens > info.max_context_tokens:
         raise SequenceTooLongError(
-            f"{path}.tokens holds {num_tokens} tokens, over the model's limit of "
+            f"{path}.model_input holds {num_tokens} tokens, over the model's limit of "
             f"{info.max_context_tokens}; send a shorter sequence",
-            field=f"{path}.tokens",
+            field=f"{path}.model_input",
             num_tokens=num_tokens,
             max_context_tokens=info.max_context_tokens,
         )
-    for name, ids in (("tokens", datum.tokens_T), ("targets", datum.targets_T)):
-        _check_array(f"{path}.{name}", ids, num_tokens, kinds="iu", wanted="int64")
-        _check_vocabulary(f"{path}.{name}", ids, info.vocab_size)
+    for field, ids in (
+        (f"{path}.model_input", datum.tokens_T),
+        (f'{path}.loss_inputs["target_tokens"]', datum.targets_T),
+    ):
+        _check_array(field, ids, num_tokens, kinds="iu", wanted="int64")
+        _check_vocabulary(field, ids, info.vocab_size)
     for name in spec.inputs:
         if name not in datum.loss_inputs:
             raise MissingLossInputError(

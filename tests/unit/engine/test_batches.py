@@ -52,33 +52,37 @@ def inputs(**values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("bad", "error", "field"),
     [
-        (datum(0), EmptyBatchError, "datums[1].tokens"),
-        (datum(9), SequenceTooLongError, "datums[1].tokens"),
-        (datum(targets_T=np.arange(3)), ShapeMismatchError, "datums[1].targets"),
-        (datum(tokens_T=np.zeros((4, 1), int)), ShapeMismatchError, "datums[1].tokens"),
-        (datum(tokens_T=np.zeros(4)), ShapeMismatchError, "datums[1].tokens"),
-        (datum(tokens_T=np.array([0, 1, 50, 2])), TokenOutOfVocabularyError, "datums[1].tokens"),
-        (datum(targets_T=np.array([0, -1, 5, 2])), TokenOutOfVocabularyError, "datums[1].targets"),
-        (datum(loss_inputs={}), MissingLossInputError, 'datums[1].loss_inputs["weights"]'),
+        (datum(0), EmptyBatchError, "data[1].model_input"),
+        (datum(9), SequenceTooLongError, "data[1].model_input"),
+        (datum(targets_T=np.arange(3)), ShapeMismatchError, 'data[1].loss_inputs["target_tokens"]'),
+        (datum(tokens_T=np.zeros((4, 1), int)), ShapeMismatchError, "data[1].model_input"),
+        (datum(tokens_T=np.zeros(4)), ShapeMismatchError, "data[1].model_input"),
+        (datum(tokens_T=np.array([0, 1, 50, 2])), TokenOutOfVocabularyError, "data[1].model_input"),
+        (
+            datum(targets_T=np.array([0, -1, 5, 2])),
+            TokenOutOfVocabularyError,
+            'data[1].loss_inputs["target_tokens"]',
+        ),
+        (datum(loss_inputs={}), MissingLossInputError, 'data[1].loss_inputs["weights"]'),
         (
             datum(**inputs(weights=np.ones(3, np.float32))),
             ShapeMismatchError,
-            'datums[1].loss_inputs["weights"]',
+            'data[1].loss_inputs["weights"]',
         ),
         (
             datum(**inputs(weights=np.ones(4, np.int64))),
             ShapeMismatchError,
-            'datums[1].loss_inputs["weights"]',
+            'data[1].loss_inputs["weights"]',
         ),
         (
             datum(**inputs(weights=np.array([1, np.nan, 1, 1], np.float32))),
             NotFiniteInputError,
-            'datums[1].loss_inputs["weights"]',
+            'data[1].loss_inputs["weights"]',
         ),
         (
             datum(**inputs(weights=np.ones(4, np.float32), extra=np.ones(4, np.float32))),
             InvalidFieldError,
-            'datums[1].loss_inputs["extra"]',
+            'data[1].loss_inputs["extra"]',
         ),
     ],
 )
@@ -92,19 +96,19 @@ def test_a_bad_datum_is_named(bad: Datum, error: type[TinsmithError], field: str
 @pytest.mark.parametrize(
     ("loss", "config", "error", "field"),
     [
-        ("no_such_loss", {}, UnknownLossError, "loss"),
-        ("cross_entropy", {"beta": 1.0}, InvalidFieldError, 'loss_config["beta"]'),
+        ("no_such_loss", {}, UnknownLossError, "loss.name"),
+        ("cross_entropy", {"beta": 1.0}, InvalidFieldError, 'loss.config["beta"]'),
         (
             "ppo",
             {"clip_low_threshold": float("nan")},
             NotFiniteInputError,
-            'loss_config["clip_low_threshold"]',
+            'loss.config["clip_low_threshold"]',
         ),
         (
             "ppo",
             {"clip_low_threshold": 1.3},
             InvalidFieldError,
-            'loss_config["clip_low_threshold"]',
+            'loss.config["clip_low_threshold"]',
         ),
     ],
 )

@@ -55,7 +55,7 @@ def _parses(name_class: type[names.ResourceName], text: str) -> bool:
     ],
 )
 def test_other_strings_are_not_run_names(text: str) -> None:
-    with pytest.raises(names.InvalidNameError, match="projects/{project}/trainingRuns/{run}"):
+    with pytest.raises(names.InvalidNameError, match=r"projects/\{project\}/trainingRuns/\{run\}"):
         names.RunName.parse(text)
 
 
