@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_engine import Sampler
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.metrics import WAITING_SEQUENCES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -349,6 +352,11 @@ async def test_queue_limit(tmp_path: Path, engine_host: EngineHost) -> None:
         assert tokens_of(await rig.sample(session, num_samples=2)) == alone
 
 
+def test_a_request_must_fit_into_the_queue() -> None:
+    with pytest.raises(ConfigError, match="max_samples"):
+        SamplerConfig(storage_uri="file:///store", max_samples=5, max_queued_sequences=4)
+
+
 async def test_more_samples_than_rows(tmp_path: Path, engine_host: EngineHost) -> None:
     async with running_sampler(tmp_path, engine_host, max_concurrent_sequences=3) as narrow:
         drawn = await narrow.sample(narrow.session(), num_samples=10)
@@ -396,6 +404,35 @@ async def test_cancel_frees_the_rows(
         assert num_steps < 20
         with pytest.raises(asyncio.CancelledError):
             await long
+        assert await rig.num_active() == 0
+
+
+async def test_cancel_of_a_request_that_is_just_being_taken(
+    tmp_path: Path, engine_host: EngineHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    go_on.set()
+    add = Sampler.add
+
+    def slow_add(sampler: Sampler, request: Any) -> int:
+        entered.set()
+        go_on.wait(TIMEOUT_S)
+        return add(sampler, request)
+
+    monkeypatch.setattr(Sampler, "add", slow_add)
+    async with running_sampler(tmp_path, engine_host) as rig:
+        session = rig.session(checkpoint=await rig.checkpoint("a"))
+        alone = tokens_of(await rig.sample(session))
+        idle = waiting_sequences()
+        entered.clear()
+        go_on.clear()
+        long = rig.sample(session, max_tokens=4000)
+        await until(entered.is_set)
+        long.cancel()
+        await until(lambda: waiting_sequences() == idle)
+        go_on.set()
+        # Taken behind the long one and its end.
+        assert tokens_of(await rig.sample(session)) == alone
         assert await rig.num_active() == 0
 
 

@@ -56,6 +56,11 @@ class SamplerConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.max_samples > self.max_queued_sequences:
+            raise ConfigError(
+                f"max_samples is {self.max_samples}, above max_queued_sequences "
+                f"{self.max_queued_sequences}: such a request could never be accepted"
+            )
         self.models()
         self.server()
 
