@@ -120,9 +120,10 @@ async def test_logprobs_are_of_the_unmodified_distribution(rig: SamplerRig) -> N
     drawn = await rig.sample(session, temperature=0.5, top_p=0.9)
     (tokens,) = tokens_of(drawn)
     scores = await rig.logprobs(session, [*PROMPT, *tokens])
-    # One token at a time and all at once differ in the last bit of float32.
+    # One token at a time over a cache and all at once: float32 sums of another shape, which
+    # measures up to 4e-6 on log-probabilities around -5.
     np.testing.assert_allclose(
-        as_floats(drawn.sequences[0].logprobs), scores[len(PROMPT) :], rtol=1e-6
+        as_floats(drawn.sequences[0].logprobs), scores[len(PROMPT) :], rtol=0, atol=1e-5
     )
 
 
@@ -352,7 +353,7 @@ async def test_queue_limit(tmp_path: Path, engine_host: EngineHost) -> None:
         assert tokens_of(await rig.sample(session, num_samples=2)) == alone
 
 
-def test_a_request_must_fit_into_the_queue() -> None:
+async def test_a_request_must_fit_into_the_queue() -> None:
     with pytest.raises(ConfigError, match="max_samples"):
         SamplerConfig(storage_uri="file:///store", max_samples=5, max_queued_sequences=4)
 
