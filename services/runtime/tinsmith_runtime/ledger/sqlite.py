@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
 from tinsmith_runtime.errors import (
     AbortedError,
-    CheckpointAlreadyExistsError,
-    RequestIdReusedError,
     RunNotFoundError,
-    SequenceGapError,
-    SequenceNumberReusedError,
 )
+from tinsmith_runtime.ledger import statements
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
     CheckpointRecord,
@@ -41,10 +37,6 @@ from tinsmith_runtime.ledger.tables import (
 )
 from tinsmith_runtime.sql import Database
 
-_SUMMARY_COLUMNS = [
-    column for column in operations.c if column.name not in ("payload", "payload_path")
-]
-
 
 class SqliteLedger:
     """Implements `Ledger` for one process; see there for the methods."""
@@ -56,7 +48,7 @@ class SqliteLedger:
         """Create a run or raise its epoch; see `Ledger`."""
 
         def adopt(connection: sa.Connection) -> RunRecord:
-            held = _epoch(connection, run.name)
+            held = statements.epoch_of(connection, run.name)
             if held is not None and held > run.epoch:
                 raise AbortedError(
                     f"run {run.name} is held under epoch {held}, not {run.epoch}",
@@ -73,7 +65,7 @@ class SqliteLedger:
                 .values(name=run.name, base_model=run.base_model, adapter=run.adapter)
                 .on_conflict_do_nothing()
             )
-            query = _select_runs().where(runs.c.name == run.name)
+            query = statements.select_runs().where(runs.c.name == run.name)
             return RunRecord(**connection.execute(query).mappings().one())
 
         return await self._database.write(adopt)
@@ -82,7 +74,7 @@ class SqliteLedger:
         """Return all runs."""
         return await self._database.read(
             lambda connection: [
-                RunRecord(**row) for row in connection.execute(_select_runs()).mappings()
+                RunRecord(**row) for row in connection.execute(statements.select_runs()).mappings()
             ]
         )
 
@@ -90,7 +82,7 @@ class SqliteLedger:
         """Remove a run; see `Ledger`."""
 
         def delete(connection: sa.Connection) -> None:
-            _check_fence(connection, run, epoch)
+            statements.check_fence(connection, run, epoch)
             for table in (operations, snapshots, checkpoints, leases):
                 connection.execute(sa.delete(table).where(table.c.run == run))
             connection.execute(sa.delete(runs).where(runs.c.name == run))
@@ -101,12 +93,12 @@ class SqliteLedger:
         """Accept an operation; see `Ledger`."""
 
         def accept(connection: sa.Connection) -> OperationRecord:
-            if _epoch(connection, operation.run) is None:
+            if statements.epoch_of(connection, operation.run) is None:
                 raise RunNotFoundError(f"run {operation.run} was deleted", run=operation.run)
-            inserted = connection.execute(_insert_operation(operation))
+            inserted = connection.execute(statements.insert_operation(operation))
             if inserted.rowcount == 1:
-                return _pending_record(operation)
-            return _known_operation(connection, operation)
+                return statements.pending_record(operation)
+            return statements.known_operation(connection, operation)
 
         return await self._database.write(accept)
 
@@ -114,7 +106,7 @@ class SqliteLedger:
         """Consume a number with a failed operation; see `Ledger`."""
 
         def consume(connection: sa.Connection) -> OperationRecord | None:
-            if _epoch(connection, operation.run) is None:
+            if statements.epoch_of(connection, operation.run) is None:
                 return None
             is_known_id = connection.execute(
                 sa.select(operations.c.sequence_number).where(
@@ -135,13 +127,13 @@ class SqliteLedger:
                     error=error,
                     submit_time_s=operation.submit_time_s,
                     finish_time_s=operation.submit_time_s,
-                    revision=_next_revision(operation.run),
+                    revision=statements.next_revision(operation.run),
                 )
                 .on_conflict_do_nothing()
             )
             if inserted.rowcount == 0:
                 return None
-            return _get_operation(connection, operation.run, operation.sequence_number)
+            return statements.get_operation(connection, operation.run, operation.sequence_number)
 
         return await self._database.write(consume)
 
@@ -166,9 +158,9 @@ class SqliteLedger:
         """Commit results; see `Ledger`."""
 
         def commit(connection: sa.Connection) -> list[OperationRecord]:
-            _check_fence(connection, run, epoch)
+            statements.check_fence(connection, run, epoch)
             for outcome in outcomes:
-                updated = connection.execute(_finish_operation(run, outcome))
+                updated = connection.execute(statements.finish_operation(run, outcome))
                 if updated.rowcount != 1:
                     raise FencedError(
                         f"operation {outcome.sequence_number} of {run} has a result already",
@@ -178,15 +170,15 @@ class SqliteLedger:
                 sa.update(runs).where(runs.c.name == run).values(version=outcomes[-1].version)
             )
             for checkpoint in checkpoints:
-                _insert_checkpoint(connection, checkpoint)
+                statements.insert_checkpoint(connection, checkpoint)
             for snapshot in snapshots:
-                _insert_snapshot(connection, snapshot)
-            query = _select_operations().where(
+                statements.insert_snapshot(connection, snapshot)
+            query = statements.select_operations().where(
                 operations.c.run == run,
                 operations.c.sequence_number.in_([o.sequence_number for o in outcomes]),
             )
             rows = connection.execute(query.order_by(operations.c.sequence_number))
-            return [_operation(row) for row in rows.mappings()]
+            return [statements.operation_of(row) for row in rows.mappings()]
 
         return await self._database.write(commit)
 
@@ -196,7 +188,7 @@ class SqliteLedger:
         """Consume numbers that never arrived; see `Ledger`."""
 
         def consume(connection: sa.Connection) -> list[int]:
-            _check_fence(connection, run, epoch)
+            statements.check_fence(connection, run, epoch)
             now_s = time.time()
             given_up = []
             for number in missing:
@@ -211,7 +203,7 @@ class SqliteLedger:
                         error=error,
                         submit_time_s=now_s,
                         finish_time_s=now_s,
-                        revision=_next_revision(run),
+                        revision=statements.next_revision(run),
                     )
                     .on_conflict_do_nothing()
                 )
@@ -225,13 +217,13 @@ class SqliteLedger:
         """Return where a run goes on after a restart; see `Ledger`."""
 
         def resume(connection: sa.Connection) -> ResumePoint:
-            next_number: int = connection.execute(_lowest_unfinished(run)).scalar_one()
+            next_number: int = connection.execute(statements.lowest_unfinished(run)).scalar_one()
             later = (
                 sa.select(operations)
                 .where(operations.c.run == run, operations.c.sequence_number >= next_number)
                 .order_by(operations.c.sequence_number)
             )
-            records = [_operation(row) for row in connection.execute(later).mappings()]
+            records = [statements.operation_of(row) for row in connection.execute(later).mappings()]
             newest = sa.select(sa.func.coalesce(sa.func.max(operations.c.revision), 0))
             return ResumePoint(
                 next_sequence_number=next_number,
@@ -252,7 +244,7 @@ class SqliteLedger:
     async def get_operation(self, run: str, sequence_number: int) -> OperationRecord | None:
         """Return an operation."""
         return await self._database.read(
-            lambda connection: _get_operation(connection, run, sequence_number)
+            lambda connection: statements.get_operation(connection, run, sequence_number)
         )
 
     async def operations_from(
@@ -266,7 +258,9 @@ class SqliteLedger:
             .limit(limit)
         )
         return await self._database.read(
-            lambda connection: [_operation(row) for row in connection.execute(query).mappings()]
+            lambda connection: [
+                statements.operation_of(row) for row in connection.execute(query).mappings()
+            ]
         )
 
     async def finished_after(
@@ -274,7 +268,7 @@ class SqliteLedger:
     ) -> list[OperationRecord]:
         """Return finished operations in the order in which they finished."""
         query = (
-            _select_operations()
+            statements.select_operations()
             .where(operations.c.run == run, operations.c.revision > revision)
             .order_by(operations.c.revision)
             .limit(limit)
@@ -287,7 +281,7 @@ class SqliteLedger:
                 size_bytes += len(row["result"] or row["error"] or b"")
                 if found and size_bytes > limit_bytes:
                     break
-                found.append(_operation(row))
+                found.append(statements.operation_of(row))
             return found
 
         return await self._database.read(collect)
@@ -296,8 +290,8 @@ class SqliteLedger:
         """Record a snapshot; see `Ledger`."""
 
         def add(connection: sa.Connection) -> None:
-            _check_fence(connection, snapshot.run, epoch)
-            _insert_snapshot(connection, snapshot)
+            statements.check_fence(connection, snapshot.run, epoch)
+            statements.insert_snapshot(connection, snapshot)
 
         await self._database.write(add)
 
@@ -329,7 +323,7 @@ class SqliteLedger:
 
     async def get_checkpoint(self, name: str) -> CheckpointRecord | None:
         """Return a checkpoint."""
-        query = _select_checkpoints().where(checkpoints.c.name == name)
+        query = statements.select_checkpoints().where(checkpoints.c.name == name)
 
         def get(connection: sa.Connection) -> CheckpointRecord | None:
             row = connection.execute(query).mappings().first()
@@ -341,7 +335,7 @@ class SqliteLedger:
         self, project: str, run: str | None, *, limit: int, after: tuple[float, str] | None
     ) -> list[CheckpointRecord]:
         """Return checkpoints, newest first, after a position in that order."""
-        query = _select_checkpoints().where(checkpoints.c.project == project)
+        query = statements.select_checkpoints().where(checkpoints.c.project == project)
         if run is not None:
             query = query.where(checkpoints.c.run == run)
         if after is not None:
@@ -371,177 +365,3 @@ class SqliteLedger:
     def close(self) -> None:
         """Finish what waits and release the database."""
         self._database.close()
-
-
-def _select_runs() -> sa.Select[tuple[object, ...]]:
-    return sa.select(*runs.c, leases.c.epoch).join(leases, leases.c.run == runs.c.name)
-
-
-def _select_operations() -> sa.Select[tuple[object, ...]]:
-    return sa.select(*_SUMMARY_COLUMNS)
-
-
-def _lowest_unfinished(run: str) -> sa.Select[Any]:
-    """Select the lowest number of a run, from 1, that has no result."""
-    finished = sa.select(operations.c.sequence_number.label("number")).where(
-        operations.c.run == run, operations.c.state != OperationState.PENDING
-    )
-    candidates = sa.union_all(sa.select(sa.literal(0).label("number")), finished).subquery()
-    following = operations.alias()
-    is_finished = (
-        sa.select(following.c.sequence_number)
-        .where(
-            following.c.run == run,
-            following.c.sequence_number == candidates.c.number + 1,
-            following.c.state != OperationState.PENDING,
-        )
-        .exists()
-    )
-    return sa.select(sa.func.min(candidates.c.number) + 1).where(~is_finished)
-
-
-def _select_checkpoints() -> sa.Select[tuple[object, ...]]:
-    return sa.select(*(column for column in checkpoints.c if column.name != "project"))
-
-
-def _operation(row: sa.RowMapping) -> OperationRecord:
-    return OperationRecord(**{**row, "state": OperationState(row["state"])})
-
-
-def _get_operation(
-    connection: sa.Connection, run: str, sequence_number: int
-) -> OperationRecord | None:
-    query = _select_operations().where(
-        operations.c.run == run, operations.c.sequence_number == sequence_number
-    )
-    row = connection.execute(query).mappings().first()
-    return _operation(row) if row is not None else None
-
-
-def _insert_operation(operation: NewOperation) -> sa.Insert:
-    return (
-        insert(operations)
-        .values(
-            run=operation.run,
-            sequence_number=operation.sequence_number,
-            kind=operation.kind,
-            request_id=operation.request_id,
-            digest=operation.digest,
-            payload=operation.payload,
-            payload_path=operation.payload_path,
-            state=OperationState.PENDING,
-            num_attempts=0,
-            submit_time_s=operation.submit_time_s,
-            revision=0,
-        )
-        .on_conflict_do_nothing()
-    )
-
-
-def _pending_record(operation: NewOperation) -> OperationRecord:
-    return OperationRecord(
-        run=operation.run,
-        sequence_number=operation.sequence_number,
-        kind=operation.kind,
-        request_id=operation.request_id,
-        digest=operation.digest,
-        state=OperationState.PENDING,
-        num_attempts=0,
-        submit_time_s=operation.submit_time_s,
-    )
-
-
-def _known_operation(connection: sa.Connection, operation: NewOperation) -> OperationRecord:
-    """Return the operation that the same request made, or say why this one can not be accepted."""
-    query = _select_operations().where(
-        operations.c.run == operation.run, operations.c.request_id == operation.request_id
-    )
-    row = connection.execute(query).mappings().first()
-    if row is not None:
-        if row["digest"] == operation.digest:
-            return _operation(row)
-        raise RequestIdReusedError(
-            f"request id {operation.request_id} was used with another body for operation "
-            f"{row['sequence_number']}; draw a new UUID for a new request",
-            request_id=operation.request_id,
-            sequence_number=row["sequence_number"],
-        )
-    holder = _get_operation(connection, operation.run, operation.sequence_number)
-    if holder is not None and holder.kind == GIVEN_UP_KIND:
-        raise SequenceGapError(
-            f"sequence number {operation.sequence_number} of {operation.run} was given up because "
-            "higher numbers waited for it too long; go on with the next free number",
-            run=operation.run,
-            missing=operation.sequence_number,
-        )
-    raise SequenceNumberReusedError(
-        f"sequence number {operation.sequence_number} of {operation.run} belongs to another "
-        "request; go on with the next free number",
-        run=operation.run,
-        sequence_number=operation.sequence_number,
-    )
-
-
-def _finish_operation(run: str, outcome: Outcome) -> sa.Update:
-    is_success = outcome.result is not None
-    return (
-        sa.update(operations)
-        .where(
-            operations.c.run == run,
-            operations.c.sequence_number == outcome.sequence_number,
-            operations.c.state == OperationState.PENDING,
-        )
-        .values(
-            state=OperationState.SUCCEEDED if is_success else OperationState.FAILED,
-            result=outcome.result,
-            error=outcome.error,
-            plan=outcome.plan,
-            finish_time_s=outcome.finish_time_s,
-            revision=_next_revision(run),
-        )
-    )
-
-
-def _next_revision(run: str) -> sa.ScalarSelect[int]:
-    # An alias, or SQLAlchemy would correlate the subquery with the table that is being written.
-    others = operations.alias()
-    highest = sa.func.coalesce(sa.func.max(others.c.revision), 0)
-    return sa.select(highest + 1).where(others.c.run == run).scalar_subquery()
-
-
-def _insert_checkpoint(connection: sa.Connection, checkpoint: CheckpointRecord) -> None:
-    inserted = connection.execute(
-        insert(checkpoints)
-        .values(
-            project=checkpoint.name.split("/")[1],
-            **{field: getattr(checkpoint, field) for field in checkpoint.__dataclass_fields__},
-        )
-        .on_conflict_do_nothing()
-    )
-    if inserted.rowcount == 0:
-        raise CheckpointAlreadyExistsError(
-            f"checkpoint {checkpoint.name} exists; choose another name or delete it first",
-            checkpoint=checkpoint.name,
-        )
-
-
-def _insert_snapshot(connection: sa.Connection, snapshot: SnapshotRecord) -> None:
-    values = {field: getattr(snapshot, field) for field in snapshot.__dataclass_fields__}
-    connection.execute(
-        insert(snapshots)
-        .values(**values)
-        .on_conflict_do_update(index_elements=["run", "sequence_number"], set_=values)
-    )
-
-
-def _epoch(connection: sa.Connection, run: str) -> int | None:
-    query = sa.select(leases.c.epoch).where(leases.c.run == run)
-    return connection.execute(query).scalar_one_or_none()
-
-
-def _check_fence(connection: sa.Connection, run: str, epoch: int) -> None:
-    held = _epoch(connection, run)
-    if held != epoch:
-        raise FencedError(
-            f"run {run} is held under epoch {held}, not {epoch}; this process must stop", run=run
-        )
