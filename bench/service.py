@@ -28,10 +28,11 @@ from bench import report, workload
 from bench.noise import NoiseMeter, fsync_ms
 from bench.processes import Bare, Server
 from bench.report import Row
+from bench.service_side import ADAM, ServiceSide, make_data, wait_served
 from bench.workload import TrainCase
 
 _CASES = (
-    TrainCase(num_sequences=32, num_tokens=256, num_steps=3, num_repeats=3),
+    TrainCase(num_sequences=32, num_tokens=256, num_steps=2, num_repeats=4),
     TrainCase(num_sequences=8, num_tokens=128, num_steps=8, num_repeats=6),
 )
 _CHECKED_STEPS = 4
@@ -41,15 +42,9 @@ _MINIMAL_REPEATS = 6
 _SAMPLING_REPEATS = 6
 _LATENCY_REPEATS = 50
 _WARM_UP_CALLS = 5
-_REGISTRATION_TIMEOUT_S = 60.0
 _MEBIBYTE = 2**20
-_ADAM = tinsmith.AdamParams(
-    learning_rate=workload.LEARNING_RATE,
-    beta1=workload.BETAS[0],
-    beta2=workload.BETAS[1],
-    eps=workload.EPS,
-)
-_AHEAD, _AWAITED, _BARE = "one step ahead", "each step awaited", "bare"
+_AHEAD, _AWAITED = "one step ahead", "each step awaited"
+_BARE, _BARE_MERGED = "bare", "bare, merged"
 
 
 def main() -> int:
@@ -81,7 +76,7 @@ def _measure(folder: Path, num_threads: int) -> tuple[list[Row], dict[str, float
         address, api_key = server.wait_ready()
         loaded_bytes = server.peak_memory_bytes()
         with tinsmith.Client(address, api_key) as client:
-            _wait_served(client)
+            wait_served(client)
             run = client.create_lora_training_run("bench", rank=workload.RANK, seed=1)
             saved = run.save_weights_for_sampler("initial").result()
             with Bare(folder, model, _folder_of(saved), num_threads=num_threads) as bare:
@@ -90,7 +85,7 @@ def _measure(folder: Path, num_threads: int) -> tuple[list[Row], dict[str, float
                     _memory_row("server", "after load", loaded_bytes),
                     _memory_row("bare", "after load", bare.peak_memory_bytes()),
                 ]
-                bench = ServiceBench(server, bare, run)
+                bench = ServiceBench(ServiceSide(server, run), bare)
                 meter = NoiseMeter(bench.cpu_time_s)
                 rows = bench.run_all() + rows
                 conditions = {"fsync_ms": fsync_ms(folder)} | meter.describe()
@@ -101,19 +96,17 @@ class ServiceBench:
     """The cases, each on both sides in turns.
 
     Args:
-        server: The server's process.
-        bare: The bare loop's process.
-        run: The run; the bare loop begins with its weights.
+        service: The service with its run.
+        bare: The bare loop's process; it begins with the weights of the run.
     """
 
-    def __init__(self, server: Server, bare: Bare, run: tinsmith.TrainingRun) -> None:
-        self._server = server
+    def __init__(self, service: ServiceSide, bare: Bare) -> None:
+        self._service = service
         self._bare = bare
-        self._run = run
 
     def cpu_time_s(self) -> float:
         """Return the CPU time used so far by the server, the bare loop and this process."""
-        return self._service_cpu_s() + self._bare.cpu_time_s()
+        return self._service.cpu_time_s() + self._bare.cpu_time_s()
 
     def run_all(self) -> list[Row]:
         """Measure everything, the largest batch first, so that the peak of memory is its own."""
@@ -121,7 +114,7 @@ class ServiceBench:
         checks = [self._compare_losses()]
         throughput = self._throughput(largest)
         memory = [
-            _memory_row("server", f"with {largest.name}", self._server.peak_memory_bytes()),
+            _memory_row("server", f"with {largest.name}", self._service.server.peak_memory_bytes()),
             _memory_row("bare", f"with {largest.name}", self._bare.peak_memory_bytes()),
         ]
         for case in others:
@@ -136,8 +129,8 @@ class ServiceBench:
     def _compare_losses(self) -> Row:
         """Take the first steps on both sides and compare the losses."""
         case = _CASES[-1]
-        data = _data(case.num_sequences, case.num_tokens)
-        found = [self._step(data[step % len(data)]) for step in range(_CHECKED_STEPS)]
+        data = make_data(case.num_sequences, case.num_tokens)
+        found = [self._service.step(data[step % len(data)]) for step in range(_CHECKED_STEPS)]
         wanted = self._train_bare(case, _CHECKED_STEPS)["losses"]
         errors = np.abs(np.array(found) / np.array(wanted) - 1.0)
         return Row.of(
@@ -150,9 +143,9 @@ class ServiceBench:
 
     def _compare_samples(self) -> Row:
         """Sample with the live weights, and have the bare side load them and score the tokens."""
-        saved = self._run.save_weights_for_sampler("end").result()
+        saved = self._service.run.save_weights_for_sampler("end").result()
         prompts = workload.make_prompts()
-        sampled = [result.sequences[0] for result in self._sample()]
+        sampled = [result.sequences[0] for result in self._service.sample()]
         tokens = [
             [*prompt.tolist(), *sequence.tokens]
             for prompt, sequence in zip(prompts, sampled, strict=True)
@@ -161,7 +154,7 @@ class ServiceBench:
         found = np.array([sequence.logprobs for sequence in sampled])
         wanted = np.array(answer["logprobs"])[:, -found.shape[1] :]
         return Row.of(
-            "logprobs of sampled tokens, largest difference from transformers",
+            "logprobs of samples, largest difference",
             [float(np.abs(found - wanted).max())],
             "nats",
             "lower",
@@ -171,22 +164,15 @@ class ServiceBench:
     # Training.
 
     def _throughput(self, case: TrainCase) -> list[Row]:
-        data = _data(case.num_sequences, case.num_tokens)
+        data = make_data(case.num_sequences, case.num_tokens)
         sides: dict[str, Callable[[], float]] = {
             _BARE: lambda: sum(self._train_bare(case, case.num_steps)["seconds"]),
-            _AHEAD: functools.partial(self._train_ahead, data, case.num_steps),
-            _AWAITED: functools.partial(self._train_awaited, data, case.num_steps),
+            _AHEAD: functools.partial(self._service.train_ahead, data, case.num_steps),
+            _AWAITED: functools.partial(self._service.train_awaited, data, case.num_steps),
         }
         self._train_bare(case, 1)
-        self._step(data[0])
-        durations_s: dict[str, list[float]] = {side: [] for side in sides}
-        cpu_s: dict[str, list[float]] = {side: [] for side in sides}
-        for repeat in range(case.num_repeats):
-            for side in sorted(sides, reverse=bool(repeat % 2)):
-                cpu_time_s = self._bare.cpu_time_s if side == _BARE else self._service_cpu_s
-                begin_s = cpu_time_s()
-                durations_s[side].append(sides[side]())
-                cpu_s[side].append(cpu_time_s() - begin_s)
+        self._service.step(data[0])
+        durations_s, cpu_s = self._take_turns(sides, case.num_repeats)
         num_tokens = case.tokens_per_step * case.num_steps
         rows = [
             Row.of(
@@ -224,15 +210,17 @@ class ServiceBench:
             num_steps=_MINIMAL_STEPS,
             num_repeats=_MINIMAL_REPEATS,
         )
-        data = _data(case.num_sequences, case.num_tokens)
+        data = make_data(case.num_sequences, case.num_tokens)
         self._train_bare(case, _WARM_UP_CALLS)
-        self._repeat(_WARM_UP_CALLS, lambda: self._step(data[0]))
+        self._repeat(_WARM_UP_CALLS, lambda: self._service.step(data[0]))
         service_ms, bare_ms = [], []
         for _ in range(case.num_repeats):
             seconds = self._train_bare(case, case.num_steps)["seconds"]
             bare_ms.append(statistics.median(seconds) * 1e3)
             batches = [data[step % len(data)] for step in range(case.num_steps)]
-            durations_ms = [self._time_ms(functools.partial(self._step, b)) for b in batches]
+            durations_ms = [
+                self._time_ms(functools.partial(self._service.step, b)) for b in batches
+            ]
             service_ms.append(statistics.median(durations_ms))
         more_ms = [a - b for a, b in zip(service_ms, bare_ms, strict=True)]
         return [
@@ -242,58 +230,32 @@ class ServiceBench:
         ]
 
     def _durable_no_op(self) -> Row:
-        token = _data(1, 1)[0]
-        durations_ms = self._repeat(_LATENCY_REPEATS, lambda: self._run.forward(token).result())
+        token = make_data(1, 1)[0]
+        durations_ms = self._repeat(
+            _LATENCY_REPEATS, lambda: self._service.run.forward(token).result()
+        )
         return _latency_row("durable no-op (forward of 1 token), p50", durations_ms, target=25.0)
 
     def _new_weights_sampled(self) -> Row:
         """Time optim_step to the first token of the new weights, each result awaited."""
-        sampler = self._run.sampler()
-        data = _data(1, _MINIMAL_TOKENS)[0]
+        sampler = self._service.run.sampler()
+        data = make_data(1, _MINIMAL_TOKENS)[0]
         prompt = workload.make_prompts()[0].tolist()
         params = tinsmith.SamplingParams(max_tokens=1, stop=[])
 
         def step_and_sample() -> None:
-            version = self._run.optim_step(_ADAM).result().version
+            version = self._service.run.optim_step(ADAM).result().version
             sequence = sampler.sample(prompt, params).result().sequences[0]
             if sequence.versions[0] != version:
                 raise RuntimeError(f"sampled from {sequence.versions[0]}, not {version}")
 
         durations_ms = []
         for _ in range(_LATENCY_REPEATS):
-            self._run.forward_backward(data).result()
+            self._service.run.forward_backward(data).result()
             durations_ms.append(self._time_ms(step_and_sample))
         return _latency_row(
             "optim_step -> token of the new weights, p50", durations_ms[1:], target=50.0
         )
-
-    def _train_ahead(self, data: list[list[tinsmith.Datum]], num_steps: int) -> float:
-        """Train with the next step submitted before the last one is awaited; return seconds."""
-        begin_s = time.perf_counter()
-        in_flight = self._submit(data[0])
-        for step in range(1, num_steps):
-            submitted = self._submit(data[step % len(data)])
-            _finish(in_flight)
-            in_flight = submitted
-        _finish(in_flight)
-        return time.perf_counter() - begin_s
-
-    def _train_awaited(self, data: list[list[tinsmith.Datum]], num_steps: int) -> float:
-        begin_s = time.perf_counter()
-        for step in range(num_steps):
-            self._step(data[step % len(data)])
-        return time.perf_counter() - begin_s
-
-    def _submit(
-        self, data: list[tinsmith.Datum]
-    ) -> tuple[
-        tinsmith.OperationFuture[tinsmith.ForwardResult],
-        tinsmith.OperationFuture[tinsmith.OptimStepResult],
-    ]:
-        return self._run.forward_backward(data, "cross_entropy"), self._run.optim_step(_ADAM)
-
-    def _step(self, data: list[tinsmith.Datum]) -> float:
-        return _finish(self._submit(data))
 
     def _train_bare(self, case: TrainCase, num_steps: int) -> dict[str, list[float]]:
         return self._bare.ask(
@@ -307,16 +269,13 @@ class ServiceBench:
 
     def _sampling(self) -> list[Row]:
         sides: dict[str, Callable[[], float]] = {
-            "service": lambda: self._time_ms(self._sample) / 1e3,
-            "generate": lambda: self._generate_s(is_merged=False),
-            "merged": lambda: self._generate_s(is_merged=True),
+            "service": lambda: self._time_ms(self._service.sample) / 1e3,
+            _BARE: lambda: self._generate_s(is_merged=False),
+            _BARE_MERGED: lambda: self._generate_s(is_merged=True),
         }
         for measure in sides.values():
             measure()
-        durations_s: dict[str, list[float]] = {side: [] for side in sides}
-        for repeat in range(_SAMPLING_REPEATS):
-            for side in sorted(sides, reverse=bool(repeat % 2)):
-                durations_s[side].append(sides[side]())
+        durations_s, cpu_s = self._take_turns(sides, _SAMPLING_REPEATS)
         name = f"{workload.NUM_PROMPTS}x{workload.SAMPLED_TOKENS} sample"
         num_tokens = workload.NUM_PROMPTS * workload.SAMPLED_TOKENS
         service_s = durations_s["service"]
@@ -326,28 +285,26 @@ class ServiceBench:
                 _ratios(durations_s[side], service_s),
                 "ratio",
                 "higher",
-                target=1.0 if side == "generate" else None,
+                target=1.0 if side == _BARE else None,
             )
-            for side, adapter in (("generate", "PEFT adapter"), ("merged", "merged adapter"))
+            for side, adapter in ((_BARE, "PEFT adapter"), (_BARE_MERGED, "merged adapter"))
         ]
+        rows.append(
+            Row.of(
+                f"{name}, service / HF generate, by CPU second",
+                _ratios(cpu_s[_BARE], cpu_s["service"]),
+                "ratio",
+                "higher",
+            )
+        )
         rows += [
             Row.of(f"{name}, {label}", [num_tokens / s for s in durations_s[side]], unit, "higher")
             for label, side, unit in (
                 ("service", "service", "tokens/s"),
-                ("HF generate with PEFT adapter", "generate", "tokens/s"),
+                ("HF generate with PEFT adapter", _BARE, "tokens/s"),
             )
         ]
         return rows
-
-    def _sample(self) -> list[tinsmith.SampleResult]:
-        """Sample all prompts with the live weights, as one request each, all at once."""
-        sampler = self._run.sampler()
-        params = tinsmith.SamplingParams(max_tokens=workload.SAMPLED_TOKENS, stop=[])
-        futures = [sampler.sample(prompt.tolist(), params) for prompt in workload.make_prompts()]
-        results = [future.result() for future in futures]
-        if any(len(r.sequences[0].tokens) != workload.SAMPLED_TOKENS for r in results):
-            raise RuntimeError("a completion ended early")
-        return results
 
     def _generate_s(self, *, is_merged: bool) -> float:
         answer: dict[str, Any] = self._bare.ask("generate", is_merged=is_merged)
@@ -355,8 +312,20 @@ class ServiceBench:
 
     # Clocks.
 
-    def _service_cpu_s(self) -> float:
-        return self._server.cpu_time_s() + time.process_time()
+    def _take_turns(
+        self, sides: dict[str, Callable[[], float]], num_repeats: int
+    ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """Call the sides in turns; return by side what they returned and their CPU time."""
+        durations_s: dict[str, list[float]] = {side: [] for side in sides}
+        cpu_s: dict[str, list[float]] = {side: [] for side in sides}
+        for repeat in range(num_repeats):
+            for side in sorted(sides, reverse=bool(repeat % 2)):
+                is_bare = side in (_BARE, _BARE_MERGED)
+                cpu_time_s = self._bare.cpu_time_s if is_bare else self._service.cpu_time_s
+                begin_s = cpu_time_s()
+                durations_s[side].append(sides[side]())
+                cpu_s[side].append(cpu_time_s() - begin_s)
+        return durations_s, cpu_s
 
     def _time_ms(self, call: Callable[[], object]) -> float:
         begin_s = time.perf_counter()
@@ -373,43 +342,6 @@ class ServiceBench:
 def _folder_of(checkpoint: tinsmith.Checkpoint) -> Path:
     """Return the directory of a checkpoint, which PEFT can read."""
     return Path(checkpoint.manifest_uri.removeprefix("file://")).parent
-
-
-def _wait_served(client: tinsmith.Client) -> None:
-    """Wait until trainer and sampler have registered, which they do after the server listens."""
-    deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
-    while not any(m.trainable and m.sampleable for m in client.get_capabilities()):
-        if time.monotonic() > deadline_s:
-            raise RuntimeError("trainer and sampler did not register")
-        time.sleep(0.05)
-
-
-def _finish(
-    submitted: tuple[
-        tinsmith.OperationFuture[tinsmith.ForwardResult],
-        tinsmith.OperationFuture[tinsmith.OptimStepResult],
-    ],
-) -> float:
-    gradient, update = submitted
-    loss = gradient.result().loss
-    update.result()
-    return loss
-
-
-@functools.cache
-def _data(num_sequences: int, num_tokens: int) -> list[list[tinsmith.Datum]]:
-    """Return the batches of a shape as the SDK takes them."""
-    weights = np.ones(num_tokens, dtype=np.float32)
-    return [
-        [
-            tinsmith.Datum(
-                tinsmith.ModelInput.from_ints(tokens_T[:-1]),
-                {"target_tokens": tokens_T[1:], "weights": weights},
-            )
-            for tokens_T in batch
-        ]
-        for batch in workload.make_batches(num_sequences, num_tokens)
-    ]
 
 
 def _ratios(numerators: list[float], denominators: list[float]) -> list[float]:

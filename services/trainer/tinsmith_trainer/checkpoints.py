@@ -105,7 +105,8 @@ class CheckpointRegistry:
             with_optimizer=work.kind == "training",
         )
         checkpoint_id = work.checkpoint.rpartition("/")[2]
-        folder = f"{run.name}/checkpoints/{work.kind}/{checkpoint_id}"
+        # The number keeps a deletion of an earlier checkpoint of this name away from its files.
+        folder = f"{run.name}/checkpoints/{work.kind}/{checkpoint_id}-{sequence_number}"
         written = await asyncio.to_thread(
             manifests.write_checkpoint,
             self._store,

@@ -17,7 +17,7 @@ from tinsmith_runtime.ledger import OperationRecord, RunRecord
 from tinsmith_runtime.manifests import WrittenManifest
 from tinsmith_trainer.work import ForwardWork, Kind, OptimStepWork, Work
 
-_NUM_RECENT = 256
+_NUM_RECENT = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
+    DataLossError,
     OperationNotFoundError,
     QueueFullError,
     RunClosedError,
@@ -31,6 +32,7 @@ from tinsmith_runtime.ledger import (
     NewOperation,
     OperationRecord,
     OperationState,
+    Outcome,
     RunRecord,
 )
 from tinsmith_runtime.ledger.records import FencedError
@@ -39,12 +41,12 @@ from tinsmith_trainer import state_files
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
+from tinsmith_trainer.payloads import read_payload, write_payload
 from tinsmith_trainer.residency import Residency
 from tinsmith_trainer.work import Kind, Submission, WireCodec, Work
 
 logger = logging.getLogger(__name__)
 
-_INLINE_BYTES = 64 * 1024
 _WAIT_PAGE = 100
 _WAIT_PAGE_BYTES = 8 * 2**20
 _QUEUE_RETRY_S = 1.0
@@ -105,21 +107,7 @@ class RunRegistry:
                     extra={"run": record.name, "base_model": record.base_model},
                 )
                 continue
-            run = LiveRun(record, self._host.engine(record.base_model))
-            point = await self._ledger.resume_point(record.name)
-            run.next_sequence_number = point.next_sequence_number
-            run.latest_revision = point.latest_revision
-            for refused in point.finished_ahead:
-                run.consume(refused)
-            for pending in point.pending:
-                work = self._wire.decode_work(Kind(pending.kind), await self._payload(pending))
-                self._enqueue(run, QueuedOperation(pending, work, len(pending.payload or b"")))
-            self._runs[record.name] = run
-            if run.queue:
-                logger.info(
-                    "unfinished operations recovered",
-                    extra={"run": record.name, "num_operations": len(run.queue)},
-                )
+            self._runs[record.name] = await self._load(record)
 
     async def adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
         """Take over a run, creating it if it is new; return its version.
@@ -129,7 +117,7 @@ class RunRegistry:
             CapacityExhaustedError: If there is no place for another run.
             AbortedError: If a higher epoch holds the run.
         """
-        engine = self._host.engine(base_model)
+        self._host.engine(base_model)
         if name not in self._runs and len(self._runs) >= self._config.max_runs:
             raise CapacityExhaustedError(
                 f"the trainer holds {self._config.max_runs} runs; delete one", run=name
@@ -144,16 +132,71 @@ class RunRegistry:
         )
         run = self._runs.get(name)
         if run is None:
-            run = self._runs[name] = LiveRun(record, engine)
+            run = self._runs[name] = await self._load(record)
+            is_new = run.next_sequence_number == 1 and not run.queue
             async with run.lock:
                 try:
                     await self.residency.ensure(run)
                 except TinsmithError:
-                    del self._runs[name]
-                    await self._ledger.delete_run(name, epoch)
+                    # A run that did something is kept: its next operation asks for a place again.
+                    if is_new:
+                        del self._runs[name]
+                        await self._ledger.delete_run(name, epoch)
                     raise
         run.record = record
         return record.version
+
+    async def _load(self, record: RunRecord) -> LiveRun:
+        """Return a run as the ledger knows it, its unfinished operations queued."""
+        run = LiveRun(record, self._host.engine(record.base_model))
+        point = await self._ledger.resume_point(record.name)
+        run.next_sequence_number = point.next_sequence_number
+        run.latest_revision = point.latest_revision
+        for refused in point.finished_ahead:
+            run.consume(refused)
+        for pending in point.pending:
+            try:
+                payload = await read_payload(self._store, pending)
+                work = self._wire.decode_work(Kind(pending.kind), payload)
+            except (TinsmithError, OSError) as error:
+                await self._give_up_unreadable(run, pending, error)
+                continue
+            self._enqueue(run, QueuedOperation(pending, work, len(payload)))
+        if run.queue:
+            logger.info(
+                "unfinished operations recovered",
+                extra={"run": run.name, "num_operations": len(run.queue)},
+            )
+        return run
+
+    async def _give_up_unreadable(
+        self, run: LiveRun, record: OperationRecord, error: Exception
+    ) -> None:
+        """End an operation whose stored request is gone; one damaged file must not stop a pod."""
+        logger.error(
+            "stored request can not be read",
+            extra={
+                "run": run.name,
+                "sequence_number": record.sequence_number,
+                "problem": str(error),
+            },
+        )
+        damage = DataLossError(
+            f"the stored request of operation {record.sequence_number} of {run.name} is damaged; "
+            "send it again under a new number",
+            run=run.name,
+            sequence_number=record.sequence_number,
+        )
+        outcome = Outcome(
+            sequence_number=record.sequence_number,
+            result=None,
+            error=self._wire.encode_error(damage),
+            version=run.record.version,
+            plan=run.engine.info.fingerprint,
+            finish_time_s=time.time(),
+        )
+        for finished in await self._ledger.finish(run.name, run.record.epoch, [outcome]):
+            run.consume(finished)
 
     async def release(self, name: str, epoch: int, *, delete: bool) -> None:
         """Park or delete a run.
@@ -389,12 +432,9 @@ class RunRegistry:
     async def _new_operation(
         self, submission: Submission, *, keep_payload: bool = True
     ) -> NewOperation:
-        payload: bytes | None = submission.payload if keep_payload else None
-        path: str | None = None
-        if payload is not None and len(payload) > _INLINE_BYTES:
-            path = f"{submission.run}/payloads/{submission.digest.hex()}"
-            await asyncio.to_thread(self._store.write, path, payload)
-            payload = None
+        payload, path = None, None
+        if keep_payload:
+            payload, path = await write_payload(self._store, submission)
         return NewOperation(
             run=submission.run,
             sequence_number=submission.sequence_number,
@@ -405,11 +445,6 @@ class RunRegistry:
             payload_path=path,
             submit_time_s=time.time(),
         )
-
-    async def _payload(self, record: OperationRecord) -> bytes:
-        if record.payload is not None:
-            return record.payload
-        return await asyncio.to_thread(self._store.read, record.payload_path or "")
 
 
 def _first_page(records: list[OperationRecord]) -> list[OperationRecord]:

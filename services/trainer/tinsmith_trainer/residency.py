@@ -30,6 +30,7 @@ from tinsmith_trainer import state_files
 from tinsmith_trainer.executor import compute_slice
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.metrics import REPLAYED_OPERATIONS, RESIDENT_RUNS, SNAPSHOT_BYTES
+from tinsmith_trainer.payloads import read_payload
 from tinsmith_trainer.work import Kind, WireCodec
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Residency:
         self._runs = runs
         self._max_resident_runs = max_resident_runs
         self._clock = 0
+        self._places = asyncio.Lock()
 
     async def ensure(self, run: LiveRun) -> None:
         """Bring a run into the engine.
@@ -164,13 +166,15 @@ class Residency:
         run.replay_cost_s = 0.0
         state = await self._load_snapshot(run)
         config = engine_codec.adapter_from_json(run.record.adapter)
-        await self._make_room(run)
-        # A run that was lost half-way may still be there.
-        await self._host.call(_drop, run.engine, run.name)
-        if state is None:
-            await self._host.call(run.engine.create_run, run.name, config)
-        else:
-            await self._host.call(run.engine.import_state, run.name, state)
+        # Two runs that are restored at once must not both take the last place.
+        async with self._places:
+            await self._make_room(run)
+            # A run that was lost half-way may still be there.
+            await self._host.call(_drop, run.engine, run.name)
+            if state is None:
+                await self._host.call(run.engine.create_run, run.name, config)
+            else:
+                await self._host.call(run.engine.import_state, run.name, state)
         await self._replay(run)
 
     async def _load_snapshot(self, run: LiveRun) -> RunState | None:
@@ -194,21 +198,22 @@ class Residency:
         return None
 
     async def _make_room(self, run: LiveRun) -> None:
-        """Park the run that idled longest, if the engine is full."""
+        """Park a run if the engine is full: the one that idled longest, else one that waits."""
         engine = run.engine
-        resident = [other for other in self._runs if other.is_resident and other.engine is engine]
+        resident = [other for other in self._runs if engine.has_run(other.name)]
         if len(resident) < self._max_resident_runs:
             return
-        idle = sorted((other for other in resident if other.is_idle), key=lambda r: r.last_used)
-        if not idle:
+        free = [other for other in resident if not other.running and not other.lock.locked()]
+        if not free:
             raise CapacityExhaustedError(
                 f"all {self._max_resident_runs} places for runs of {run.record.base_model} are "
                 "busy; retry later",
                 retry_after_s=5.0,
                 base_model=run.record.base_model,
             )
-        async with idle[0].lock:
-            await self.park(idle[0])
+        chosen = min(free, key=lambda other: (bool(other.queue), other.last_used))
+        async with chosen.lock:
+            await self.park(chosen)
 
     async def _replay(self, run: LiveRun) -> None:
         """Compute again what was acknowledged after the snapshot."""
@@ -246,7 +251,7 @@ class Residency:
 
     async def _compute_again(self, run: LiveRun, record: OperationRecord) -> None:
         failpoints.passing("trainer.replay")
-        payload = await self._payload(record)
+        payload = await read_payload(self._store, record)
         kind = Kind(record.kind)
         work = self._wire.decode_work(kind, payload)
         outcome = await self._host.call(
@@ -275,7 +280,7 @@ class Residency:
             run.record = dataclasses.replace(run.record, replay_diverged=True)
 
     async def _load_again(self, run: LiveRun, record: OperationRecord) -> None:
-        work = self._wire.decode_work(Kind.LOAD_CHECKPOINT, await self._payload(record))
+        work = self._wire.decode_work(Kind.LOAD_CHECKPOINT, await read_payload(self._store, record))
         checkpoint = await self._ledger.get_checkpoint(getattr(work, "checkpoint", ""))
         if checkpoint is None:
             raise DataLossError(
@@ -295,15 +300,6 @@ class Residency:
             include_optimizer=getattr(work, "include_optimizer", False),
         )
         run.failures.clear()
-
-    async def _payload(self, record: OperationRecord) -> bytes:
-        if record.payload is not None:
-            return record.payload
-        if record.payload_path is None:
-            raise DataLossError(
-                f"the request of operation {record.sequence_number} of {record.run} is missing"
-            )
-        return await asyncio.to_thread(self._store.read, record.payload_path)
 
 
 def _drop(engine: Engine, run: str) -> None:
