@@ -21,7 +21,7 @@ from tinsmith_runtime.ledger import CheckpointRecord, Ledger
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import state_files
 from tinsmith_trainer.live_run import LiveRun
-from tinsmith_trainer.registry import checkpoint_attributes
+from tinsmith_trainer.publisher import checkpoint_attributes
 from tinsmith_trainer.work import LoadCheckpointWork, SaveCheckpointWork
 
 

@@ -10,6 +10,7 @@ from google.protobuf import empty_pb2
 from tinsmith import names
 from tinsmith_runtime.errors import FailedPreconditionError, InvalidFieldError
 from tinsmith_trainer import codec
+from tinsmith_trainer.operation_reader import OperationReader
 from tinsmith_trainer.registry import RunRegistry
 from tinsmith_trainer.servicer import MAX_WAIT_S, describe, owned_run
 
@@ -20,19 +21,20 @@ _MAX_DIGITS = 18
 class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
     """Get, wait for and list operations; the order of a run can not be broken by a cancel."""
 
-    def __init__(self, registry: RunRegistry) -> None:
+    def __init__(self, registry: RunRegistry, reader: OperationReader) -> None:
         self._registry = registry
+        self._reader = reader
 
     async def GetOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
         name, number = _parse(request.name)
         run = owned_run(self._registry, name.run_name)
-        return describe(run, await self._registry.operation(run, number))
+        return describe(run, await self._reader.operation(run, number))
 
     async def WaitOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
         name, number = _parse(request.name)
         run = owned_run(self._registry, name.run_name)
         timeout_s = codec.decode_timeout(request, MAX_WAIT_S)
-        return describe(run, await self._registry.wait_operation(run, number, timeout_s))
+        return describe(run, await self._reader.wait_operation(run, number, timeout_s))
 
     async def ListOperations(self, request: Any, context: Any) -> Any:
         run = owned_run(self._registry, codec.decode_run(request.name, field="name"))
@@ -42,7 +44,7 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
         if request.page_size < 0:
             raise InvalidFieldError("page_size", "must be at least 0")
         size = min(request.page_size or _PAGE_SIZE, _PAGE_SIZE)
-        records, following = await self._registry.list_operations(run, first, limit=size)
+        records, following = await self._reader.list_operations(run, first, limit=size)
         return operations_pb2.ListOperationsResponse(
             operations=[describe(run, record) for record in records],
             next_page_token="" if following is None else str(following),

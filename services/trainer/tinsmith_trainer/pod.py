@@ -27,7 +27,9 @@ from tinsmith_trainer import codec
 from tinsmith_trainer.checkpoints import CheckpointRegistry
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle import Cycle
+from tinsmith_trainer.operation_reader import OperationReader
 from tinsmith_trainer.operations_servicer import OperationsServicer
+from tinsmith_trainer.publisher import Publisher
 from tinsmith_trainer.registry import RunRegistry
 from tinsmith_trainer.servicer import TrainerServicer
 
@@ -75,6 +77,8 @@ class TrainerPod:
         wire = codec.StoredCodec()
         self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
         checkpoints = CheckpointRegistry(self._host, self._ledger, self._store)
+        reader = OperationReader(self._ledger)
+        self._publisher = Publisher(self._host, self._store, self._registry.residency)
         self._cycle = Cycle(
             config,
             self._registry,
@@ -91,11 +95,13 @@ class TrainerPod:
             domain=codec.DOMAIN,
             authenticator=Authenticator(verifier, pod_key=config.pod_key),
         )
-        servicer = TrainerServicer(config, self._registry, checkpoints, self._catalog)
+        servicer = TrainerServicer(
+            config, self._registry, reader, checkpoints, self._publisher, self._catalog
+        )
         self._server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer)
         self._server.add(
             operations_pb2_grpc.add_OperationsServicer_to_server,
-            OperationsServicer(self._registry),
+            OperationsServicer(self._registry, reader),
         )
         self._registration: WorkerRegistration | None = None
 
@@ -135,7 +141,7 @@ class TrainerPod:
         Raises:
             RunNotFoundError: If this trainer does not hold the run.
         """
-        return await self._registry.publish_live(self._registry.get(run))
+        return await self._publisher.publish_live(self._registry.get(run))
 
     def _describe(self) -> scheduler_pb2.Worker:
         return scheduler_pb2.Worker(

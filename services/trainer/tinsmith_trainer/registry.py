@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Callable
 
-from tinsmith_engine import AdapterConfig, Published
+from tinsmith_engine import AdapterConfig
 from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     DataLossError,
-    OperationNotFoundError,
     QueueFullError,
     RunClosedError,
     RunNotFoundError,
@@ -37,7 +34,6 @@ from tinsmith_runtime.ledger import (
 )
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
-from tinsmith_trainer import state_files
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
@@ -47,10 +43,7 @@ from tinsmith_trainer.work import Kind, Submission, WireCodec, Work
 
 logger = logging.getLogger(__name__)
 
-_WAIT_PAGE = 100
-_WAIT_PAGE_BYTES = 8 * 2**20
 _QUEUE_RETRY_S = 1.0
-_NUM_KEPT_PUBLISHED = 16
 
 
 class RunRegistry:
@@ -79,7 +72,6 @@ class RunRegistry:
         self._wire = wire
         self._runs: dict[str, LiveRun] = {}
         self._queued_bytes = 0
-        self._outdated: list[str] = []
         self.residency = Residency(
             host,
             ledger,
@@ -283,110 +275,6 @@ class RunRegistry:
                 QUEUED_OPERATIONS.dec()
         run.finish(records)
 
-    async def operation(self, run: LiveRun, sequence_number: int) -> OperationRecord:
-        """Return an operation as it stands.
-
-        Raises:
-            OperationNotFoundError: If the run has none of this number.
-        """
-        queued = run.queue.get(sequence_number)
-        if queued is not None:
-            return queued.record
-        record = await self._ledger.get_operation(run.name, sequence_number)
-        if record is None:
-            raise OperationNotFoundError(
-                f"{run.name} has no operation {sequence_number}; it was not accepted",
-                run=run.name,
-                sequence_number=sequence_number,
-            )
-        return record
-
-    async def find(self, submission: Submission) -> OperationRecord | None:
-        """Return the operation that the same request made before, if it was accepted."""
-        record = await self._ledger.get_operation(submission.run, submission.sequence_number)
-        is_same = (
-            record is not None
-            and record.request_id == submission.request_id
-            and record.digest == submission.digest
-            and (record.state is not OperationState.FAILED or record.num_attempts > 0)
-        )
-        return record if is_same else None
-
-    async def list_operations(
-        self, run: LiveRun, first: int, *, limit: int
-    ) -> tuple[list[OperationRecord], int | None]:
-        """Return operations with at least this number, in order, and the number of the next."""
-        records = await self._ledger.operations_from(run.name, first, limit=limit + 1)
-        page = _first_page(records[:limit])
-        has_more = len(records) > len(page)
-        return page, records[len(page)].sequence_number if has_more else None
-
-    async def wait_operation(
-        self, run: LiveRun, sequence_number: int, timeout_s: float
-    ) -> OperationRecord:
-        """Return an operation once it finished, or as it stands when the time is over."""
-        deadline_s = time.monotonic() + timeout_s
-        record = await self.operation(run, sequence_number)
-        while record.state is OperationState.PENDING and not run.is_closed:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                break
-            await run.wait_for_change(left_s)
-            if sequence_number not in run.queue:
-                record = await self.operation(run, sequence_number)
-        return record
-
-    async def wait_operations(
-        self, run: LiveRun, after_revision: int, timeout_s: float
-    ) -> list[OperationRecord]:
-        """Return what finished after a revision, waiting until there is something."""
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            records = run.recent_after(after_revision)
-            if records is None and after_revision < run.latest_revision:
-                records = await self._ledger.finished_after(
-                    run.name, after_revision, limit=_WAIT_PAGE, limit_bytes=_WAIT_PAGE_BYTES
-                )
-            left_s = deadline_s - time.monotonic()
-            if records or left_s <= 0 or run.is_closed:
-                return _first_page(records or [])
-            await run.wait_for_change(left_s)
-
-    async def publish(self, run: LiveRun) -> manifests.WrittenManifest:
-        """Write the current weights for samplers of other processes; see `PublishWeights`."""
-        async with run.lock:
-            await self.residency.ensure(run)
-            previous = run.published
-            if previous is not None and previous[0] == run.weights_serial:
-                return previous[1]
-            version = run.engine.version(run.name)
-            sequence_number = run.state_sequence_number
-            files = await self._host.call(
-                state_files.checkpoint_files, run.engine, run.name, with_optimizer=False
-            )
-            # A name that was never used: a reader of the version before is not disturbed.
-            folder = f"{run.name}/published/{version}-{uuid.uuid4().hex[:12]}"
-            written = await asyncio.to_thread(
-                manifests.write_checkpoint,
-                self._store,
-                folder,
-                files,
-                checkpoint_attributes(run, "sampler", version, sequence_number),
-            )
-            run.published = (run.weights_serial, written)
-        if previous is not None:
-            outdated = manifests.folder_of(self._store, previous[1].uri)
-            self._outdated.append(outdated)
-        while len(self._outdated) > _NUM_KEPT_PUBLISHED:
-            await asyncio.to_thread(self._store.delete_folder, self._outdated.pop(0))
-        return written
-
-    async def publish_live(self, run: LiveRun) -> Published:
-        """Copy the newest weights of a run to an immutable version in the engine."""
-        async with run.lock:
-            await self.residency.ensure(run)
-            return await self._host.call(run.engine.publish, run.name)
-
     async def park_all(self) -> None:
         """Snapshot what changed since the last snapshot, so that a restart need not replay."""
         for run in self.runs:
@@ -445,31 +333,6 @@ class RunRegistry:
             payload_path=path,
             submit_time_s=time.time(),
         )
-
-
-def _first_page(records: list[OperationRecord]) -> list[OperationRecord]:
-    """Return the beginning of a list that fits into one answer, at least one entry."""
-    size_bytes = 0
-    for index, record in enumerate(records[:_WAIT_PAGE]):
-        size_bytes += len(record.result or record.error or b"")
-        if index and size_bytes > _WAIT_PAGE_BYTES:
-            return records[:index]
-    return records[:_WAIT_PAGE]
-
-
-def checkpoint_attributes(
-    run: LiveRun, kind: str, version: int, sequence_number: int
-) -> dict[str, object]:
-    """Return what the manifest of a checkpoint says about its files."""
-    return {
-        "kind": kind,
-        "run": run.name,
-        "base_model": run.record.base_model,
-        "adapter": run.record.adapter,
-        "version": version,
-        "sequence_number": sequence_number,
-        "fingerprint": run.engine.info.fingerprint,
-    }
 
 
 def run_not_found(name: str) -> RunNotFoundError:

@@ -23,6 +23,8 @@ from tinsmith_trainer import codec
 from tinsmith_trainer.checkpoints import CheckpointRegistry, checkpoint_not_found
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.live_run import LiveRun
+from tinsmith_trainer.operation_reader import OperationReader
+from tinsmith_trainer.publisher import Publisher
 from tinsmith_trainer.registry import RunRegistry, is_final, run_not_found
 from tinsmith_trainer.work import ForwardWork, Kind, LoadCheckpointWork, Work
 
@@ -39,8 +41,10 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
 
     Args:
         config: Limits that are told to clients.
-        registry: Runs and operations.
+        registry: Runs and their queues.
+        reader: Reads operations and waits for them.
         checkpoints: Named checkpoints.
+        publisher: Weights for samplers of other processes.
         catalog: The base models.
     """
 
@@ -48,12 +52,16 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self,
         config: TrainerConfig,
         registry: RunRegistry,
+        reader: OperationReader,
         checkpoints: CheckpointRegistry,
+        publisher: Publisher,
         catalog: ModelCatalog,
     ) -> None:
         self._config = config
         self._registry = registry
+        self._reader = reader
         self._checkpoints = checkpoints
+        self._publisher = publisher
         self._catalog = catalog
 
     async def GetCapabilities(
@@ -114,7 +122,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.PublishWeightsResponse:
         current_caller().require_scope(POD_SCOPE)
         run = self._registry.get(str(codec.decode_run(request.run)))
-        written = await self._registry.publish(run)
+        written = await self._publisher.publish(run)
         return trainer_pb2.PublishWeightsResponse(
             version=written.manifest.attributes["version"],
             manifest_uri=written.uri,
@@ -192,7 +200,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         run = self._owned_run(codec.decode_run(request.run))
         if request.after_revision < 0:
             raise InvalidFieldError("after_revision", "must be at least 0")
-        records = await self._registry.wait_operations(
+        records = await self._reader.wait_operations(
             run, request.after_revision, codec.decode_timeout(request, MAX_WAIT_S)
         )
         return trainer_pb2.WaitOperationsResponse(
@@ -212,7 +220,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             await self._check(run, work)
             record = await self._registry.submit(submission, work)
         except TinsmithError as error:
-            known = await self._registry.find(submission)
+            known = await self._reader.find(submission)
             if known is not None:
                 # The same request was accepted before, when it was right.
                 return describe(run, known)
