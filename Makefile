@@ -43,7 +43,7 @@ verify: lint types proto-check manifests-check thin-client test ## Run every che
 lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff format --check -q $(SOURCES)
 	$(BIN)/ruff check -q $(SOURCES)
-	$(BIN)/lint-imports --no-logo 2>&1 | tail -n 30
+	$(BIN)/lint-imports --no-logo
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf breaking --against proto/baseline.binpb
 
