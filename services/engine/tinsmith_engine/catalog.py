@@ -33,7 +33,8 @@ class ModelCatalog:
             )
             for name, engine in sorted(host.engines.items())
         }
-        return cls(models, tokenizers)
+        # A model without a tokenizer is trained and sampled by token ids alone.
+        return cls(models, {name: found for name, found in tokenizers.items() if found.digest})
 
     def select(self, base_model: str) -> list[models_pb2.ModelCapabilities]:
         """Return the description of one model, or of all if the name is empty."""

@@ -57,6 +57,7 @@ class Engine:
         self._scorer = Scorer(loaded.model, loaded.device, micro_batch_tokens)
         self._runs = RunStore(loaded.model, loaded.device, max_rows)
         self._base = loaded.model.bind(None)
+        self._rollback: Tensor | None = None
         self._published_revisions: dict[str, tuple[Published, int]] = {}
 
     @classmethod
@@ -203,7 +204,7 @@ class Engine:
         row = state.row
         grad_norm = float(torch.linalg.vector_norm(row.grad_P))
         changed = (row.theta_P, row.m_P, row.v_P)
-        before = [numbers_P.clone() for numbers_P in changed]
+        before = self._rollback_copies(changed)
         adamw_(
             row.theta_P[None],
             row.grad_P[None],
@@ -230,6 +231,15 @@ class Engine:
             version=state.version,
             metrics={"grad_norm": grad_norm, "learning_rate": params.learning_rate},
         )
+
+    def _rollback_copies(self, changed: Sequence[Tensor]) -> list[Tensor]:
+        """Return copies that the next step overwrites: fresh memory would be paged in each time."""
+        shape = (len(changed), changed[0].numel())
+        if self._rollback is None or self._rollback.shape != shape:
+            self._rollback = torch.empty(shape, dtype=changed[0].dtype, device=self.device)
+        for copy_P, numbers_P in zip(self._rollback, changed, strict=True):
+            copy_P.copy_(numbers_P)
+        return list(self._rollback)
 
     def clear_gradient(self, run: str) -> None:
         """Forget what was accumulated since the last step."""

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from tinsmith_engine.engine import Engine
 from tinsmith_engine.loading import resolve_model
+from tinsmith_engine.memory import keep_freed_memory
 from tinsmith_engine.thread import EngineThread
 from tinsmith_runtime.errors import ModelNotFoundError
 
@@ -57,6 +58,7 @@ class EngineHost:
         Raises:
             ModelNotFoundError: If one is neither a directory nor a model of the hub.
         """
+        keep_freed_memory()
         thread = EngineThread(num_threads=num_threads)
         engines = {}
         directories = {}

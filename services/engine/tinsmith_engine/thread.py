@@ -2,8 +2,8 @@
 
 The engine takes one caller at a time, and an event loop must never compute; so everything that
 touches an engine is a job on this thread. Steppers are engines with work of their own, such as a
-sampler between tokens: they get a turn after every job, and jobs get one after every round of
-steps, so neither side waits for the other to run dry.
+sampler between tokens: they get a turn after the jobs that waited, and jobs get one after every
+round of steps, so neither side waits for the other to run dry.
 """
 
 from __future__ import annotations
@@ -114,18 +114,26 @@ class EngineThread:
                     self._changed.wait()
                 if self._is_closing and not self._jobs:
                     return
-                job = self._jobs.popleft() if self._jobs else None
+                # All that wait now, so that requests which arrive together begin together; what
+                # arrives meanwhile waits for a step.
+                num_jobs = len(self._jobs)
                 ready = [stepper for stepper in self._steppers if stepper.has_work]
-            if job is not None:
-                _run_job(*job)
+            if num_jobs:
+                self._run_jobs(num_jobs)
                 with self._changed:
                     # A job may have given any stepper something to do.
                     self._wake_steppers()
                     ready = list(self._steppers)
-                # A result must not be kept alive by an idle thread.
-                job = None
             for stepper in ready:
                 self._step(stepper)
+
+    def _run_jobs(self, num_jobs: int) -> None:
+        for _ in range(num_jobs):
+            with self._changed:
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+            _run_job(*job)
 
     def _is_stepping(self) -> bool:
         return any(stepper.has_work for stepper in self._steppers)

@@ -38,6 +38,11 @@ class EnvironmentDeployment:
         self._registration = WorkerRegistration(self._scheduler, self._pod.describe())
         self._registration.start()
 
+    async def wait_listed(self, timeout_s: float) -> None:
+        """Return once the scheduler lists this pod; see `WorkerRegistration.wait_listed`."""
+        if self._registration is not None:
+            await self._registration.wait_listed(timeout_s)
+
     async def stop(self) -> None:
         """Finish running calls, then end the workers."""
         if self._registration is not None:

@@ -36,6 +36,7 @@ DEFAULT_PORT = 7077
 _KEY_FILE = "api_key"
 _PRIVATE_MODE = 0o600
 _FENCED_EXIT_CODE = 3
+_LISTING_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,10 +106,12 @@ class EmbeddedServer:
             trainer = TrainerPod(trainer_config, self._engines, on_fenced=_exit_fenced)
             await self._start(trainer)
             sampler_config = self._sampler_config(trainer_config.storage())
-            await self._start(
-                SamplerPod(sampler_config, self._engines, publish_live=trainer.publish_live)
-            )
-            await self._start(EnvironmentDeployment(self._environment_config()))
+            sampler = SamplerPod(sampler_config, self._engines, publish_live=trainer.publish_live)
+            await self._start(sampler)
+            environment = EnvironmentDeployment(self._environment_config())
+            await self._start(environment)
+            for pod in (trainer, sampler, environment):
+                await pod.wait_listed(_LISTING_TIMEOUT_S)
         except BaseException:
             await self.stop()
             raise

@@ -155,10 +155,26 @@ class WorkerRegistration:
         self._worker = worker
         self._tokenizers = tokenizers
         self._task: asyncio.Task[None] | None = None
+        self._is_listed = asyncio.Event()
 
     def start(self) -> None:
         """Register, and renew until `stop`."""
         self._task = asyncio.create_task(self._keep_listed())
+
+    async def wait_listed(self, timeout_s: float) -> None:
+        """Return once the scheduler lists the worker.
+
+        Raises:
+            WorkerUnavailableError: If it does not within this time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_listed.wait()
+        except TimeoutError as error:
+            raise WorkerUnavailableError(
+                f"{self._worker.name} is not listed at the scheduler after {timeout_s:g} s; its "
+                "log says why"
+            ) from error
 
     async def stop(self) -> None:
         """Stop renewing; the scheduler forgets the worker after a while."""
@@ -174,6 +190,7 @@ class WorkerRegistration:
                 if interval_s is None:
                     listed = await self._client.register(self._worker, self._tokenizers)
                     interval_s = listed.heartbeat_interval.ToTimedelta().total_seconds()
+                    self._is_listed.set()
                     logger.info("registered", extra={"worker": self._worker.name})
                 await asyncio.sleep(interval_s)
                 await self._client.heartbeat(self._worker.name)

@@ -110,6 +110,11 @@ class SamplerPod:
         self._registration = WorkerRegistration(self._scheduler, worker, self._catalog.tokenizers)
         self._registration.start()
 
+    async def wait_listed(self, timeout_s: float) -> None:
+        """Return once the scheduler lists this pod; see `WorkerRegistration.wait_listed`."""
+        if self._registration is not None:
+            await self._registration.wait_listed(timeout_s)
+
     async def stop(self) -> None:
         """Finish running calls, then close."""
         if self._registration is not None:

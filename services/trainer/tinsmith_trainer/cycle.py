@@ -30,7 +30,7 @@ from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.status import internal_error
 from tinsmith_trainer.checkpoints import CheckpointRegistry
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.executor import compute_slice
+from tinsmith_trainer.executor import Computed, SliceResult, compute_slice
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
 from tinsmith_trainer.metrics import OPERATION_SECONDS, OPERATIONS, TRAINED_TOKENS
 from tinsmith_trainer.registry import RunRegistry
@@ -198,54 +198,78 @@ class Cycle:
                 await self._compute(run, operations)
 
     async def _compute(self, run: LiveRun, operations: Sequence[QueuedOperation]) -> None:
+        done: list[tuple[QueuedOperation, Computed]] = []
+        failures: Sequence[int] = run.failures
+        part = list(operations)
+        while part:
+            result = await self._compute_part(run, part, failures)
+            done += zip(part, result.computed, strict=False)
+            failures = result.failures
+            part = [] if result.is_state_lost else self._step_behind(run, part[-1])
+        if result.is_state_lost:
+            await self._registry.residency.evict(run)
+        # Before the commit, which adds the refused calls that follow.
+        run.failures = result.failures
+        outcomes = [self._computed_outcome(run, operation, entry) for operation, entry in done]
+        await self._commit(run, outcomes)
+        is_boundary = isinstance(done[-1][0].work, OptimStepWork)
+        run.weights_serial += is_boundary
+        run.state_sequence_number = outcomes[-1].sequence_number
+        run.replay_cost_s += sum(entry.duration_s for _, entry in done)
+        await self._snapshot_if_due(run, is_boundary=is_boundary)
+
+    async def _compute_part(
+        self, run: LiveRun, operations: Sequence[QueuedOperation], failures: Sequence[int]
+    ) -> SliceResult:
+        """Compute operations on the engine while their intent is written."""
+        numbers = [operation.sequence_number for operation in operations]
+        run.running |= set(numbers)
         intent = asyncio.create_task(
-            self._durably(
-                run,
-                lambda: self._ledger.start(
-                    run.name, [operation.sequence_number for operation in operations]
-                ),
-            )
+            self._durably(run, lambda: self._ledger.start(run.name, numbers))
         )
         if operations[0].record.num_attempts > 0:
             await intent
         failpoints.passing("trainer.compute")
-        computed = await self._host.call(
+        result = await self._host.call(
             compute_slice,
             run.engine,
             run.name,
             [(operation.sequence_number, operation.work) for operation in operations],
-            run.failures,
+            failures,
         )
         await intent
-        outcomes = []
-        version = run.record.version
-        for operation, entry in zip(operations, computed.computed, strict=False):
-            kind = Kind(operation.record.kind)
-            outcome = "succeeded" if entry.result is not None else "failed"
-            OPERATION_SECONDS.labels(kind).observe(entry.duration_s)
-            OPERATIONS.labels(kind, outcome).inc()
-            if isinstance(operation.work, ForwardWork) and entry.result is not None:
-                TRAINED_TOKENS.inc(operation.work.num_tokens)
-            version = entry.version or version
-            result = entry.result
-            outcomes.append(
-                self._outcome(
-                    run,
-                    operation,
-                    version,
-                    result=None if result is None else self._wire.encode_result(kind, result),
-                    error=entry.error,
-                )
-            )
-        if computed.is_state_lost:
-            await self._registry.residency.evict(run)
-        # Before the commit, which adds the refused calls that follow.
-        run.failures = computed.failures
-        await self._commit(run, outcomes)
-        run.weights_serial += isinstance(operations[-1].work, OptimStepWork)
-        run.state_sequence_number = outcomes[-1].sequence_number
-        run.replay_cost_s += sum(entry.duration_s for entry in computed.computed)
-        await self._snapshot_if_due(run, is_boundary=isinstance(operations[-1].work, OptimStepWork))
+        return result
+
+    def _step_behind(self, run: LiveRun, last: QueuedOperation) -> list[QueuedOperation]:
+        """Return the optimizer step that arrived while the gradient before it was computed.
+
+        It joins the slice, so that a gradient and its step share one commit however they arrive.
+        """
+        behind = run.queue.get(last.sequence_number + 1)
+        is_step = (
+            behind is not None
+            and isinstance(last.work, ForwardWork)
+            and isinstance(behind.work, OptimStepWork)
+            and behind.record.num_attempts == 0
+        )
+        return [behind] if behind is not None and is_step else []
+
+    def _computed_outcome(
+        self, run: LiveRun, operation: QueuedOperation, entry: Computed
+    ) -> Outcome:
+        kind = Kind(operation.record.kind)
+        result = entry.result
+        OPERATION_SECONDS.labels(kind).observe(entry.duration_s)
+        OPERATIONS.labels(kind, "failed" if result is None else "succeeded").inc()
+        if isinstance(operation.work, ForwardWork) and result is not None:
+            TRAINED_TOKENS.inc(operation.work.num_tokens)
+        return self._outcome(
+            run,
+            operation,
+            entry.version or run.record.version,
+            result=None if result is None else self._wire.encode_result(kind, result),
+            error=entry.error,
+        )
 
     async def _snapshot_if_due(self, run: LiveRun, *, is_boundary: bool) -> None:
         # An accumulation without end is cut as well, with its gradient in the snapshot.

@@ -125,6 +125,11 @@ class TrainerPod:
         )
         self._registration.start()
 
+    async def wait_listed(self, timeout_s: float) -> None:
+        """Return once the scheduler lists this pod; see `WorkerRegistration.wait_listed`."""
+        if self._registration is not None:
+            await self._registration.wait_listed(timeout_s)
+
     async def stop(self) -> None:
         """Finish running calls and the slice that is being computed; park what is resident."""
         if self._registration is not None:
