@@ -28,6 +28,11 @@ def cached_length(num_tokens: int) -> int:
     return -(-num_tokens // _LENGTH_STEP) * _LENGTH_STEP
 
 
+def cache_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Return the memory of one cached position over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
 class KvCache:
     """Keys and values of `num_slots` sequences in every layer, [slots, Hkv, capacity, D] each."""
 

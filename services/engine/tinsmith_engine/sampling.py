@@ -20,6 +20,7 @@ from tinsmith_engine.decoder import Decoder
 from tinsmith_engine.decoding import CachedDecoding, DecodeRow, Decoding, RecomputeDecoding
 from tinsmith_engine.engine import Engine
 from tinsmith_engine.fallback import FallbackModel
+from tinsmith_engine.kv_cache import cache_bytes_per_token
 from tinsmith_engine.picking import PickRule, pick, uniform
 from tinsmith_engine.requests import (
     PromptLogprobs,
@@ -30,6 +31,7 @@ from tinsmith_engine.requests import (
 
 # A token may be a single byte of a 4-byte character, and a decoder may drop incomplete ones.
 _TOKENS_PER_CHARACTER, _SPARE_TOKENS = 4, 8
+_USUAL_TOKENS = 512
 
 
 @dataclass(slots=True)
@@ -209,6 +211,18 @@ class Sampler:
         del self._num_unfinished[request_id]
         if request.weights is not None:
             self._versions.release(request.weights)
+
+
+def rows_within(engine: Engine, cache_bytes: int) -> int | None:
+    """Return how many sequences of usual length a cache of this size holds.
+
+    None where the model is sampled without a cache.
+    """
+    if not isinstance(engine.model, Decoder):
+        return None
+    dtype = engine.model.initial_row().dtype
+    per_row = cache_bytes_per_token(engine.model.config, dtype) * _USUAL_TOKENS
+    return max(cache_bytes // per_row, 1)
 
 
 def _decoding(engine: Engine, max_rows: int) -> Decoding:

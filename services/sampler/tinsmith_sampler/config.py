@@ -31,8 +31,10 @@ class SamplerConfig:
     device: str = "cpu"
     num_threads: int = 0
     """Threads of one operation; 0 takes all cores."""
-    max_concurrent_sequences: int = 64
-    """Sequences that decode at once; more wait."""
+    max_concurrent_sequences: int = 256
+    """Sequences that decode at once, if the cache has room for them; more wait."""
+    cache_bytes: int = 2 * 2**30
+    """Memory for keys and values, by base model."""
     max_queued_sequences: int = 4096
     """Sequences that wait; more are refused."""
     max_samples: int = 256
@@ -48,6 +50,7 @@ class SamplerConfig:
             raise ConfigError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
         for name in (
             "max_concurrent_sequences",
+            "cache_bytes",
             "max_queued_sequences",
             "max_samples",
             "max_topk_logprobs",

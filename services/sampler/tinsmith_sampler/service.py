@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tinsmith_engine import Published, SampledSequence, SampleRequest
 from tinsmith_engine.host import EngineHost
+from tinsmith_engine.sampling import rows_within
 from tinsmith_runtime.errors import (
     InvalidFieldError,
     NotFoundError,
@@ -23,6 +24,7 @@ from tinsmith_sampler.sessions import SessionCache, Target
 from tinsmith_sampler.weights import WeightSource
 
 _MAX_PUBLISH_RACES = 8
+_ROWS_WITHOUT_CACHE = 16
 
 DecodeText = Callable[[Sequence[int]], str]
 
@@ -103,10 +105,13 @@ class SamplingService:
             name: SamplingDriver(
                 host,
                 name,
-                max_rows=config.max_concurrent_sequences,
+                max_rows=min(
+                    config.max_concurrent_sequences,
+                    rows_within(engine, config.cache_bytes) or _ROWS_WITHOUT_CACHE,
+                ),
                 max_waiting=config.max_queued_sequences,
             )
-            for name in host.engines
+            for name, engine in host.engines.items()
         }
 
     async def sample(self, prompt: Prompt) -> Sampled:

@@ -55,8 +55,8 @@ class Config:
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1
     grad_clip_norm: float = 1.0
-    num_steps: int = 90
-    num_problems: int = 64
+    num_steps: int = 75
+    num_problems: int = 48
     """Problems, or seeds of the environment, of a step."""
     group_size: int = 8
     """Plays of each."""
