@@ -504,6 +504,6 @@ async def test_capabilities(rig: SamplerRig) -> None:
     answer = await rig.call("GetCapabilities", request)
     assert [model.base_model for model in answer.models] == [BASE_MODEL]
     assert (answer.max_samples, answer.max_topk_logprobs) == (256, 64)
-    assert answer.max_concurrent_sequences == 64
+    assert answer.max_concurrent_sequences == 256
     await until(lambda: rig.scheduler.workers)
     assert rig.scheduler.workers["workers/sampler-0"].address == rig.pod.address
