@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 
-pytest.importorskip("torch", reason="the embedded server's packages are not installed")
-transformers = pytest.importorskip("transformers")
-
-from tinsmith_local import tiny_model  # noqa: E402
-from tinsmith_local.tiny_model import MARKER_NAME, TinyModelConfig, build_tiny_model  # noqa: E402
+from tinsmith_local import tiny_model
+from tinsmith_local.tiny_model import MARKER_NAME, TinyModelConfig, build_tiny_model
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2, num_key_value_heads=1)
 

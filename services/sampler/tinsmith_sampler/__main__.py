@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
 import sys
-from pathlib import Path
 
-from tinsmith_runtime.config import load_config
-from tinsmith_runtime.errors import ConfigError, TinsmithError
-from tinsmith_runtime.logs import configure_logging
+from tinsmith_runtime.process import run_pod
 from tinsmith_runtime.server import wait_for_signal
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.pod import SamplerPod, load_engines
-
-logger = logging.getLogger(__name__)
-
-
-def main() -> int:
-    """Serve until a signal; return the exit code of the process."""
-    parser = argparse.ArgumentParser(prog="python -m tinsmith_sampler", description=__doc__)
-    parser.add_argument("--config", type=Path, help="TOML file; TINSMITH_* variables win")
-    arguments = parser.parse_args()
-    configure_logging("sampler")
-    try:
-        asyncio.run(_serve(load_config(SamplerConfig, path=arguments.config)))
-    except (ConfigError, TinsmithError) as error:
-        logger.critical("can not start", extra={"problem": str(error)})
-        return 2
-    return 0
 
 
 async def _serve(config: SamplerConfig) -> None:
@@ -43,4 +22,4 @@ async def _serve(config: SamplerConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_pod("sampler", SamplerConfig, _serve))
