@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from tinsmith.cli.connection import connect
 from tinsmith.cli.output import AsJson, show_list
-from tinsmith.client import Client
 
 app = typer.Typer(help="List and delete checkpoints.", no_args_is_help=True)
 
@@ -27,7 +27,7 @@ def list_checkpoints(
     as_json: AsJson = False,
 ) -> None:
     """List checkpoints, newest first."""
-    with Client(display_name="tinsmith checkpoints list") as client:
+    with connect("tinsmith checkpoints list") as client:
         show_list(client.list_checkpoints(run), _COLUMNS, as_json=as_json)
 
 
@@ -36,7 +36,7 @@ def delete_checkpoints(
     names: Annotated[list[str], typer.Argument(help="Resource names.")],
 ) -> None:
     """Delete checkpoints and their files."""
-    with Client(display_name="tinsmith checkpoints delete") as client:
+    with connect("tinsmith checkpoints delete") as client:
         for name in names:
             client.delete_checkpoint(name)
             print(f"deleted {name}")

@@ -26,7 +26,10 @@ def show_list(rows: Sequence[Any], columns: Mapping[str, str], *, as_json: bool)
     if as_json:
         show_json([dataclasses.asdict(row) for row in rows])
         return
-    table = rich.table.Table(*columns.values(), box=None, pad_edge=False)
+    table = rich.table.Table(box=None, pad_edge=False)
+    for heading in columns.values():
+        # A cut-off name is of no use: it is what other commands take.
+        table.add_column(heading, overflow="fold", no_wrap=heading == "NAME")
     for row in rows:
         table.add_row(*(_text(getattr(row, name)) for name in columns))
     rich.console.Console().print(table)

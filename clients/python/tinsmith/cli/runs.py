@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from tinsmith.cli.connection import connect
 from tinsmith.cli.output import AsJson, show_list
-from tinsmith.client import Client
 
 app = typer.Typer(help="List and delete training runs.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ _COLUMNS = {
 @app.command("list")
 def list_runs(as_json: AsJson = False) -> None:
     """List the runs of the project, newest first."""
-    with Client(display_name="tinsmith runs list") as client:
+    with connect("tinsmith runs list") as client:
         show_list(client.list_runs(), _COLUMNS, as_json=as_json)
 
 
@@ -33,7 +33,7 @@ def delete_runs(
     names: Annotated[list[str], typer.Argument(help="Resource names or ids.")],
 ) -> None:
     """Delete runs with their operations and checkpoints."""
-    with Client(display_name="tinsmith runs delete") as client:
+    with connect("tinsmith runs delete") as client:
         for name in names:
             client.delete_run(name)
             print(f"deleted {name}")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tinsmith.cli.connection import connect
 from tinsmith.cli.output import show_json
-from tinsmith.client import Client
 from tinsmith.types import ModelInput, SamplingParams
 
 
@@ -27,7 +27,7 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with tokens.")] = False,
 ) -> None:
     """Sample from a base model, a checkpoint or a run."""
-    with Client(display_name="tinsmith sample") as client:
+    with connect("tinsmith sample") as client:
         sampler = client.create_sampler(base_model=base_model, checkpoint=checkpoint, run=run)
         tokenizer = sampler.get_tokenizer()
         if raw:
