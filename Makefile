@@ -80,8 +80,10 @@ bench: venv ## Compare with plain transformers and PEFT, side by side; writes be
 thin-client: ## Install the client alone and fail if a heavy package comes with it
 	$(PYTHON) tests/thin_client.py
 
-node_modules: package.json package-lock.json
-	npm ci --silent --no-audit --no-fund
+# The version is exact in package.json, and buf pins its binaries; a lock file would hold only those
+# of the platform that wrote it.
+node_modules: package.json
+	npm install --silent --no-audit --no-fund --no-package-lock
 	@touch $@
 
 clean: ## Remove what the targets made
