@@ -168,7 +168,8 @@ async def test_a_name_is_taken_whatever_the_kind_until_it_is_deleted(rig: Traine
     await run.call("DeleteCheckpoint", delete)
     assert not folder_of(saved).exists()
     assert (await refusal(run.call("DeleteCheckpoint", delete))).reason == "CHECKPOINT_NOT_FOUND"
-    assert (await refusal(run.load(saved.name))).reason == "CHECKPOINT_NOT_FOUND"
+    error = error_of(await run.wait(await run.load(saved.name)))
+    assert error.reason == "CHECKPOINT_NOT_FOUND"
     assert (await run.saved("same")).name == saved.name
 
 
@@ -209,3 +210,12 @@ async def test_checkpoints_go_with_their_run(rig: TrainerRig) -> None:
     assert not folder_of(saved).exists()
     get = trainer_pb2.GetCheckpointRequest(name=saved.name)
     assert (await refusal(run.call("GetCheckpoint", get))).reason == "CHECKPOINT_NOT_FOUND"
+
+
+async def test_a_load_may_be_sent_right_behind_its_save(rig: TrainerRig) -> None:
+    run = await rig.new_run("pipelined")
+    await run.step()
+    save = await run.save("behind", KIND_TRAINING)
+    load = await run.load(f"{run.name}/checkpoints/behind")
+    assert not (await run.wait(save)).HasField("error")
+    assert not (await run.wait(load)).HasField("error")

@@ -70,6 +70,32 @@ def test_interrupted_supervised_run_goes_on_with_the_same_bits(
     assert resumed.losses == calm.losses
 
 
+def test_an_interrupt_while_a_step_is_awaited_repeats_no_step(
+    embedded: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = tinsmith.OperationFuture.result
+    calls: list[int] = []
+
+    def interrupted(
+        future: tinsmith.OperationFuture[object], timeout_s: float | None = None
+    ) -> object:
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return result(future, timeout_s)
+
+    with embedded.client() as client:
+        calm = supervised.main(dataclasses.replace(SUPERVISED, output_dir=tmp_path / "a"), client)
+        config = dataclasses.replace(SUPERVISED, output_dir=tmp_path / "b", save_every=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(tinsmith.OperationFuture, "result", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                supervised.main(config, client)
+        resumed = supervised.main(config, client)
+        assert client.get_checkpoint(resumed.checkpoint).version == config.num_steps
+        assert weights_sha256(client, resumed.checkpoint) == weights_sha256(client, calm.checkpoint)
+
+
 def test_rl_on_problems_takes_steps_and_scores_held_out_ones(
     embedded: Deployment, tmp_path: Path
 ) -> None:

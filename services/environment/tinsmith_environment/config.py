@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith.names import is_valid_id
@@ -41,7 +41,7 @@ class EnvironmentConfig:
     """Identity at the scheduler; must be the same after a restart."""
     scheduler_address: str = ""
     """`host:port` of the scheduler."""
-    pod_key: str = ""
+    pod_key: str = field(default="", repr=False)
     """The secret that the pods of one deployment share."""
     listen_address: str = "127.0.0.1:0"
     metrics_address: str | None = None
@@ -50,7 +50,7 @@ class EnvironmentConfig:
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise ConfigError(f"num_workers must not be negative, got {self.num_workers}")
-        for field in (
+        for name in (
             "max_instances",
             "max_project_instances",
             "instance_ttl_s",
@@ -58,8 +58,8 @@ class EnvironmentConfig:
             "worker_start_timeout_s",
             "max_stream_steps",
         ):
-            if getattr(self, field) <= 0:
-                raise ConfigError(f"{field} must be positive, got {getattr(self, field)}")
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if self.math_problems_path is not None and not self.math_problems_path.is_file():
             raise ConfigError(f"math_problems_path {self.math_problems_path} is not a file")
         self.class_paths()

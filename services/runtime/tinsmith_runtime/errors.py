@@ -389,6 +389,10 @@ class WorkerUnavailableError(UnavailableError):
     reason = "WORKER_UNAVAILABLE"
 
 
+class StorageBusyError(UnavailableError):
+    """Another program holds the database; nothing was written, the request may be sent again."""
+
+
 class VersionNotLoadedError(UnavailableError):
     """The sampler does not hold weights as new as the request asks for."""
 

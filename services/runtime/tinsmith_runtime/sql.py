@@ -25,7 +25,7 @@ from typing import IO, Any, Generic, TypeVar, cast
 
 import sqlalchemy as sa
 
-from tinsmith_runtime.errors import ConfigError, StorageFullError, TinsmithError
+from tinsmith_runtime.errors import ConfigError, StorageBusyError, StorageFullError, TinsmithError
 from tinsmith_runtime.metrics import LEDGER_COMMIT_SECONDS, LEDGER_COMMIT_WRITES
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ ResultT = TypeVar("ResultT")
 Statements = Callable[[sa.Connection], ResultT]
 
 _MAX_GROUP = 256
+_BUSY_CODES = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _FULL_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR_WRITE})
 
 
@@ -156,6 +157,11 @@ class Database:
         if isinstance(cause, sqlite3.Error) and cause.sqlite_errorcode & 0xFF in _FULL_CODES:
             return StorageFullError(
                 f"the disk of {self._path.parent} is full; free space, then send the request again",
+                path=self._path,
+            )
+        if isinstance(cause, sqlite3.Error) and cause.sqlite_errorcode & 0xFF in _BUSY_CODES:
+            return StorageBusyError(
+                f"{self._path} is held by another program; close it, then send the request again",
                 path=self._path,
             )
         return error

@@ -122,7 +122,7 @@ class WeightSource:
                 source=target.source,
             )
         config = _adapter_of(manifest, stored.manifest_uri)
-        tensors = parse_tensors(files, weights_file(config))
+        tensors = await asyncio.to_thread(parse_tensors, files, weights_file(config))
         published = await self._host.call(
             engine.load_weights,
             stored.manifest_sha256,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith_runtime.config import parse_models
@@ -24,7 +24,7 @@ class TrainerConfig:
     """Identity at the scheduler; must be the same after a restart."""
     scheduler_address: str = ""
     """`host:port` of the scheduler."""
-    pod_key: str = ""
+    pod_key: str = field(default="", repr=False)
     """The secret that the pods of one deployment share."""
     listen_address: str = "127.0.0.1:0"
     metrics_address: str | None = None
@@ -44,6 +44,8 @@ class TrainerConfig:
     """Operations of one run that wait; more are refused before they are accepted."""
     max_queued_bytes: int = 2**30
     """Requests that wait in memory, over all runs."""
+    max_project_queued_bytes: int = 2**28
+    """Requests of one project that wait in memory."""
     gap_timeout_s: float = 60.0
     """How long operations wait for a sequence number that has not arrived."""
     max_attempts: int = 3
@@ -54,19 +56,20 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
-        for field in (
+        for name in (
             "max_resident_runs",
             "max_runs",
             "max_batch_tokens",
             "max_batch_datums",
             "max_queued_operations",
             "max_queued_bytes",
+            "max_project_queued_bytes",
             "gap_timeout_s",
             "max_attempts",
             "snapshot_replay_s",
         ):
-            if getattr(self, field) <= 0:
-                raise ConfigError(f"{field} must be positive, got {getattr(self, field)}")
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         self.models()
         self.server()
 

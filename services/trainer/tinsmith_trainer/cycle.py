@@ -22,6 +22,7 @@ from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     PoisonOperationError,
     SequenceGapError,
+    StorageBusyError,
     StorageFullError,
     TinsmithError,
 )
@@ -129,6 +130,12 @@ class Cycle:
                 with contextlib.suppress(Exception):
                     await slice_task
                 raise
+            except FencedError:
+                raise
+            except Exception:
+                # The operations are still queued: nothing of the slice was told to anybody.
+                logger.exception("slice not ended; tried again", extra={"run": run.name})
+                await asyncio.sleep(_STORAGE_RETRY_S)
 
     def _next_run(self) -> LiveRun | None:
         """Return the run whose turn it is: the first that is ready after the one served last."""
@@ -175,7 +182,10 @@ class Cycle:
         except Exception:
             logger.exception("slice failed by a bug", extra={"run": run.name})
             await self._registry.residency.evict(run)
-            await self._fail(run, operations, internal_error())
+            # What was committed before the bug has its result.
+            left = [each for each in operations if each.sequence_number in run.queue]
+            if left:
+                await self._fail(run, left, internal_error())
 
     async def _execute(self, run: LiveRun, operations: Sequence[QueuedOperation]) -> None:
         first = operations[0]
@@ -278,8 +288,12 @@ class Cycle:
             return
         try:
             await self._registry.residency.snapshot(run)
-        except (StorageFullError, OSError) as error:
+        except FencedError:
+            raise
+        except Exception as error:
+            # The results are committed: a snapshot is an economy, and is tried again later.
             logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
+            run.replay_cost_s = 0.0
 
     async def _save(
         self, run: LiveRun, operation: QueuedOperation, work: SaveCheckpointWork
@@ -377,11 +391,11 @@ class Cycle:
         while True:
             try:
                 result = await write()
-            except StorageFullError as error:
+            except (StorageFullError, StorageBusyError) as error:
                 if self._is_stopping:
                     raise _StoppedError from error
-                run.obstacle = "space on the disk of the trainer"
-                logger.warning("waiting for space", extra={"problem": error.message})
+                run.obstacle = f"the trainer's disk: {error.message}"
+                logger.warning("waiting for the disk", extra={"problem": error.message})
                 await asyncio.sleep(_STORAGE_RETRY_S)
             else:
                 run.obstacle = ""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tinsmith_engine import Engine
 from tinsmith_runtime.ledger import OperationRecord, RunRecord
+from tinsmith_runtime.ledger.records import GIVEN_UP_KIND
 from tinsmith_runtime.manifests import WrittenManifest
 from tinsmith_trainer.work import ForwardWork, Kind, OptimStepWork, Work
 
@@ -57,6 +58,7 @@ class LiveRun:
         last_used: Order of use, to find the run that idled longest.
         weights_serial: Raised whenever the weights may have changed.
         published: The last sampler checkpoint written for other processes, and of which serial.
+        outdated: Folders of sampler checkpoints before it, oldest first.
         held_since_s: Since when the next number has been missing; None if it is not.
         latest_revision: Revision of the operation that finished last.
         obstacle: What keeps the run from going on, in words, if it is not its own queue.
@@ -77,6 +79,7 @@ class LiveRun:
         self.obstacle = ""
         self.weights_serial = 0
         self.published: tuple[int, WrittenManifest] | None = None
+        self.outdated: list[str] = []
         self.held_since_s: float | None = None
         self.latest_revision = 0
         self.lock = asyncio.Lock()
@@ -214,6 +217,6 @@ class LiveRun:
     def _advance(self) -> None:
         while self.next_sequence_number in self._finished_ahead:
             kind = self._finished_ahead.pop(self.next_sequence_number)
-            if kind == Kind.FORWARD_BACKWARD:
+            if kind in (Kind.FORWARD_BACKWARD, GIVEN_UP_KIND):
                 self.failures.append(self.next_sequence_number)
             self.next_sequence_number += 1

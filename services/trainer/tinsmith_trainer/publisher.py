@@ -13,7 +13,7 @@ from tinsmith_trainer import state_files
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.residency import Residency
 
-_NUM_KEPT_PUBLISHED = 16
+_NUM_KEPT_PUBLISHED = 4
 
 
 class Publisher:
@@ -29,7 +29,6 @@ class Publisher:
         self._host = host
         self._store = store
         self._residency = residency
-        self._outdated: list[str] = []
 
     async def publish(self, run: LiveRun) -> manifests.WrittenManifest:
         """Write the current weights for samplers of other processes; see `PublishWeights`."""
@@ -53,11 +52,10 @@ class Publisher:
                 checkpoint_attributes(run, "sampler", version, sequence_number),
             )
             run.published = (run.weights_serial, written)
-        if previous is not None:
-            outdated = manifests.folder_of(self._store, previous[1].uri)
-            self._outdated.append(outdated)
-        while len(self._outdated) > _NUM_KEPT_PUBLISHED:
-            await asyncio.to_thread(self._store.delete_folder, self._outdated.pop(0))
+            if previous is not None:
+                run.outdated.append(manifests.folder_of(self._store, previous[1].uri))
+            while len(run.outdated) > _NUM_KEPT_PUBLISHED:
+                await asyncio.to_thread(self._store.delete_folder, run.outdated.pop(0))
         return written
 
     async def publish_live(self, run: LiveRun) -> Published:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from tinsmith_engine import AdapterConfig
 from tinsmith_engine import codec as engine_codec
@@ -43,6 +45,8 @@ from tinsmith_trainer.work import Kind, Submission, WireCodec, Work
 
 logger = logging.getLogger(__name__)
 
+ResultT = TypeVar("ResultT")
+
 _QUEUE_RETRY_S = 1.0
 
 
@@ -71,7 +75,7 @@ class RunRegistry:
         self._store = store
         self._wire = wire
         self._runs: dict[str, LiveRun] = {}
-        self._queued_bytes = 0
+        self._queued_bytes: Counter[str] = Counter()
         self.residency = Residency(
             host,
             ledger,
@@ -80,6 +84,8 @@ class RunRegistry:
             self._runs.values(),
             max_resident_runs=config.max_resident_runs,
         )
+        self._placement = asyncio.Lock()
+        self._seen_through: set[asyncio.Task[Any]] = set()
         self.on_work: Callable[[], None] = lambda: None
         """Called when an operation was accepted."""
 
@@ -109,6 +115,31 @@ class RunRegistry:
             CapacityExhaustedError: If there is no place for another run.
             AbortedError: If a higher epoch holds the run.
         """
+        return await self._see_through(self._adopt(name, base_model, adapter, epoch))
+
+    async def _see_through(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Finish work whose caller may go away: what the ledger says and what is in memory agree.
+
+        A cancelled call leaves the work running; its failure is then nobody's but the log's.
+        """
+        task = asyncio.create_task(work)
+        self._seen_through.add(task)
+        task.add_done_callback(self._note_end)
+        return await asyncio.shield(task)
+
+    def _note_end(self, task: asyncio.Task[Any]) -> None:
+        self._seen_through.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.debug("accepted work failed", extra={"problem": str(task.exception())})
+
+    async def _adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
+        # One at a time, and not beside a deletion: a repeated call must not meet a run half-made.
+        async with self._placement:
+            return await self._adopt_alone(name, base_model, adapter, epoch)
+
+    async def _adopt_alone(
+        self, name: str, base_model: str, adapter: AdapterConfig, epoch: int
+    ) -> int:
         self._host.engine(base_model)
         if name not in self._runs and len(self._runs) >= self._config.max_runs:
             raise CapacityExhaustedError(
@@ -197,6 +228,9 @@ class RunRegistry:
             RunNotFoundError: If this pod does not hold it.
             FencedError: If a higher epoch holds it.
         """
+        await self._see_through(self._release(name, epoch, delete=delete))
+
+    async def _release(self, name: str, epoch: int, *, delete: bool) -> None:
         run = self.get(name)
         if epoch != run.record.epoch:
             raise FencedError(
@@ -207,20 +241,28 @@ class RunRegistry:
                 if not run.queue and not run.running:
                     await self.residency.park(run)
             return
+        async with self._placement:
+            await self._delete(run, epoch)
+
+    async def _delete(self, run: LiveRun, epoch: int) -> None:
         run.is_closed = True
         run.notify()
         async with run.lock:
             try:
-                await self._ledger.delete_run(name, epoch)
+                await self._ledger.delete_run(run.name, epoch)
             except TinsmithError:
-                run.is_closed = False
-                self.on_work()
-                raise
-            await self.residency.evict(run)
+                known = {record.name for record in await self._ledger.list_runs()}
+                if run.name in known:
+                    run.is_closed = False
+                    self.on_work()
+                    raise
+                # An earlier call deleted the rows and did not come to the rest.
+            self._runs.pop(run.name, None)
             QUEUED_OPERATIONS.dec(len(run.queue))
-            self._queued_bytes -= sum(queued.size_bytes for queued in run.queue.values())
-            self._runs.pop(name, None)
-            await asyncio.to_thread(self._store.delete_folder, name)
+            for queued in run.queue.values():
+                self._queued_bytes[_project(run.name)] -= queued.size_bytes
+            await self.residency.evict(run)
+            await asyncio.to_thread(self._store.delete_folder, run.name)
 
     def get(self, name: str) -> LiveRun:
         """Return a run.
@@ -239,6 +281,9 @@ class RunRegistry:
         Raises:
             TinsmithError: If it is refused; see `TrainerService`.
         """
+        return await self._see_through(self._submit(submission, work))
+
+    async def _submit(self, submission: Submission, work: Work) -> OperationRecord:
         run = self.get(submission.run)
         if run.is_closed:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
@@ -259,6 +304,9 @@ class RunRegistry:
 
     async def refuse(self, submission: Submission, error: TinsmithError) -> None:
         """Consume the number of a request that can never be accepted."""
+        await self._see_through(self._refuse(submission, error))
+
+    async def _refuse(self, submission: Submission, error: TinsmithError) -> None:
         run = self.get(submission.run)
         operation = await self._new_operation(submission, keep_payload=False)
         record = await self._ledger.refuse(operation, self._wire.encode_error(error))
@@ -271,7 +319,7 @@ class RunRegistry:
         for record in records:
             queued = run.queue.get(record.sequence_number)
             if queued is not None:
-                self._queued_bytes -= queued.size_bytes
+                self._queued_bytes[_project(run.name)] -= queued.size_bytes
                 QUEUED_OPERATIONS.dec()
         run.finish(records)
 
@@ -288,7 +336,7 @@ class RunRegistry:
                     )
 
     def _enqueue(self, run: LiveRun, operation: QueuedOperation) -> None:
-        self._queued_bytes += operation.size_bytes
+        self._queued_bytes[_project(run.name)] += operation.size_bytes
         QUEUED_OPERATIONS.inc()
         run.accept(operation)
 
@@ -311,9 +359,12 @@ class RunRegistry:
                 retry_after_s=_QUEUE_RETRY_S,
                 run=run.name,
             )
-        if self._queued_bytes + size_bytes > self._config.max_queued_bytes:
+        queued_bytes = self._queued_bytes[_project(run.name)]
+        is_over_share = queued_bytes + size_bytes > self._config.max_project_queued_bytes
+        if is_over_share or self._queued_bytes.total() + size_bytes > self._config.max_queued_bytes:
             raise QueueFullError(
-                f"{self._queued_bytes} bytes of requests wait; retry when some have finished",
+                f"{queued_bytes} bytes of requests of your project wait; retry when some have "
+                "finished",
                 retry_after_s=_QUEUE_RETRY_S,
             )
 
@@ -333,6 +384,11 @@ class RunRegistry:
             payload_path=path,
             submit_time_s=time.time(),
         )
+
+
+def _project(run: str) -> str:
+    """Return the tenant of a run, the second part of its name."""
+    return run.split("/")[1]
 
 
 def run_not_found(name: str) -> RunNotFoundError:

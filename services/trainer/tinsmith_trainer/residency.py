@@ -22,6 +22,7 @@ from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     CheckpointCorruptError,
     DataLossError,
+    RunClosedError,
     StorageFullError,
 )
 from tinsmith_runtime.ledger import Ledger, OperationRecord, OperationState, SnapshotRecord, records
@@ -76,7 +77,10 @@ class Residency:
         Raises:
             CapacityExhaustedError: If all places are taken by runs that are busy.
             DataLossError: If neither a snapshot nor the ledger has all that is needed.
+            RunClosedError: If the run was deleted while the caller waited for it.
         """
+        if run.is_closed:
+            raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
         self._clock += 1
         run.last_used = self._clock
         if run.is_resident:
@@ -85,6 +89,10 @@ class Residency:
         begin_s = time.perf_counter()
         try:
             await self._restore(run)
+        except BaseException:
+            # Half a run must not keep a place; nobody may wait for this.
+            self._host.thread.submit(_drop, run.engine, run.name)
+            raise
         finally:
             run.obstacle = ""
         run.is_resident = True
@@ -97,9 +105,7 @@ class Residency:
 
     async def park(self, run: LiveRun) -> None:
         """Snapshot a run if it changed, and take it out of the engine."""
-        if not run.is_resident:
-            return
-        if run.replay_cost_s > 0:
+        if run.is_resident and run.replay_cost_s > 0:
             try:
                 await self.snapshot(run)
             except (StorageFullError, OSError) as error:
@@ -114,7 +120,8 @@ class Residency:
         if run.is_resident:
             run.is_resident = False
             RESIDENT_RUNS.dec()
-        await self._host.call(_drop, run.engine, run.name)
+        # Submitted before it is waited for: a caller that goes away does not keep the place.
+        await asyncio.wrap_future(self._host.thread.submit(_drop, run.engine, run.name))
 
     async def snapshot(self, run: LiveRun) -> None:
         """Save the state of a run, up to the last operation that it contains."""
@@ -185,7 +192,9 @@ class Residency:
                 manifest, files = await asyncio.to_thread(
                     manifests.read_checkpoint, self._store, record.folder, sha256=record.sha256
                 )
-                state = state_files.state_from_snapshot(files, manifest.attributes, config)
+                state = await asyncio.to_thread(
+                    state_files.state_from_snapshot, files, manifest.attributes, config
+                )
             except CheckpointCorruptError as error:
                 logger.error(
                     "snapshot is damaged, trying an older one",

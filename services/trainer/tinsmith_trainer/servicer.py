@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from google.longrunning import operations_pb2
 
@@ -30,10 +32,13 @@ from tinsmith_trainer.work import ForwardWork, Kind, LoadCheckpointWork, Work
 
 MAX_WAIT_S = 20.0
 _DEFAULT_PAGE_SIZE = 100
+_LARGE_BYTES = 64 * 1024
 _MAX_PAGE_SIZE = 1000
 _ALL_RUNS_SUFFIX = "/trainingRuns/-"
 
 Context = Any
+ParametersT = ParamSpec("ParametersT")
+ResultT = TypeVar("ResultT")
 
 
 class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
@@ -213,11 +218,13 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> operations_pb2.Operation:
         """Accept an ordered call, or consume its number with the reason of the refusal."""
         run = self._owned_run(name)
-        submission = codec.decode_submission(kind, name, request)
+        is_large = request.ByteSize() > _LARGE_BYTES
+        submission = await _aside(is_large, codec.decode_submission, kind, name, request)
         try:
             codec.check_request_id(request.request_id)
-            work = codec.decode_work(kind, request)
-            await self._check(run, work)
+            self._check_size(request)
+            work = await _aside(is_large, codec.decode_work, kind, request)
+            await _aside(is_large, self._check, run, work)
             record = await self._registry.submit(submission, work)
         except TinsmithError as error:
             known = await self._reader.find(submission)
@@ -229,15 +236,19 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             raise
         return describe(run, record)
 
-    async def _check(self, run: LiveRun, work: Work) -> None:
+    def _check_size(self, request: Any) -> None:
+        """Refuse too many datums before each of them is decoded."""
+        num_datums = len(getattr(request, "data", ()))
+        if num_datums > self._config.max_batch_datums:
+            raise BatchTooLargeError(
+                f"the batch has {num_datums} datums, at most {self._config.max_batch_datums} are "
+                "allowed; send it in parts",
+                limit=self._config.max_batch_datums,
+            )
+
+    def _check(self, run: LiveRun, work: Work) -> None:
         """Refuse what can be known to be wrong before it is accepted."""
         if isinstance(work, ForwardWork):
-            if len(work.batch) > self._config.max_batch_datums:
-                raise BatchTooLargeError(
-                    f"the batch has {len(work.batch)} datums, at most "
-                    f"{self._config.max_batch_datums} are allowed; send it in parts",
-                    limit=self._config.max_batch_datums,
-                )
             if work.num_tokens > self._config.max_batch_tokens:
                 raise BatchTooLargeError(
                     f"the batch has {work.num_tokens} tokens, at most "
@@ -246,8 +257,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
                 )
             validate_batch(work.batch, work.loss, work.loss_config, run.engine.info)
         elif isinstance(work, LoadCheckpointWork):
+            # Whether it exists is seen at its turn: a save before it may still be queued.
             self._owned_checkpoint(work.checkpoint, field="checkpoint")
-            await self._checkpoints.check_loadable(run, work)
 
     def _owned_run(self, name: names.RunName) -> LiveRun:
         """Return a run of the caller's project."""
@@ -257,6 +268,18 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         name = codec.decode_checkpoint_name(value, field=field)
         current_caller().require_project(name.project, lambda: checkpoint_not_found(value))
         return str(name)
+
+
+async def _aside(
+    is_large: bool,
+    function: Callable[ParametersT, ResultT],
+    *args: ParametersT.args,
+    **kwargs: ParametersT.kwargs,
+) -> ResultT:
+    """Call a function, beside the event loop if it has much to do."""
+    if is_large:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    return function(*args, **kwargs)
 
 
 def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from tinsmith.client import Client
+from tinsmith.futures import OperationFuture
 from tinsmith.recipes.resume import ResumableRun
 from tinsmith.recipes.rl_problems import load_problems
 from tinsmith.recipes.rl_sources import (
@@ -32,7 +33,7 @@ from tinsmith.recipes.schedules import linear_schedule
 from tinsmith.rollouts import DatumArrays
 from tinsmith.sampler import Sampler
 from tinsmith.training_run import TrainingRun
-from tinsmith.types import AdamParams, ForwardResult
+from tinsmith.types import AdamParams, ForwardResult, OptimStepResult
 
 _Z_95 = 1.96
 
@@ -172,8 +173,10 @@ def _train(config: Config, source: Source, progress: ResumableRun, log: RunLog) 
     try:
         for step in range(done, config.num_steps):
             experience = source.play(step)
-            log.add(step, _train_on(config, progress.run, experience, step))
+            submitted = _submit(config, progress.run, experience, step)
+            # From here on a save contains the step, whether its result was seen or not.
             done = step + 1
+            log.add(step, _metrics(experience, submitted))
             if done == config.num_steps:
                 break
             if config.eval_every and done % config.eval_every == 0:
@@ -187,17 +190,20 @@ def _train(config: Config, source: Source, progress: ResumableRun, log: RunLog) 
         raise
 
 
-def _train_on(
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """The operations of a step, on their way."""
+
+    gradient: OperationFuture[ForwardResult]
+    update: OperationFuture[OptimStepResult]
+
+
+def _submit(
     config: Config, run: TrainingRun, experience: Experience, step: int
-) -> dict[str, float]:
-    """Take one step, and return its metrics."""
-    metrics = {
-        "reward": experience.mean_reward,
-        "trained": float(len(experience.sequences)),
-        **experience.metrics,
-    }
+) -> _Submitted | None:
+    """Send a step, unless there is nothing to learn from."""
     if not experience.sequences:
-        return metrics
+        return None
     # The service sums over tokens; the mean over plays is the recipe's choice.
     data = [
         dataclasses.replace(
@@ -212,12 +218,25 @@ def _train_on(
         num_warmup_steps=config.num_warmup_steps,
         floor=config.learning_rate_floor,
     )
-    gradient = run.forward_backward(data, config.loss)
-    update = run.optim_step(
-        AdamParams(learning_rate=learning_rate, grad_clip_norm=config.grad_clip_norm)
+    return _Submitted(
+        run.forward_backward(data, config.loss),
+        run.optim_step(
+            AdamParams(learning_rate=learning_rate, grad_clip_norm=config.grad_clip_norm)
+        ),
     )
-    result = gradient.result()
-    update.result()
+
+
+def _metrics(experience: Experience, submitted: _Submitted | None) -> dict[str, float]:
+    """Wait for a step, and return what it says."""
+    metrics = {
+        "reward": experience.mean_reward,
+        "trained": float(len(experience.sequences)),
+        **experience.metrics,
+    }
+    if submitted is None:
+        return metrics
+    result = submitted.gradient.result()
+    submitted.update.result()
     return {**metrics, "mismatch": _mismatch(experience.sequences, result)}
 
 

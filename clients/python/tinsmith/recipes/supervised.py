@@ -6,6 +6,7 @@ computed, so the trainer never waits for this process. Ctrl-C saves; the same co
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,28 +101,33 @@ def main(config: Config, client: Client) -> Summary:
 
 def _train(config: Config, task: SupervisedTask, progress: ResumableRun, log: RunLog) -> None:
     run = progress.run
-    in_flight: _Step | None = None
+    # Every step that was submitted is in here until it is logged: what is saved contains them all.
+    in_flight: deque[_Step] = deque()
+
+    def finish(num_left: int) -> None:
+        while len(in_flight) > num_left:
+            in_flight[0].finish(log)
+            in_flight.popleft()
+
+    step = progress.first_step
     try:
-        for step in range(progress.first_step, config.num_steps):
-            submitted = _submit(config, task, run, step)
-            if in_flight is not None:
-                in_flight.finish(log)
-            in_flight = submitted
-            is_last = step + 1 == config.num_steps
-            if config.eval_every and (step + 1) % config.eval_every == 0 and not is_last:
-                in_flight.finish(log)
-                in_flight = None
-                score = task.evaluate(run.sampler()).metrics
-                log.say(f"step {step + 1}: {score}")
-            if config.save_every and (step + 1) % config.save_every == 0 and not is_last:
-                progress.save(step + 1)
-        if in_flight is not None:
-            in_flight.finish(log)
+        while step < config.num_steps:
+            in_flight.append(_submit(config, task, run, step))
+            step += 1
+            finish(num_left=1)
+            if step == config.num_steps:
+                break
+            if config.eval_every and step % config.eval_every == 0:
+                finish(num_left=0)
+                log.say(f"step {step}: {task.evaluate(run.sampler()).metrics}")
+            if config.save_every and step % config.save_every == 0:
+                progress.save(step)
+        finish(num_left=0)
     except KeyboardInterrupt:
-        if in_flight is not None:
-            in_flight.finish(log)
-            progress.save(in_flight.step + 1)
-            log.say(f"saved after step {in_flight.step + 1}; the same command goes on")
+        if in_flight or step > progress.first_step:
+            finish(num_left=0)
+            progress.save(step)
+            log.say(f"saved after step {step}; the same command goes on")
         raise
 
 
@@ -133,11 +139,15 @@ class _Step:
     learning_rate: float
     gradient: OperationFuture[ForwardResult]
     update: OperationFuture[OptimStepResult]
+    is_logged: bool = False
 
     def finish(self, log: RunLog) -> None:
-        """Wait for the results and log them."""
+        """Wait for the results and log them, once."""
+        if self.is_logged:
+            return
         loss = self.gradient.result().loss
         norm = self.update.result().metrics["grad_norm"]
+        self.is_logged = True
         log.add(
             self.step,
             {"loss": loss, "grad_norm": norm, "learning_rate": self.learning_rate},

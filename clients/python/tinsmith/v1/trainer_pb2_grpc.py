@@ -294,11 +294,12 @@ class TrainerServiceServicer:
         all of them share.
 
         Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
+
+        Errors of the operation:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no such checkpoint.
         * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): another base model, rank or set of layers,
         or no optimizer state although it was asked for.
-
-        Errors of the operation, besides the two above:
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest; the run is
         unchanged.
         """

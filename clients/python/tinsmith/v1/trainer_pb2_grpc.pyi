@@ -161,11 +161,12 @@ class TrainerServiceStub:
     all of them share.
 
     Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
+
+    Errors of the operation:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no such checkpoint.
     * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): another base model, rank or set of layers,
       or no optimizer state although it was asked for.
-
-    Errors of the operation, besides the two above:
     * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest; the run is
       unchanged.
     """
@@ -329,11 +330,12 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     all of them share.
 
     Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
+
+    Errors of the operation:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no such checkpoint.
     * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): another base model, rank or set of layers,
       or no optimizer state although it was asked for.
-
-    Errors of the operation, besides the two above:
     * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest; the run is
       unchanged.
     """
@@ -554,11 +556,12 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         all of them share.
 
         Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
+
+        Errors of the operation:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no such checkpoint.
         * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): another base model, rank or set of layers,
           or no optimizer state although it was asked for.
-
-        Errors of the operation, besides the two above:
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest; the run is
           unchanged.
         """
