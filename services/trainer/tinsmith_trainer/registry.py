@@ -181,7 +181,8 @@ class RunRegistry:
             try:
                 payload = await read_payload(self._store, pending)
                 work = self._wire.decode_work(Kind(pending.kind), payload)
-            except (TinsmithError, OSError) as error:
+            except TinsmithError as error:
+                # A store that can not be read at the moment raises OSError, and stops the start.
                 await self._give_up_unreadable(run, pending, error)
                 continue
             self._enqueue(run, QueuedOperation(pending, work, len(payload)))
