@@ -5,7 +5,6 @@ from __future__ import annotations
 from tinsmith_environment import codec
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
-from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.server import PodServer
@@ -18,11 +17,8 @@ class EnvironmentDeployment:
         if not config.scheduler_address or not config.pod_key:
             raise ConfigError("an environment pod needs scheduler_address and pod_key")
         self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
-        verifier = CachingKeyVerifier(self._scheduler.verify_key)
         self._server = PodServer(
-            config.server(),
-            domain=codec.DOMAIN,
-            authenticator=Authenticator(verifier, pod_key=config.pod_key),
+            config.server(), domain=codec.DOMAIN, authenticator=self._scheduler.authenticator()
         )
         self._pod = EnvironmentPod(config, self._server)
         self._registration: WorkerRegistration | None = None

@@ -17,7 +17,7 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tinsmith_runtime.auth import Caller
+from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier, Caller
 from tinsmith_runtime.errors import (
     InternalError,
     KeyInvalidError,
@@ -84,7 +84,12 @@ class SchedulerClient:
     def __init__(self, address: str, *, pod_key: str) -> None:
         self._channel = open_channel(address)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._pod_key = pod_key
         self._metadata = pod_metadata(pod_key)
+
+    def authenticator(self) -> Authenticator:
+        """Return what finds the callers of a pod whose user keys the scheduler knows."""
+        return Authenticator(CachingKeyVerifier(self.verify_key), pod_key=self._pod_key)
 
     async def close(self) -> None:
         """Close the connection."""

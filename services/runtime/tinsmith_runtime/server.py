@@ -138,10 +138,6 @@ class PodServer:
             self._metrics = None
         logger.info("stopped", extra={"address": self._address})
 
-    def start_draining(self) -> None:
-        """Refuse new calls from now on; running ones go on."""
-        self._interceptor.drain()
-
 
 async def wait_for_signal() -> None:
     """Return at the first SIGTERM or SIGINT of the process."""

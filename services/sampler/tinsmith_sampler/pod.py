@@ -11,7 +11,6 @@ from tinsmith.v1 import sampler_pb2_grpc, scheduler_pb2
 from tinsmith_engine.catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
-from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.server import PodServer
@@ -76,11 +75,8 @@ class SamplerPod:
             _text_decoders(host),
             {name: list(model.stop_token_ids) for name, model in self._catalog.models.items()},
         )
-        verifier = CachingKeyVerifier(self._scheduler.verify_key)
         self._server = PodServer(
-            config.server(),
-            domain=codec.DOMAIN,
-            authenticator=Authenticator(verifier, pod_key=config.pod_key),
+            config.server(), domain=codec.DOMAIN, authenticator=self._scheduler.authenticator()
         )
         self._server.add(
             sampler_pb2_grpc.add_SamplerServiceServicer_to_server,

@@ -17,7 +17,6 @@ from tinsmith_engine import Published
 from tinsmith_engine.catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
-from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger import SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
@@ -89,11 +88,8 @@ class TrainerPod:
             on_fenced=on_fenced,
         )
         self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
-        verifier = CachingKeyVerifier(self._scheduler.verify_key)
         self._server = PodServer(
-            config.server(),
-            domain=codec.DOMAIN,
-            authenticator=Authenticator(verifier, pod_key=config.pod_key),
+            config.server(), domain=codec.DOMAIN, authenticator=self._scheduler.authenticator()
         )
         servicer = TrainerServicer(
             config, self._registry, reader, checkpoints, self._publisher, self._catalog
