@@ -1,67 +1,61 @@
 """AdamW over rows of an arena, each row with its own hyper-parameters and step count.
 
-The formula is torch.optim.AdamW's (decoupled decay, bias correction), the clip is
-torch.nn.utils.clip_grad_norm_'s; tests hold both to it. The rows are walked in blocks that fit a
-core's cache: eager PyTorch would otherwise stream each row through memory once per operation.
+The step is torch's fused kernel, one sweep over memory for each row: theta, gradient and moments of
+a run are one row, so a run is one call however many matrices it has. A row is always a call of its
+own, with a shape of its own, which keeps its bits free of the rows that step with it. The clip is
+torch.nn.utils.clip_grad_norm_'s. Tests hold both to torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tinsmith_engine.rows import Row
 from tinsmith_engine.values import AdamParams
-
-_BLOCK_NUMBERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
-    """Hyper-parameters of R rows as columns [R, 1], float32."""
+class RowStep:
+    """One row and how it steps."""
 
-    gradient_scale: Tensor
-    one_minus_beta1: Tensor
-    beta2: Tensor
-    one_minus_beta2: Tensor
-    decay: Tensor
-    inverse_sqrt_correction2: Tensor
-    eps: Tensor
-    negative_step_size: Tensor
+    row: Row
+    step: int
+    """The count of this step, from 1."""
+    params: AdamParams
+    grad_norm: float
+    """L2 norm of the row's gradient, for clipping."""
 
 
-def adamw_(
-    theta_RP: Tensor,
-    grad_RP: Tensor,
-    m_RP: Tensor,
-    v_RP: Tensor,
-    steps: Sequence[int],
-    params: Sequence[AdamParams],
-    grad_norms: Sequence[float],
-) -> None:
-    """Apply one AdamW step to R rows in place; gradients are read, not changed.
+def adamw_(steps: Sequence[RowStep]) -> None:
+    """Apply one AdamW step to each row in place.
 
-    Args:
-        theta_RP: Weights, float32 [R, P].
-        grad_RP: Accumulated gradients, float32 [R, P].
-        m_RP: First moments, float32 [R, P].
-        v_RP: Second moments, float32 [R, P].
-        steps: For each row, the count of this step, from 1.
-        params: For each row, its hyper-parameters.
-        grad_norms: For each row, the L2 norm of its gradient, for clipping.
+    Gradients may be scaled on the way: whoever calls clears them afterwards.
     """
-    columns = _columns(steps, params, grad_norms, theta_RP.device)
-    for start in range(0, theta_RP.shape[1], _BLOCK_NUMBERS):
-        block = slice(start, start + _BLOCK_NUMBERS)
-        theta, m, v = theta_RP[:, block], m_RP[:, block], v_RP[:, block]
-        grad = grad_RP[:, block] * columns.gradient_scale
-        m.lerp_(grad, columns.one_minus_beta1)
-        v.mul_(columns.beta2).addcmul_(grad.mul(columns.one_minus_beta2), grad)
-        denominator = v.sqrt().mul_(columns.inverse_sqrt_correction2).add_(columns.eps)
-        theta.mul_(columns.decay)
-        theta.addcdiv_(m * columns.negative_step_size, denominator)
+    for one in steps:
+        row, params = one.row, one.params
+        factor = clip_factor(one.grad_norm, params.grad_clip_norm)
+        if factor != 1.0:
+            row.grad_P.mul_(factor)
+        torch._fused_adamw_(
+            [row.theta_P],
+            [row.grad_P],
+            [row.m_P],
+            [row.v_P],
+            [],
+            [torch.tensor(float(one.step), device=row.theta_P.device)],
+            lr=params.learning_rate,
+            beta1=params.beta1,
+            beta2=params.beta2,
+            weight_decay=params.weight_decay,
+            eps=params.eps,
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 def clip_factor(grad_norm: float, max_norm: float) -> float:
@@ -71,28 +65,49 @@ def clip_factor(grad_norm: float, max_norm: float) -> float:
     return min(1.0, max_norm / (grad_norm + 1e-6))
 
 
-def _columns(
-    steps: Sequence[int],
-    params: Sequence[AdamParams],
-    grad_norms: Sequence[float],
-    device: torch.device,
-) -> _Columns:
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+def grad_norm(grad_P: Tensor) -> float:
+    """Return the L2 norm of a gradient row; infinite or NaN if the row is, or if it overflows."""
+    return math.sqrt(max(float(torch.dot(grad_P, grad_P)), 0.0))
 
-    corrections1 = [1.0 - p.beta1**step for p, step in zip(params, steps, strict=True)]
-    corrections2 = [1.0 - p.beta2**step for p, step in zip(params, steps, strict=True)]
-    return _Columns(
-        gradient_scale=column(
-            [clip_factor(n, p.grad_clip_norm) for p, n in zip(params, grad_norms, strict=True)]
-        ),
-        one_minus_beta1=column([1.0 - p.beta1 for p in params]),
-        beta2=column([p.beta2 for p in params]),
-        one_minus_beta2=column([1.0 - p.beta2 for p in params]),
-        decay=column([1.0 - p.learning_rate * p.weight_decay for p in params]),
-        inverse_sqrt_correction2=column([correction**-0.5 for correction in corrections2]),
-        eps=column([p.eps for p in params]),
-        negative_step_size=column(
-            [-p.learning_rate / c for p, c in zip(params, corrections1, strict=True)]
-        ),
-    )
+
+@dataclass(frozen=True, slots=True)
+class RowBound:
+    """What is known of the numbers of a row without looking at them.
+
+    As long as the bound is far from what float32 holds, a step can not overflow, and needs neither
+    a copy to go back to nor a look at the result.
+    """
+
+    largest: float
+    """At least |theta| everywhere."""
+    moment_ratio: float
+    """At least |m| / sqrt(v) everywhere."""
+
+    @classmethod
+    def unknown(cls) -> RowBound:
+        """Return the bound of a row that somebody else wrote."""
+        return cls(math.inf, math.inf)
+
+    @classmethod
+    def of(cls, row: Row) -> RowBound:
+        """Return the bound of a row, by looking at it."""
+        largest = float(torch.stack(torch.aminmax(row.theta_P)).abs().max())
+        # 0 / 0 is a moment that has not been touched.
+        ratio = float((row.m_P.abs() / row.v_P.sqrt()).nan_to_num_(nan=0.0, posinf=math.inf).max())
+        return cls(largest, ratio)
+
+    def after(self, params: AdamParams) -> RowBound:
+        """Return the bound after a step, whatever its gradient is.
+
+        m' / sqrt(v') is at most `beta1 / sqrt(beta2)` of what it was, plus
+        `(1 - beta1) / sqrt(1 - beta2)`; bias correction divides m by no less than 1 - beta1, and v
+        by no more than 1.
+        """
+        if params.beta2 <= 0.0 or params.beta2 >= 1.0 or params.beta1 >= 1.0:
+            return RowBound.unknown()
+        ratio = self.moment_ratio * params.beta1 / math.sqrt(params.beta2)
+        ratio += (1.0 - params.beta1) / math.sqrt(1.0 - params.beta2)
+        decay = 1.0 + params.learning_rate * params.weight_decay
+        return RowBound(
+            self.largest * decay + params.learning_rate * ratio / (1.0 - params.beta1), ratio
+        )

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinsmith_engine.linear import UnitSpec
 from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.units import UnitSpec
 from tinsmith_engine.values import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import CheckpointIncompatibleError
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinsmith_engine.decoder_weights import DecoderWeights
-from tinsmith_engine.linear import LinearUnit, LoraUnit
+from tinsmith_engine.decoder_weights import LAYER_UNITS, AdapterWeights, DecoderWeights
+from tinsmith_engine.linear import LinearUnit, Saved
+from tinsmith_engine.lora import LoraUnit
+from tinsmith_engine.row_ladder import RowLadder
 
 ROW_TILE = 16
 _LORA_TILE = 4
@@ -72,23 +74,16 @@ class DecodeUnit(LinearUnit):
 
     mixes: tuple[UnitMix, ...] = ()
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Saved]:
         """Return y [N, out] for x [N, in]."""
-        y = x.new_empty(len(x), self.weight.shape[0])
-        transposed = self.weight.t()
-        for start in range(0, len(x), ROW_TILE):
-            rows = slice(start, start + ROW_TILE)
-            if self.bias is None:
-                torch.mm(x[rows], transposed, out=y[rows])
-            else:
-                torch.addmm(self.bias, x[rows], transposed, out=y[rows])
+        y = RowLadder((ROW_TILE,)).product(x, self.weight.t(), self.bias)
         for mix in self.mixes:
             mix.add_forward_(y, x)
-        return y, None
+        return y, ()
 
 
 def decode_weights(
-    base: DecoderWeights, adapters: Sequence[DecoderWeights], adapter_of_row: Sequence[int | None]
+    base: DecoderWeights, adapters: Sequence[AdapterWeights], adapter_of_row: Sequence[int | None]
 ) -> DecoderWeights:
     """Return weights for a decode batch.
 
@@ -104,34 +99,34 @@ def decode_weights(
         (_tiles(members, adapter_of_row, base.embedding), members) for members in shapes.values()
     ]
 
-    def unit(plain: LinearUnit, pick: Sequence[LinearUnit]) -> LinearUnit:
+    def unit(plain: LinearUnit, index: int) -> LinearUnit:
         mixes = []
         for tiles, members in tilings:
-            if pick[members[0]].lora is not None:
-                mixes.append(_mix(tiles, pick))
-        return DecodeUnit(weight=plain.weight, bias=plain.bias, mixes=tuple(mixes))
+            if adapters[members[0]].units[index] is not None:
+                mixes.append(_mix(tiles, [adapter.units[index] for adapter in adapters]))
+        return DecodeUnit(
+            weight=plain.weight, ladder=plain.ladder, bias=plain.bias, mixes=tuple(mixes)
+        )
 
     layers = []
     for index, layer in enumerate(base.layers):
-        worn = [adapter.layers[index] for adapter in adapters]
+        first = index * LAYER_UNITS
         layers.append(
             dataclasses.replace(
                 layer,
-                qkv=unit(layer.qkv, [one.qkv for one in worn]),
-                o=unit(layer.o, [one.o for one in worn]),
-                gate_up=unit(layer.gate_up, [one.gate_up for one in worn]),
-                down=unit(layer.down, [one.down for one in worn]),
+                qkv=unit(layer.qkv, first),
+                o=unit(layer.o, first + 1),
+                gate_up=unit(layer.gate_up, first + 2),
+                down=unit(layer.down, first + 3),
             )
         )
-    head = unit(base.head, [adapter.head for adapter in adapters])
+    head = unit(base.head, len(base.layers) * LAYER_UNITS)
     return dataclasses.replace(base, layers=tuple(layers), head=head)
 
 
-def _shape(adapter: DecoderWeights) -> tuple[object, ...]:
+def _shape(adapter: AdapterWeights) -> tuple[object, ...]:
     """Return what must be equal for adapters to be stacked: which units they adapt, and rank."""
-    layer = adapter.layers[0]
-    units = (layer.qkv, layer.o, layer.gate_up, layer.down, adapter.head)
-    return tuple(None if unit.lora is None else unit.lora.b[0].shape[1] for unit in units)
+    return tuple(None if unit is None else unit.b[0].shape[2] for unit in adapter.units)
 
 
 def _tiles(
@@ -157,21 +152,21 @@ def _tiles(
     )
 
 
-def _mix(tiles: AdapterTiles, units: Sequence[LinearUnit]) -> UnitMix:
-    worn = [_lora(units[adapter]) for adapter in tiles.adapters]
+def _mix(tiles: AdapterTiles, units: Sequence[LoraUnit | None]) -> UnitMix:
+    worn = [_given(units[adapter]) for adapter in tiles.adapters]
     scales = torch.tensor([lora.scale for lora in worn], dtype=worn[0].a.dtype)
     return UnitMix(
         tiles=tiles,
-        a=torch.stack([lora.a for lora in worn]).transpose(1, 2),
+        a=torch.cat([lora.a for lora in worn]).transpose(1, 2),
         b=tuple(
-            torch.stack([lora.b[part] for lora in worn]).transpose(1, 2)
+            torch.cat([lora.b[part] for lora in worn]).transpose(1, 2)
             for part in range(len(worn[0].b))
         ),
         scales=scales.view(-1, 1, 1).to(worn[0].a.device),
     )
 
 
-def _lora(unit: LinearUnit) -> LoraUnit:
-    if unit.lora is None:
+def _given(unit: LoraUnit | None) -> LoraUnit:
+    if unit is None:
         raise AssertionError("adapters of one shape adapt the same units")
-    return unit.lora
+    return unit

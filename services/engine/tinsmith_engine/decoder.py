@@ -1,9 +1,10 @@
 """The packed decoder: forward and backward over the tokens of many sequences at once.
 
 Rows are tokens, N of them, with no padding between sequences; only attention knows where one
-sequence ends (`attention.py`). The forward leaves one tape entry per layer, the backward walks the
-tape and adds parameter gradients to the run's row as it goes. There is no autograd graph: with one
-Python call per operation instead of two, a small batch runs at the speed of its matrix products.
+sequence ends (`attention.py`), and only adapters know which run a row belongs to (`linear.py`). The
+forward leaves one tape entry per layer, the backward walks the tape and adds parameter gradients to
+the runs' rows as it goes. There is no autograd graph: with one Python call per operation instead of
+two, a small batch runs at the speed of its matrix products.
 
 Trainer and sampler share this forward, which is why their log-probabilities agree.
 """
@@ -11,20 +12,41 @@ Trainer and sampler share this forward, which is why their log-probabilities agr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from tinsmith_engine.attention import AttentionBackend, PackedAttention
 from tinsmith_engine.decoder_config import DecoderConfig, head_unit, layer_units
-from tinsmith_engine.decoder_weights import DecoderWeights, LayerWeights, bind_weights
-from tinsmith_engine.head import TokenLossFunction, run_head
-from tinsmith_engine.linear import UnitSpec
-from tinsmith_engine.models import RunTensors, Scores
+from tinsmith_engine.decoder_weights import (
+    AdapterWeights,
+    DecoderWeights,
+    LayerWeights,
+    bind_adapters,
+    bind_weights,
+    wear,
+)
+from tinsmith_engine.head import HeadScores, run_head
+from tinsmith_engine.linear import Saved
+from tinsmith_engine.lora import LoraUnit
+from tinsmith_engine.models import Pass, RunTensors
 from tinsmith_engine.ops import rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward
-from tinsmith_engine.packing import MicroBatch
+from tinsmith_engine.packing import SEGMENT_ROWS
+from tinsmith_engine.row_ladder import RowLadder, padded_rows
 from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.units import UnitSpec
+
+Bound = DecoderWeights | AdapterWeights
+"""The weights that all rows see, or what some rows wear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ladders:
+    """At how many rows frozen products are issued: in the layers, and in the head."""
+
+    layers: RowLadder
+    head: RowLadder
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,67 +56,105 @@ class LayerTape:
     x: Tensor
     x_inverse_rms: Tensor
     x_normed: Tensor
-    qkv_projected: Tensor | None
+    qkv_saved: Saved
     qk: Tensor
     qk_inverse_rms: Tensor | None
     attended: Tensor
-    o_projected: Tensor | None
+    o_saved: Saved
     middle: Tensor
     middle_inverse_rms: Tensor
     middle_normed: Tensor
     gate_up: Tensor
-    gate_up_projected: Tensor | None
+    gate_up_saved: Saved
     activated: Tensor
-    down_projected: Tensor | None
+    down_saved: Saved
+
+
+@dataclass(slots=True)
+class Tape:
+    """What the backward walks: the tape of each layer, or the input of each layer alone."""
+
+    keeps_all: bool
+    layers: list[LayerTape] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
 
 
 class Decoder:
-    """A Qwen3, Qwen2 or Llama model held as one row of weights."""
+    """A Qwen3, Qwen2 or Llama model held as one row of weights.
 
-    def __init__(self, config: DecoderConfig, layout: RowLayout, base_row: Tensor) -> None:
+    Args:
+        config: Shapes and flags.
+        layout: Where each weight lies in the row.
+        base_row: The weights, in the dtype of the passes.
+        ladders: See `row_ladder`.
+        tape_rows: Passes with more rows keep only the input of each layer, and compute the rest
+            again in the backward: gradient checkpointing. It changes no bit.
+    """
+
+    stacks_runs = True
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        layout: RowLayout,
+        base_row: Tensor,
+        ladders: Ladders,
+        *,
+        tape_rows: int,
+    ) -> None:
         self.config = config
         self.full_layout = layout
+        self.row_quantum = padded_rows(SEGMENT_ROWS, ladders.layers.quantum)
         self.lora_units: Sequence[UnitSpec] = [
             unit for layer in range(config.num_layers) for unit in layer_units(config, layer)
         ] + [head_unit(config)]
         self._base_row = base_row
+        self._ladders = ladders
+        self._tape_rows = tape_rows
         self._frequencies = config.inverse_frequencies.to(base_row.device)
 
     def initial_row(self) -> Tensor:
         """Return the base model's weights, in the base model's dtype."""
         return self._base_row
 
-    def bind(self, run: RunTensors | None) -> DecoderWeights:
-        """Return the weights of a run, or of the base model."""
-        return bind_weights(self.config, self.full_layout, self._base_row, run)
+    def bind(self, run: RunTensors | None) -> Bound:
+        """Return the weights of a full run or of the base model, or the adapters of a stack."""
+        if run is not None and not run.is_full:
+            return bind_adapters(self.lora_units, self._base_row.dtype, run)
+        ladders = self._ladders
+        return bind_weights(
+            self.config, self.full_layout, self._base_row, run, ladders.layers, ladders.head
+        )
 
-    def score(
-        self,
-        bound: DecoderWeights,
-        micro_batch: MicroBatch,
-        loss_function: TokenLossFunction,
-        *,
-        needs_gradient: bool,
-    ) -> Scores:
-        """Score a micro-batch; with `needs_gradient`, add to the run's gradient row."""
-        attention = PackedAttention(micro_batch.buckets, keeps_graph=needs_gradient)
-        tape: list[LayerTape] | None = [] if needs_gradient else None
+    def head_adapter(self, bound: Bound, index: int) -> LoraUnit | None:
+        """Return the adapter of the unembedding of one run of a stack, or None."""
+        unit = bound.units[-1] if isinstance(bound, AdapterWeights) else None
+        return None if unit is None else unit.run(index)
+
+    def score(self, one: Pass[Bound], *, needs_gradient: bool) -> list[HeadScores]:
+        """Score the heads of a pass; with `needs_gradient`, also add to the gradient rows."""
+        if not isinstance(one.weights, DecoderWeights):
+            raise TypeError("a pass needs the weights of the base model or of a full run")
+        weights = wear(one.weights, one.adapted)
+        rows = one.rows
+        keeps_all = len(rows) <= self._tape_rows
+        tape = Tape(keeps_all=keeps_all) if needs_gradient else None
+        attention = PackedAttention(rows.buckets, keeps_graph=needs_gradient and keeps_all)
         with torch.no_grad():
-            cos, sin = self.rotary(micro_batch.positions_N)
-            hidden = self.forward(bound, micro_batch.tokens_N, cos, sin, attention, tape)
-            normed, inverse_rms = rms_norm(hidden, bound.final_norm.weight, self.config.rms_eps)
-            found = run_head(
-                bound.head,
-                normed,
-                micro_batch.targets_N,
-                loss_function,
-                needs_gradient=needs_gradient,
+            cos, sin = self.rotary(rows.positions_N)
+            embedded = weights.embedding.index_select(0, rows.tokens_N)
+            hidden = self.forward(weights, embedded, cos, sin, attention, tape)
+            norm = weights.final_norm
+            normed, inverse_rms = rms_norm(hidden, norm.weight, self.config.rms_eps)
+            scores, dnormed = run_head(
+                weights.head, normed, one.heads, needs_gradient=needs_gradient
             )
-            if tape is not None and found.dhidden is not None:
-                norm = bound.final_norm
-                dx = rms_norm_backward(found.dhidden, hidden, inverse_rms, norm.weight, norm.grad)
-                self._backward(bound, micro_batch.tokens_N, cos, sin, attention, tape, dx)
-        return Scores(found.logprobs_N, found.loss_N)
+            if tape is not None and dnormed is not None:
+                dx = rms_norm_backward(dnormed, hidden, inverse_rms, norm.weight, norm.grad)
+                if not keeps_all:
+                    attention = PackedAttention(rows.buckets, keeps_graph=True)
+                self._backward(weights, rows.tokens_N, cos, sin, attention, tape, dx)
+        return scores
 
     def rotary(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the rotary angles, [N, 1, D / 2] in the model's dtype."""
@@ -106,57 +166,66 @@ class Decoder:
     def forward(
         self,
         weights: DecoderWeights,
-        tokens_N: Tensor,
+        x: Tensor,
         cos: Tensor,
         sin: Tensor,
         attention: AttentionBackend,
-        tape: list[LayerTape] | None,
+        tape: Tape | None,
     ) -> Tensor:
-        """Return the hidden states before the final norm, [N, H]; fills the tape if given one."""
-        config = self.config
-        x = weights.embedding.index_select(0, tokens_N)
+        """Return the hidden states before the final norm, [N, H], for embedded tokens x [N, H]."""
         for index, layer in enumerate(weights.layers):
-            x_normed, x_inverse_rms = rms_norm(x, layer.input_norm.weight, config.rms_eps)
-            qkv, qkv_projected = layer.qkv.forward(x_normed)
-            heads = qkv.view(len(x), -1, config.head_dim)
-            qk, v = heads[:, : config.num_qk_heads], heads[:, config.num_qk_heads :]
-            qk_normed, qk_inverse_rms = qk, None
-            if layer.qk_norm is not None:
-                qk_normed, qk_inverse_rms = rms_norm(qk, layer.qk_norm, config.rms_eps)
-            rotated = rotate(qk_normed, cos, sin)
-            q, k = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
-            attended = attention.forward(index, q, k, v).flatten(1)
-            middle, o_projected = layer.o.forward(attended)
-            middle += x
-            middle_normed, middle_inverse_rms = rms_norm(
-                middle, layer.post_norm.weight, config.rms_eps
-            )
-            gate_up, gate_up_projected = layer.gate_up.forward(middle_normed)
-            activated = swiglu(gate_up)
-            out, down_projected = layer.down.forward(activated)
-            out += middle
-            if tape is not None:
-                tape.append(
-                    LayerTape(
-                        x=x,
-                        x_inverse_rms=x_inverse_rms,
-                        x_normed=x_normed,
-                        qkv_projected=qkv_projected,
-                        qk=qk,
-                        qk_inverse_rms=qk_inverse_rms,
-                        attended=attended,
-                        o_projected=o_projected,
-                        middle=middle,
-                        middle_inverse_rms=middle_inverse_rms,
-                        middle_normed=middle_normed,
-                        gate_up=gate_up,
-                        gate_up_projected=gate_up_projected,
-                        activated=activated,
-                        down_projected=down_projected,
-                    )
-                )
-            x = out
+            before = x
+            x, saved = self._layer(layer, index, x, cos, sin, attention)
+            if tape is not None and tape.keeps_all:
+                tape.layers.append(saved)
+            elif tape is not None:
+                tape.inputs.append(before)
         return x
+
+    def _layer(
+        self,
+        layer: LayerWeights,
+        index: int,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attention: AttentionBackend,
+    ) -> tuple[Tensor, LayerTape]:
+        config = self.config
+        x_normed, x_inverse_rms = rms_norm(x, layer.input_norm.weight, config.rms_eps)
+        qkv, qkv_saved = layer.qkv.forward(x_normed)
+        heads = qkv.view(len(x), -1, config.head_dim)
+        qk, v = heads[:, : config.num_qk_heads], heads[:, config.num_qk_heads :]
+        qk_normed, qk_inverse_rms = qk, None
+        if layer.qk_norm is not None:
+            qk_normed, qk_inverse_rms = rms_norm(qk, layer.qk_norm, config.rms_eps)
+        rotated = rotate(qk_normed, cos, sin)
+        q, k = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
+        attended = attention.forward(index, q, k, v).flatten(1)
+        middle, o_saved = layer.o.forward(attended)
+        middle += x
+        middle_normed, middle_inverse_rms = rms_norm(middle, layer.post_norm.weight, config.rms_eps)
+        gate_up, gate_up_saved = layer.gate_up.forward(middle_normed)
+        activated = swiglu(gate_up)
+        out, down_saved = layer.down.forward(activated)
+        out += middle
+        return out, LayerTape(
+            x=x,
+            x_inverse_rms=x_inverse_rms,
+            x_normed=x_normed,
+            qkv_saved=qkv_saved,
+            qk=qk,
+            qk_inverse_rms=qk_inverse_rms,
+            attended=attended,
+            o_saved=o_saved,
+            middle=middle,
+            middle_inverse_rms=middle_inverse_rms,
+            middle_normed=middle_normed,
+            gate_up=gate_up,
+            gate_up_saved=gate_up_saved,
+            activated=activated,
+            down_saved=down_saved,
+        )
 
     def _backward(
         self,
@@ -165,27 +234,31 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
         attention: PackedAttention,
-        tape: list[LayerTape],
+        tape: Tape,
         dx: Tensor,
     ) -> None:
         """Walk the tape from the last layer; `dx` [N, H] is the gradient of its output."""
         for index in reversed(range(len(weights.layers))):
-            layer, saved = weights.layers[index], tape.pop()
-            dactivated = _given(layer.down.backward(dx, saved.activated, saved.down_projected))
+            layer = weights.layers[index]
+            if tape.keeps_all:
+                saved = tape.layers.pop()
+            else:
+                _, saved = self._layer(layer, index, tape.inputs.pop(), cos, sin, attention)
+            dactivated = _given(layer.down.backward(dx, saved.activated, saved.down_saved))
             dgate_up = swiglu_backward(dactivated, saved.gate_up)
             dnormed = _given(
-                layer.gate_up.backward(dgate_up, saved.middle_normed, saved.gate_up_projected)
+                layer.gate_up.backward(dgate_up, saved.middle_normed, saved.gate_up_saved)
             )
             norm = layer.post_norm
             dx += rms_norm_backward(
                 dnormed, saved.middle, saved.middle_inverse_rms, norm.weight, norm.grad
             )
-            dattended = _given(layer.o.backward(dx, saved.attended, saved.o_projected))
+            dattended = _given(layer.o.backward(dx, saved.attended, saved.o_saved))
             dqkv = self._attention_backward(layer, index, saved, dattended, cos, sin, attention)
             # Below the first layer of a frozen model there is nothing left to train.
             needs_dx = index > 0 or weights.trains_input
             dnormed_or_none = layer.qkv.backward(
-                dqkv, saved.x_normed, saved.qkv_projected, needs_dx=needs_dx
+                dqkv, saved.x_normed, saved.qkv_saved, needs_dx=needs_dx
             )
             if dnormed_or_none is None:
                 return

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinsmith_engine.linear import UnitSpec
 from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.units import UnitSpec
 
 _FAMILIES = ("qwen3", "qwen2", "llama")
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3")

@@ -1,13 +1,14 @@
-"""The decoder's weights as views of a row, plus a run's adapter, ready for a pass.
+"""The decoder's weights as views of a row, and the adapters that rows of a pass wear.
 
-The base model is one row of the full layout in its own dtype. An adapter run reads that row and its
-own adapter row; a full-parameter run brings a row that replaces it. Rows are float32 masters: where
-the base model is bfloat16, binding makes the copy that the pass computes with, while gradients are
-still added to the float32 row.
+The base model is one row of the full layout in its own dtype. Adapter runs read that row and wear
+their own adapter rows; a full-parameter run brings a row that replaces it. Rows are float32
+masters: where the base model is bfloat16, binding makes the copy that the pass computes with, while
+gradients are still added to the float32 row.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,9 +16,15 @@ import torch
 from torch import Tensor
 
 from tinsmith_engine.decoder_config import DecoderConfig, head_unit, layer_units
-from tinsmith_engine.linear import LinearUnit, LoraUnit, UnitSpec
-from tinsmith_engine.models import RunTensors
+from tinsmith_engine.linear import AdaptedRows, LinearUnit
+from tinsmith_engine.lora import LoraUnit
+from tinsmith_engine.models import BoundRows, RunTensors
+from tinsmith_engine.row_ladder import RowLadder
 from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.units import UnitSpec
+
+LAYER_UNITS = 4
+"""Units of a layer, in the order of `decoder_config.layer_units`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +64,74 @@ class DecoderWeights:
     """Whether the gradient must reach the embedding."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterWeights:
+    """The adapters of a stack of runs, by unit: those of each layer in turn, then the head's."""
+
+    units: tuple[LoraUnit | None, ...]
+
+
 def bind_weights(
-    config: DecoderConfig, base_layout: RowLayout, base_row: Tensor, run: RunTensors | None
+    config: DecoderConfig,
+    layout: RowLayout,
+    base_row: Tensor,
+    run: RunTensors | None,
+    ladder: RowLadder,
+    head_ladder: RowLadder,
 ) -> DecoderWeights:
-    """Return the weights of a run on the base model, or of the base model alone."""
-    adapter = None
+    """Return the weights of a full-parameter run, or of the base model."""
     row, grad_row = base_row, None
-    if run is not None and run.is_full:
+    if run is not None:
         row, grad_row = run.theta_P.to(base_row.dtype), run.grad_P
-    elif run is not None:
-        adapter = RunTensors(
-            run.layout, run.theta_P.to(base_row.dtype), run.grad_P, run.scale, is_full=False
+    return _Binder(config, layout, row, grad_row, ladder, head_ladder).bind()
+
+
+def bind_adapters(specs: Sequence[UnitSpec], dtype: torch.dtype, run: RunTensors) -> AdapterWeights:
+    """Return the adapters of a run, or of a stack of runs, in the dtype of the passes."""
+    width = run.layout.width
+    theta_RP = run.theta_P.view(-1, width) if run.theta_P.dim() == 1 else run.theta_P
+    theta_RP = theta_RP.to(dtype)
+    grad_RP = run.grad_P
+    if grad_RP is not None and grad_RP.dim() == 1:
+        grad_RP = grad_RP[None]
+    return AdapterWeights(
+        tuple(LoraUnit.of(spec, run.layout, theta_RP, grad_RP, run.scale) for spec in specs)
+    )
+
+
+def wear(
+    weights: DecoderWeights, adapted: Sequence[BoundRows[DecoderWeights | AdapterWeights]]
+) -> DecoderWeights:
+    """Return weights whose layers apply adapters to some rows of a pass.
+
+    The head is left as it is: its chunks have rows of their own (`head.py`).
+    """
+    if not adapted:
+        return weights
+
+    def unit(plain: LinearUnit, index: int) -> LinearUnit:
+        worn = []
+        for one in adapted:
+            if not isinstance(one.bound, AdapterWeights):
+                raise TypeError("rows wear adapters, not whole models")
+            lora = one.bound.units[index]
+            if lora is not None:
+                worn.append(AdaptedRows(one.rows, lora, one.accumulates))
+        return plain.adapt(tuple(worn))
+
+    layers = []
+    for index, layer in enumerate(weights.layers):
+        first = index * LAYER_UNITS
+        layers.append(
+            dataclasses.replace(
+                layer,
+                qkv=unit(layer.qkv, first),
+                o=unit(layer.o, first + 1),
+                gate_up=unit(layer.gate_up, first + 2),
+                down=unit(layer.down, first + 3),
+            )
         )
-    return _Binder(config, base_layout, row, grad_row, adapter).bind()
+    return dataclasses.replace(weights, layers=tuple(layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +140,8 @@ class _Binder:
     layout: RowLayout
     row: Tensor
     grad_row: Tensor | None
-    adapter: RunTensors | None
+    ladder: RowLadder
+    head_ladder: RowLadder
 
     def bind(self) -> DecoderWeights:
         embedding = "model.embed_tokens.weight"
@@ -88,7 +151,10 @@ class _Binder:
             embedding_grad=self._grad([embedding]),
             layers=tuple(self._layer(index) for index in range(self.config.num_layers)),
             final_norm=self._norm("model.norm.weight"),
-            head=self._unit(head, [embedding] if self.config.is_tied else ["lm_head.weight"]),
+            head=dataclasses.replace(
+                self._unit(head, [embedding] if self.config.is_tied else ["lm_head.weight"]),
+                ladder=self.head_ladder,
+            ),
             trains_input=self.grad_row is not None,
         )
 
@@ -122,21 +188,12 @@ class _Binder:
         weights = weights or [f"{name}.weight" for name in spec.names]
         biases = [f"{name}.bias" for name in spec.names]
         has_bias = biases[0] in self.layout
-        lora = None
-        if self.adapter is not None:
-            lora = LoraUnit.of(
-                spec,
-                self.adapter.layout,
-                self.adapter.theta_P,
-                self.adapter.grad_P,
-                self.adapter.scale,
-            )
         return LinearUnit(
             weight=self.layout.fused(self.row, weights),
+            ladder=self.ladder,
             bias=self.layout.fused(self.row, biases) if has_bias else None,
             weight_grad=self._grad(weights),
             bias_grad=self._grad(biases) if has_bias else None,
-            lora=lora,
         )
 
     def _grad(self, names: Sequence[str]) -> Tensor | None:

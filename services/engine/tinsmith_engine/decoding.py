@@ -11,16 +11,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tinsmith_engine.decode_units import ROW_TILE, decode_weights
-from tinsmith_engine.decoder import Decoder
-from tinsmith_engine.decoder_weights import DecoderWeights
+from tinsmith_engine.decoder import Bound, Decoder
+from tinsmith_engine.decoder_weights import AdapterWeights, DecoderWeights, wear
 from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import chunk_rows
 from tinsmith_engine.kv_cache import DecodeAttention, KvCache, PrefillAttention
+from tinsmith_engine.linear import AdaptedRows, LinearUnit
+from tinsmith_engine.lora import LoraUnit
+from tinsmith_engine.models import BoundRows
 from tinsmith_engine.ops import rms_norm
+from tinsmith_engine.packing import PackedRows, pack
+from tinsmith_engine.row_ladder import padded_rows
 from tinsmith_engine.values import Published
 from tinsmith_engine.versions import VersionStore
 
@@ -62,20 +68,46 @@ class CachedDecoding:
         self, weights: Published | None, tokens: Sequence[int], slots: Sequence[int], *, all_: bool
     ) -> Iterator[Tensor]:
         """Read a prompt into slots; yield logits [rows, V] of all positions, or of the last."""
-        bound = self._base if weights is None else self._versions.bound(weights)
         num_tokens = len(tokens)
         self._cache.reserve(num_tokens)
+        rows = pack(
+            [[np.asarray(tokens, dtype=np.int64)]],
+            quantum=self._decoder.row_quantum,
+            device=self._device,
+        )
+        bound, lora = self._prompt_weights(weights, rows)
         with torch.no_grad():
-            tokens_N = torch.tensor(tokens, device=self._device)
-            cos, sin = self._decoder.rotary(torch.arange(num_tokens, device=self._device))
-            attention = PrefillAttention(self._cache, slots[0], num_tokens, self._device)
-            hidden = self._decoder.forward(bound, tokens_N, cos, sin, attention, None)
+            cos, sin = self._decoder.rotary(rows.positions_N)
+            attention = PrefillAttention(self._cache, slots[0], num_tokens, rows.buckets)
+            embedded = bound.embedding.index_select(0, rows.tokens_N)
+            hidden = self._decoder.forward(bound, embedded, cos, sin, attention, None)
             self._cache.copy_prefix(slots[0], slots[1:], num_tokens)
-            if not all_:
-                hidden = hidden[-1:]
-            step = chunk_rows(self._decoder.config.vocab_size)
-            for start in range(0, len(hidden), step):
-                yield self._logits(bound, hidden[start : start + step])
+            first = 0 if all_ else num_tokens - 1
+            head = bound.head if lora is None else _adapted_head(bound.head, lora)
+            yield from self._chunks(bound, head, hidden, first, num_tokens)
+
+    def _prompt_weights(
+        self, weights: Published | None, rows: PackedRows
+    ) -> tuple[DecoderWeights, LoraUnit | None]:
+        """Return the weights of a prompt's rows, and the adapter of the unembedding."""
+        bound: Bound = self._base if weights is None else self._versions.bound(weights)
+        if isinstance(bound, DecoderWeights):
+            return bound, None
+        worn: BoundRows[Bound] = BoundRows(rows.segments[0], bound, accumulates=True)
+        return wear(self._base, [worn]), self._decoder.head_adapter(bound, 0)
+
+    def _chunks(
+        self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor, first: int, last: int
+    ) -> Iterator[Tensor]:
+        """Yield logits of rows, computed in chunks as the trainer's head does."""
+        ladder = weights.head.ladder
+        step = chunk_rows(self._decoder.config.vocab_size)
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            num_rows = padded_rows(stop - start, ladder.quantum)
+            filling = hidden[start : start + 1].expand(num_rows - (stop - start), -1)
+            chunk = torch.cat([hidden[start:stop], filling])
+            yield self._logits(weights, head, chunk)[: stop - start]
 
     def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
         """Return next-token logits [rows, V], float32.
@@ -107,8 +139,9 @@ class CachedDecoding:
             attention = DecodeAttention(
                 self._cache, [row.slot for row in rows], positions, num_rows
             )
-            hidden = self._decoder.forward(weights, tokens, cos, sin, attention, None)
-            return self._logits(weights, hidden)[: len(rows)]
+            embedded = weights.embedding.index_select(0, tokens)
+            hidden = self._decoder.forward(weights, embedded, cos, sin, attention, None)
+            return self._logits(weights, weights.head, hidden)[: len(rows)]
 
     def _compose(
         self, serial: int | None, rows: Sequence[DecodeRow], num_rows: int
@@ -130,21 +163,27 @@ class CachedDecoding:
             order = {one.serial: index for index, one in enumerate(published_list)}
             weights = decode_weights(
                 self._base,
-                [self._versions.bound(one) for one in published_list],
+                [self._adapters(one) for one in published_list],
                 [None if one is None else order[one] for one in worn],
             )
         self._composed[serial] = (worn, weights)
         return weights
+
+    def _adapters(self, published: Published) -> AdapterWeights:
+        bound: Bound = self._versions.bound(published)
+        if not isinstance(bound, AdapterWeights):
+            raise TypeError("a full-parameter version is not worn over the base model")
+        return bound
 
     def _full_serial(self, published: Published | None) -> int | None:
         if published is None or not self._versions.tensors(published).is_full:
             return None
         return published.serial
 
-    def _logits(self, weights: DecoderWeights, hidden: Tensor) -> Tensor:
+    def _logits(self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor) -> Tensor:
         eps = self._decoder.config.rms_eps
         normed, _ = rms_norm(hidden, weights.final_norm.weight, eps)
-        return weights.head.forward(normed)[0].float()
+        return head.forward(normed)[0].float()
 
 
 class RecomputeDecoding:
@@ -174,3 +213,8 @@ class RecomputeDecoding:
 
 def _serial(published: Published | None) -> int | None:
     return None if published is None else published.serial
+
+
+def _adapted_head(head: LinearUnit, lora: LoraUnit) -> LinearUnit:
+    """Return the unembedding with one run's adapter on all rows."""
+    return head.adapt((AdaptedRows(slice(None), lora),))

@@ -1,31 +1,34 @@
 """The engine: runs on one base model, and what can be done with them.
 
-Plain and synchronous; exactly one thread calls it (`thread.EngineThread`). An operation sees its
-own run and the frozen base, and its split into micro-batches depends on its batch alone. So its
-bits do not depend on which other runs exist or on what ran before. An operation that fails leaves
-its run as it found it: gradients are restored from a copy, not by subtraction.
+Plain and synchronous; exactly one thread calls it (`thread.EngineThread`). Batches of many runs are
+computed together (`pass_runner.py`), their optimizer steps as well, and yet the bits of a run do
+not depend on which other runs exist or on what ran beside it. An operation that fails leaves its
+run as it found it: gradients are restored from a copy, not by subtraction.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.adam import adamw_
+from tinsmith_engine.adam import RowBound, RowStep, adamw_, grad_norm
 from tinsmith_engine.adapters import export_config, export_tensors, import_tensors_
 from tinsmith_engine.batches import validate_adam, validate_batch
+from tinsmith_engine.exactness import NUM_PROBE_RUNS, check_exactness
 from tinsmith_engine.factory import LoadedModel, load_model
+from tinsmith_engine.jobs import is_finite_row
 from tinsmith_engine.models import RunTensors
+from tinsmith_engine.pass_runner import PassRunner
 from tinsmith_engine.run_store import Run, RunStore, adapter_scale, check_config, same_layout
-from tinsmith_engine.scoring import Scorer
 from tinsmith_engine.values import (
     AdamParams,
     AdapterConfig,
+    BatchRequest,
     Datum,
     ForwardResult,
     FullConfig,
@@ -39,25 +42,33 @@ from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
     NoGradientError,
     NonFiniteLossError,
+    TinsmithError,
 )
 
 _STATE_TENSORS = ("theta", "m", "v", "grad")
+# Far from the largest float32, 3.4e38.
+_SAFE = 1e36
 
 
 class Engine:
     """All runs on one base model."""
 
-    def __init__(self, loaded: LoadedModel, *, max_rows: int, micro_batch_tokens: int) -> None:
+    def __init__(
+        self, loaded: LoadedModel, *, max_rows: int, micro_batch_tokens: int, pass_rows: int
+    ) -> None:
         self.info: ModelInfo = loaded.info
         self.model = loaded.model
         self.device = loaded.device
         self.versions = VersionStore()
         self._source = loaded.source
-        self._copies_on_bind = loaded.info.dtype != "float32"
-        self._scorer = Scorer(loaded.model, loaded.device, micro_batch_tokens)
+        self._passes = PassRunner(
+            loaded.model,
+            loaded.device,
+            copies_on_bind=loaded.info.dtype != "float32",
+            micro_batch_tokens=micro_batch_tokens,
+            pass_rows=pass_rows,
+        )
         self._runs = RunStore(loaded.model, loaded.device, max_rows)
-        self._base = loaded.model.bind(None)
-        self._rollback: Tensor | None = None
         self._published_revisions: dict[str, tuple[Published, int]] = {}
 
     @classmethod
@@ -71,6 +82,9 @@ class Engine:
         max_sequence_tokens: int = 32_768,
         num_threads: int | None = None,
         micro_batch_tokens: int = 2048,
+        pass_rows: int = 8192,
+        tape_rows: int = 16_384,
+        exact: bool = True,
     ) -> Engine:
         """Load a base model.
 
@@ -81,9 +95,15 @@ class Engine:
             max_rows: How many runs may exist at a time.
             max_sequence_tokens: Longest sequence accepted, if the model allows as much.
             num_threads: Threads of an operation; None leaves torch's own choice.
-            micro_batch_tokens: Tokens in one pass; a longer sequence is a pass of its own.
+            micro_batch_tokens: Tokens in one piece of a batch; a longer sequence is a piece of its
+                own. Part of the numerics fingerprint.
+            pass_rows: Tokens of all runs in one pass. Changes no bit.
+            tape_rows: A pass with more tokens keeps only the input of each layer for the backward,
+                and computes the rest again: gradient checkpointing. Changes no bit.
+            exact: Whether a run's bits must not depend on what is computed beside it.
 
         Raises:
+            ExactnessUnavailableError: This machine can not keep that promise for the model.
             ModelNotFoundError: There is no such model, or not in a form that can be loaded.
             CheckpointIncompatibleError: The weights do not fit the model's configuration.
         """
@@ -94,8 +114,21 @@ class Engine:
             max_sequence_tokens=max_sequence_tokens,
             num_threads=num_threads,
             micro_batch_tokens=micro_batch_tokens,
+            tape_rows=tape_rows,
+            exact=exact,
         )
-        return cls(loaded, max_rows=max_rows, micro_batch_tokens=micro_batch_tokens)
+        if loaded.info.exactness == "exact":
+            check_exactness(
+                cls(
+                    loaded,
+                    max_rows=NUM_PROBE_RUNS,
+                    micro_batch_tokens=micro_batch_tokens,
+                    pass_rows=pass_rows,
+                )
+            )
+        return cls(
+            loaded, max_rows=max_rows, micro_batch_tokens=micro_batch_tokens, pass_rows=pass_rows
+        )
 
     # Runs.
 
@@ -131,7 +164,36 @@ class Engine:
         """Return how many optimizer steps were applied to a run."""
         return self._runs.get(run).version
 
+    @property
+    def base(self) -> Any:
+        """The base model, bound."""
+        return self._passes.base
+
     # Training.
+
+    def compute(self, requests: Sequence[BatchRequest]) -> list[ForwardResult | TinsmithError]:
+        """Score batches of any runs, and add gradients to their runs, in packed passes.
+
+        Requests of one run take effect in their order. Each entry of the result is what its request
+        would have given by itself, bit for bit, whatever the others are.
+
+        Returns:
+            For each request its result, or the error that `forward` or `forward_backward` would
+            raise; a request that failed left its run's gradient as it was before it.
+        """
+        found: list[ForwardResult | TinsmithError | None] = [None] * len(requests)
+        valid: list[tuple[int, BatchRequest, Run | None]] = []
+        for index, request in enumerate(requests):
+            try:
+                run = None if request.run is None else self._runs.get(request.run)
+                validate_batch(request.batch, request.loss, request.loss_config, self.info)
+                valid.append((index, request, run))
+            except TinsmithError as error:
+                found[index] = error
+        outcomes = self._passes.run([(request, run) for _, request, run in valid])
+        for (index, _, _), outcome in zip(valid, outcomes, strict=True):
+            found[index] = outcome
+        return [outcome for outcome in found if outcome is not None]
 
     def forward(
         self, run: str | None, batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float]
@@ -142,11 +204,12 @@ class Engine:
             RunNotFoundError: The engine has no such run.
             InvalidArgumentError: See `validate_batch`.
             SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
-            OutOfMemoryError: A micro-batch does not fit into memory.
+            OutOfMemoryError: A sequence does not fit into memory.
         """
-        bound = self._base if run is None else self._bound(self._runs.get(run))
-        validate_batch(batch, loss, loss_config, self.info)
-        return self._scorer.score(bound, batch, loss, loss_config, needs_gradient=False)
+        request = BatchRequest(
+            run=run, batch=batch, loss=loss, loss_config=loss_config, is_backward=False
+        )
+        return _result(self.compute([request])[0])
 
     def forward_backward(
         self, run: str, batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float]
@@ -159,31 +222,28 @@ class Engine:
             SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
             NonFiniteLossError: The loss or gradient is NaN or infinite. As with every error, the
                 gradient that was pending is left as it was, bit for bit.
-            OutOfMemoryError: A micro-batch does not fit into memory.
+            OutOfMemoryError: A sequence does not fit into memory.
         """
-        state = self._runs.get(run)
-        validate_batch(batch, loss, loss_config, self.info)
-        grad_P = state.row.grad_P
-        before_P = grad_P.clone() if state.has_gradient else None
-        try:
-            result = self._scorer.score(
-                self._bound(state), batch, loss, loss_config, needs_gradient=True
-            )
-            if not np.isfinite(result.metrics["loss:sum"]) or not _is_finite(grad_P):
-                raise NonFiniteLossError(
-                    f"the batch gave run {run} a NaN or infinite loss or gradient; the gradient "
-                    "accumulated before it is unchanged",
-                    run=run,
-                    loss=result.metrics["loss:sum"],
-                )
-        except BaseException:
-            if before_P is None:
-                grad_P.zero_()
-            else:
-                grad_P.copy_(before_P)
-            raise
-        state.has_gradient = True
-        return result
+        request = BatchRequest(
+            run=run, batch=batch, loss=loss, loss_config=loss_config, is_backward=True
+        )
+        return _result(self.compute([request])[0])
+
+    def optim_steps(
+        self, steps: Sequence[tuple[str, AdamParams]]
+    ) -> list[OptimStepResult | TinsmithError]:
+        """Apply one AdamW step to each of several runs, and clear their gradients.
+
+        Returns:
+            For each run, what `optim_step` would return or raise.
+        """
+        found: list[OptimStepResult | TinsmithError] = []
+        for run, params in steps:
+            try:
+                found.append(self.optim_step(run, params))
+            except TinsmithError as error:
+                found.append(error)
+        return found
 
     def optim_step(self, run: str, params: AdamParams) -> OptimStepResult:
         """Apply one AdamW step with the accumulated gradient, and clear the gradient.
@@ -201,51 +261,26 @@ class Engine:
             raise NoGradientError(
                 f"run {run} has no gradient; call forward_backward first", run=run
             )
-        row = state.row
-        grad_norm = float(torch.linalg.vector_norm(row.grad_P))
-        changed = (row.theta_P, row.m_P, row.v_P)
-        before = self._rollback_copies(changed)
-        adamw_(
-            row.theta_P[None],
-            row.grad_P[None],
-            row.m_P[None],
-            row.v_P[None],
-            [state.adam_steps + 1],
-            [params],
-            [grad_norm],
-        )
+        norm = grad_norm(state.row.grad_P)
         self.clear_gradient(run)
-        if not (np.isfinite(grad_norm) and all(_is_finite(numbers_P) for numbers_P in changed)):
-            for numbers_P, old_P in zip(changed, before, strict=True):
-                numbers_P.copy_(old_P)
+        if not math.isfinite(norm) or not _step(state, params, norm):
             raise NonFiniteLossError(
                 f"the step of run {run} would make its weights NaN or infinite (gradient norm "
-                f"{grad_norm}); weights are unchanged, the gradient is cleared",
+                f"{norm}); weights are unchanged, the gradient is cleared",
                 run=run,
-                grad_norm=grad_norm,
+                grad_norm=norm,
             )
         state.version += 1
         state.adam_steps += 1
-        self._note_new_theta(state)
         return OptimStepResult(
             version=state.version,
-            metrics={"grad_norm": grad_norm, "learning_rate": params.learning_rate},
+            metrics={"grad_norm": norm, "learning_rate": params.learning_rate},
         )
-
-    def _rollback_copies(self, changed: Sequence[Tensor]) -> list[Tensor]:
-        """Return copies that the next step overwrites: fresh memory would be paged in each time."""
-        shape = (len(changed), changed[0].numel())
-        if self._rollback is None or self._rollback.shape != shape:
-            self._rollback = torch.empty(shape, dtype=changed[0].dtype, device=self.device)
-        for copy_P, numbers_P in zip(self._rollback, changed, strict=True):
-            copy_P.copy_(numbers_P)
-        return list(self._rollback)
 
     def clear_gradient(self, run: str) -> None:
         """Forget what was accumulated since the last step."""
-        state = self._runs.get(run)
-        state.row.grad_P.zero_()
-        state.has_gradient = False
+        # What the row still holds is overwritten by the next gradient.
+        self._runs.get(run).has_gradient = False
 
     # State and weights in and out.
 
@@ -366,17 +401,6 @@ class Engine:
         tensors = RunTensors(like.layout, theta_P, None, like.scale, like.is_full)
         return self.versions.add(name, version, tensors, self.model.bind(tensors))
 
-    def _bound(self, run: Run) -> Any:
-        if run.bound is None:
-            run.bound = self.model.bind(run.tensors())
-        return run.bound
-
-    def _note_new_theta(self, run: Run) -> None:
-        bound = run.bound
-        run.note_new_theta()
-        if not self._copies_on_bind and not isinstance(run.config, FullConfig):
-            run.bound = bound
-
     def _check_state(self, state: RunState) -> None:
         width = self._runs.layout(state.config).width
         for name in ("theta", "m", "v", *(("grad",) if state.has_gradient else ())):
@@ -389,7 +413,31 @@ class Engine:
                 )
 
 
-def _is_finite(numbers_P: Tensor) -> bool:
-    # One pass without a temporary; aminmax propagates NaN.
-    lowest, highest = torch.aminmax(numbers_P)
-    return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))
+def _result(outcome: ForwardResult | TinsmithError) -> ForwardResult:
+    if isinstance(outcome, TinsmithError):
+        raise outcome
+    return outcome
+
+
+def _step(run: Run, params: AdamParams, norm: float) -> bool:
+    """Apply a step; if the row would not stay finite, leave it as it was and return False."""
+    row = run.row
+    one = RowStep(row, run.adam_steps + 1, params, norm)
+    bound = run.bound_of_row
+    if not (math.isfinite(bound.largest) and math.isfinite(bound.moment_ratio)):
+        bound = RowBound.of(row)
+    # Squares of a finite norm are finite, so the moments stay finite as well.
+    after = bound.after(params)
+    if after.largest < _SAFE:
+        adamw_([one])
+        run.note_step(after)
+        return True
+    changed = (row.theta_P, row.m_P, row.v_P)
+    before = [numbers_P.clone() for numbers_P in changed]
+    adamw_([one])
+    if all(is_finite_row(numbers_P) for numbers_P in changed):
+        run.note_new_theta()
+        return True
+    for numbers_P, old_P in zip(changed, before, strict=True):
+        numbers_P.copy_(old_P)
+    return False

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-from tinsmith_engine.decoder import Decoder
-from tinsmith_engine.decoder_config import decoder_config, full_layout
+from tinsmith_engine.decoder import Decoder, Ladders
+from tinsmith_engine.decoder_config import DecoderConfig, decoder_config, full_layout
+from tinsmith_engine.decoder_weights import DecoderWeights, bind_weights
 from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import chunk_rows
 from tinsmith_engine.loading import load_hf_config, read_row, resolve_model, stored_tensors
 from tinsmith_engine.models import Model
 from tinsmith_engine.packing import PADDING_RULE
+from tinsmith_engine.row_ladder import RowLadder, probe_ladder
+from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.values import ModelInfo
 from tinsmith_runtime.errors import InvalidFieldError
 
@@ -40,6 +43,8 @@ def load_model(
     max_sequence_tokens: int,
     num_threads: int | None,
     micro_batch_tokens: int,
+    tape_rows: int,
+    exact: bool,
 ) -> LoadedModel:
     """Load a base model; see `Engine.load`."""
     if dtype not in DTYPES:
@@ -51,6 +56,7 @@ def load_model(
     place = torch.device(device)
     config = decoder_config(hf_config)
     model: Model[Any]
+    rungs: dict[str, tuple[int, ...]] = {}
     if config is None:
         model, exactness = FallbackModel.load(directory, DTYPES[dtype], place), "fallback"
         text_config = hf_config.get_text_config()
@@ -58,8 +64,12 @@ def load_model(
         max_positions = getattr(text_config, "max_position_embeddings", max_sequence_tokens)
     else:
         layout = full_layout(config, set(stored_tensors(directory)))
-        model = Decoder(config, layout, read_row(directory, layout, DTYPES[dtype], place))
-        exactness, vocab_size, max_positions = "exact", config.vocab_size, config.max_positions
+        row = read_row(directory, layout, DTYPES[dtype], place)
+        ladders = _ladders(config, layout, row) if exact else Ladders(RowLadder(()), RowLadder(()))
+        model = Decoder(config, layout, row, ladders, tape_rows=tape_rows)
+        exactness = "exact" if exact else "fast"
+        rungs = {"rows": ladders.layers.rungs, "head_rows": ladders.head.rungs}
+        vocab_size, max_positions = config.vocab_size, config.max_positions
     details = {
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
@@ -68,8 +78,8 @@ def load_model(
         "dtype": dtype,
         "exactness": exactness,
         "micro_batch_tokens": micro_batch_tokens,
-        "head_rows": chunk_rows(vocab_size),
         "attention_padding": PADDING_RULE,
+        **{name: "/".join(map(str, found)) or "any" for name, found in rungs.items()},
     }
     info = ModelInfo(
         vocab_size=vocab_size,
@@ -82,3 +92,22 @@ def load_model(
         details=details,
     )
     return LoadedModel(model, info, place, str(model_dir))
+
+
+def _ladders(config: DecoderConfig, layout: RowLayout, row: torch.Tensor) -> Ladders:
+    """Find the row counts at which the model's frozen products agree."""
+    free = RowLadder(())
+    weights = bind_weights(config, layout, row, None, free, free)
+    head = weights.head.weight
+    layers = probe_ladder(_layer_factors(weights))
+    most = chunk_rows(config.vocab_size)
+    return Ladders(layers, probe_ladder([(head.t(), None), (head, None)], max_rows=most))
+
+
+def _layer_factors(weights: DecoderWeights) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Return the factors of forward and backward; the shapes of all layers are those of one."""
+    layer = weights.layers[0]
+    factors: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    for unit in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        factors += [(unit.weight.t(), unit.bias), (unit.weight, None)]
+    return factors

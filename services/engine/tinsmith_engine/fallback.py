@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinsmith_engine.head import TokenLossFunction
-from tinsmith_engine.linear import LoraUnit, UnitSpec
-from tinsmith_engine.models import RunTensors, Scores
-from tinsmith_engine.packing import MicroBatch
+from tinsmith_engine.head import HeadScores, KnownLosses, NoLosses, RowLosses
+from tinsmith_engine.lora import LoraUnit
+from tinsmith_engine.models import Pass, RunTensors
 from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.units import UnitSpec
 from tinsmith_runtime.errors import ModelNotFoundError
 
 
@@ -39,6 +39,9 @@ class FallbackWeights:
 
 class FallbackModel:
     """A transformers causal language model with our adapters on its linear layers."""
+
+    row_quantum = 1
+    stacks_runs = False
 
     def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
         self._module = module.eval().requires_grad_(False)
@@ -103,33 +106,67 @@ class FallbackModel:
             grads = {} if run.grad_P is None else run.layout.views(run.grad_P)
             return FallbackWeights({}, leaves, grads)
         units = {
-            spec.names[0]: LoraUnit.of(spec, run.layout, theta_P, run.grad_P, run.scale)
+            spec.names[0]: LoraUnit.of(
+                spec,
+                run.layout,
+                theta_P.view(1, -1),
+                None if run.grad_P is None else run.grad_P.view(1, -1),
+                run.scale,
+            )
             for spec in self.lora_units
         }
         return FallbackWeights({n: unit for n, unit in units.items() if unit is not None}, {}, {})
 
-    def score(
-        self,
-        bound: FallbackWeights,
-        micro_batch: MicroBatch,
-        loss_function: TokenLossFunction,
-        *,
-        needs_gradient: bool,
-    ) -> Scores:
-        """Score a micro-batch; with `needs_gradient`, add to the run's gradient row."""
-        logprobs, losses = [], []
-        for rows, num_sequences in _equal_lengths(micro_batch.lengths):
-            with torch.set_grad_enabled(needs_gradient):
-                logits = self.logits(bound, micro_batch.tokens_N[rows].view(num_sequences, -1))
-                log_softmax = torch.log_softmax(logits.flatten(0, 1), -1, dtype=torch.float32)
-                targets = micro_batch.targets_N[rows, None]
-                logprobs_N = log_softmax.gather(1, targets)[:, 0]
-            logprobs.append(logprobs_N.detach())
-            loss = loss_function(logprobs[-1], rows)
-            losses.append(loss.loss_N)
-            if needs_gradient:
-                _add_gradients(bound, logprobs_N, loss.dlogprobs_N, self._anchor)
-        return Scores(torch.cat(logprobs), torch.cat(losses))
+    def head_adapter(self, bound: FallbackWeights, index: int) -> None:
+        """Return None: the unembedding is a module among others here."""
+        del bound, index
+
+    def score(self, one: Pass[FallbackWeights], *, needs_gradient: bool) -> list[HeadScores]:
+        """Score the heads of a pass; with `needs_gradient`, also add to the gradient rows."""
+        losses = [group.losses for group in one.heads]
+        if not any(loss.is_of_sequence for loss in losses):
+            return self._sweep(one, losses, needs_gradient=needs_gradient)
+        # Losses of sequences need all scores before anything goes back.
+        scores = self._sweep(one, [NoLosses()] * len(losses), needs_gradient=False)
+        known = [
+            KnownLosses(loss.of_all(found.logprobs))
+            for loss, found in zip(losses, scores, strict=True)
+        ]
+        return self._sweep(one, known, needs_gradient=needs_gradient)
+
+    def _sweep(
+        self, one: Pass[FallbackWeights], losses: Sequence[RowLosses], *, needs_gradient: bool
+    ) -> list[HeadScores]:
+        """Go through the sequences of a pass, those of equal length at a time."""
+        device = one.rows.tokens_N.device
+        scores = [
+            HeadScores(*(torch.zeros(group.targets.shape, device=device) for _ in range(2)))
+            for group in one.heads
+        ]
+        worn = {bound.rows.start: bound.bound for bound in one.adapted}
+        for segment, sequences in zip(one.rows.segments, one.rows.sequences, strict=True):
+            bound = worn.get(segment.start, one.weights)
+            for rows, num_sequences in _equal_lengths(sequences):
+                with torch.set_grad_enabled(needs_gradient):
+                    tokens = one.rows.tokens_N[rows].view(num_sequences, -1)
+                    logits = self.logits(bound, tokens).flatten(0, 1)
+                    log_softmax = torch.log_softmax(logits, -1, dtype=torch.float32)
+                chosen, dlogprobs = [], []
+                for group, loss, found in zip(one.heads, losses, scores, strict=True):
+                    place = _members(group.rows, rows)
+                    if place.start == place.stop:
+                        continue
+                    with torch.set_grad_enabled(needs_gradient):
+                        within = group.rows[place] - rows.start
+                        logprobs = log_softmax[within].gather(1, group.targets[place])
+                    found.logprobs[place] = logprobs.detach()
+                    of_rows = loss.of_rows(logprobs.detach(), place)
+                    found.loss[place] = of_rows.loss_NK
+                    chosen.append(logprobs)
+                    dlogprobs.append(of_rows.dlogprobs_NK)
+                if needs_gradient and chosen:
+                    _add_gradients(bound, chosen, dlogprobs, self._anchor)
+        return scores
 
     def logits(self, bound: FallbackWeights, tokens_BT: Tensor) -> Tensor:
         """Return logits [B, T, V] of sequences of equal length."""
@@ -171,7 +208,7 @@ class _AddLora(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, unit: LoraUnit) -> Tensor:
         del anchor
-        flat = x.flatten(0, -2)
+        flat = x.flatten(0, -2).contiguous()
         out = y.clone()
         projected = unit.add_forward_(out.view(-1, y.shape[-1]), flat)
         ctx.save_for_backward(flat, projected)
@@ -182,32 +219,40 @@ class _AddLora(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         flat, projected = ctx.saved_tensors
         dx = torch.zeros_like(flat) if ctx.needs_input_grad[1] else None
-        ctx.unit.backward(dy.flatten(0, -2), flat, projected, dx)
+        ctx.unit.backward(dy.flatten(0, -2).contiguous(), flat, projected, dx)
         return dy, None if dx is None else dx.view(ctx.input_shape), None, None
 
 
 def _add_gradients(
-    bound: FallbackWeights, logprobs_N: Tensor, dlogprobs_N: Tensor, anchor: Tensor
+    bound: FallbackWeights,
+    logprobs: Sequence[Tensor],
+    dlogprobs: Sequence[Tensor],
+    anchor: Tensor,
 ) -> None:
     if not bound.parameters:
-        torch.autograd.grad(logprobs_N, [anchor], dlogprobs_N, allow_unused=True)
+        torch.autograd.grad(logprobs, [anchor], dlogprobs, allow_unused=True)
         return
     names = list(bound.parameters)
     grads = torch.autograd.grad(
-        logprobs_N, [bound.parameters[name] for name in names], dlogprobs_N, allow_unused=True
+        logprobs, [bound.parameters[name] for name in names], dlogprobs, allow_unused=True
     )
     for name, grad in zip(names, grads, strict=True):
         if grad is not None:
             bound.parameter_grads[name].add_(grad)
 
 
-def _equal_lengths(lengths: tuple[int, ...]) -> Iterator[tuple[slice, int]]:
+def _equal_lengths(sequences: Sequence[tuple[int, int]]) -> Iterator[tuple[slice, int]]:
     """Yield the packed rows and number of neighbouring sequences of equal length."""
-    start = 0
-    for length, group in groupby(lengths):
-        count = len(list(group))
-        yield slice(start, start + count * length), count
-        start += count * length
+    for length, group in groupby(sequences, key=lambda one: one[1]):
+        firsts = [first for first, _ in group]
+        yield slice(firsts[0], firsts[-1] + length), len(firsts)
+
+
+def _members(rows: Tensor, wanted: slice) -> slice:
+    """Return which of ascending rows lie in a slice of packed rows."""
+    bounds = torch.tensor([wanted.start, wanted.stop], device=rows.device)
+    first, last = torch.searchsorted(rows, bounds).tolist()
+    return slice(first, last)
 
 
 def _kind(module_path: str) -> str:

@@ -1,103 +1,211 @@
 """Target log-probabilities and their gradient without a [N, V] tensor.
 
-Logits exist for one chunk of rows at a time. Because the derivative of every loss with respect to a
-token's log-probability needs that log-probability alone, forward and backward of a chunk run back
-to back while its logits are in cache. Rows with a zero derivative (prompt tokens, clipped tokens)
-take part in the forward only.
+Only rows that have a loss (in a forward pass, all rows of sequences) get logits, and logits exist
+for one chunk of rows at a time. Because the derivative of most losses with respect to a token's
+log-probability needs that log-probability alone, forward and backward of a chunk run back to back
+while its logits are in cache. A loss of whole sequences scores all chunks first, and computes their
+logits again for the backward.
+
+Chunks mix the rows of many runs; each row of a chunk is computed as if it were alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from tinsmith_engine.linear import LinearUnit
+from tinsmith_engine.linear import AdaptedRows, LinearUnit, Saved
+from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.losses import TokenLoss
+from tinsmith_engine.row_ladder import RowLadder, padded_rows
 
-_CHUNK_NUMBERS = 1 << 20
-_MIN_CHUNK_ROWS, _MAX_CHUNK_ROWS = 32, 256
-
-TokenLossFunction = Callable[[Tensor, slice], TokenLoss]
-"""Maps log-probabilities of the rows of a slice, float32, to their losses."""
+_CHUNK_NUMBERS = 1 << 19
+_MIN_CHUNK_ROWS, _MAX_CHUNK_ROWS = 32, 128
 
 
-class HeadResult(NamedTuple):
-    """What the head found for N rows."""
+class RowLosses(Protocol):
+    """The losses of the rows of a head group."""
 
-    logprobs_N: Tensor
-    loss_N: Tensor
-    dhidden: Tensor | None
-    """Gradient of the hidden states [N, H], in their dtype; None in a forward-only pass."""
+    is_of_sequence: bool
+
+    def of_rows(self, logprobs: Tensor, rows: slice) -> TokenLoss:
+        """Return the losses of a slice of the rows, for losses of tokens; padded to a chunk."""
+
+    def of_all(self, logprobs: Tensor) -> TokenLoss:
+        """Return the losses of all rows, for losses of sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGroup:
+    """Rows of a pass that go through the head together: M of them with K targets each."""
+
+    rows: Tensor
+    """Which packed rows, int64 [M]."""
+    targets: Tensor
+    """Target token ids, int64 [M, K]."""
+    losses: RowLosses
+    lora: LoraUnit | None = None
+    """The adapter of the unembedding, of the one run that the rows then belong to."""
+
+
+class HeadScores(NamedTuple):
+    """What the head found for the rows of a group, float32 [M, K] each."""
+
+    logprobs: Tensor
+    loss: Tensor
 
 
 def chunk_rows(vocab_size: int) -> int:
-    """Return how many rows have logits at a time: a function of the model alone."""
+    """Return how many rows have logits at a time, at most: a function of the model alone."""
     return max(_MIN_CHUNK_ROWS, min(_MAX_CHUNK_ROWS, _CHUNK_NUMBERS // vocab_size))
 
 
 def run_head(
-    unit: LinearUnit,
-    hidden: Tensor,
-    targets_N: Tensor,
-    loss_function: TokenLossFunction,
-    *,
-    needs_gradient: bool,
-) -> HeadResult:
-    """Score the targets of N rows and, if asked, go back through the unembedding.
+    unit: LinearUnit, hidden: Tensor, groups: Sequence[HeadGroup], *, needs_gradient: bool
+) -> tuple[list[HeadScores], Tensor | None]:
+    """Score the targets of some rows and, if asked, go back through the unembedding.
 
     Args:
         unit: The unembedding, [V, H].
         hidden: Hidden states after the final norm, [N, H].
-        targets_N: Target token ids, int64 [N].
-        loss_function: The loss of the operation.
-        needs_gradient: Whether to fill `dhidden` and add the unit's parameter gradients.
+        groups: Which rows are scored, and how.
+        needs_gradient: Whether to return the gradient of `hidden`, and to add the parameter
+            gradients to the runs' rows.
+
+    Returns:
+        The scores by group, and the gradient [N, H] or None.
     """
-    num_rows = hidden.shape[0]
-    step = chunk_rows(unit.weight.shape[0])
-    logprobs, losses = [], []
     dhidden = torch.zeros_like(hidden) if needs_gradient else None
-    for start in range(0, num_rows, step):
-        rows = slice(start, min(start + step, num_rows))
-        logits, projected = unit.forward(hidden[rows])
-        log_softmax = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-        targets = targets_N[rows, None]
-        logprobs.append(log_softmax.gather(1, targets)[:, 0])
-        loss = loss_function(logprobs[-1], rows)
-        losses.append(loss.loss_N)
-        if dhidden is not None:
-            _backward_chunk(
-                unit, hidden[rows], log_softmax, targets, loss.dlogprobs_N, projected, dhidden[rows]
-            )
-    return HeadResult(torch.cat(logprobs), torch.cat(losses), dhidden)
+    scores = [_run_group(unit, hidden, group, dhidden) for group in groups]
+    return scores, dhidden
 
 
-def _backward_chunk(
+def _run_group(
+    unit: LinearUnit, hidden: Tensor, group: HeadGroup, dhidden: Tensor | None
+) -> HeadScores:
+    if not group.losses.is_of_sequence:
+        return _run_chunks(unit, hidden, group, group.losses, dhidden)
+    logprobs = _run_chunks(unit, hidden, group, NoLosses(), None).logprobs
+    losses = group.losses.of_all(logprobs)
+    if dhidden is not None:
+        _run_chunks(unit, hidden, group, KnownLosses(losses), dhidden)
+    return HeadScores(logprobs, losses.loss_NK)
+
+
+def _run_chunks(
     unit: LinearUnit,
     hidden: Tensor,
-    log_softmax: Tensor,
-    targets: Tensor,
-    dlogprobs: Tensor,
-    projected: Tensor | None,
-    dhidden: Tensor,
-) -> None:
-    active = dlogprobs.nonzero()[:, 0]
-    if len(active) == 0:
-        return
-    is_partial = len(active) < len(dlogprobs)
-    if is_partial:
-        hidden, log_softmax, targets = hidden[active], log_softmax[active], targets[active]
-        dlogprobs = dlogprobs[active]
-        projected = None if projected is None else projected[active]
-    # d logprob / d logits = onehot - softmax, built in place of the log-probabilities.
-    dlogits = log_softmax.exp_().mul_(-dlogprobs[:, None])
-    dlogits.scatter_add_(1, targets, dlogprobs[:, None])
-    dx = unit.backward(dlogits.to(hidden.dtype), hidden, projected)
-    if dx is None:
-        raise AssertionError("a unit that was asked for the input gradient returned none")
-    if is_partial:
-        dhidden.index_copy_(0, active, dx)
-    else:
-        dhidden.copy_(dx)
+    group: HeadGroup,
+    losses: RowLosses,
+    dhidden: Tensor | None,
+) -> HeadScores:
+    num_rows, ladder = len(group.rows), unit.ladder
+    logprobs = hidden.new_empty(group.targets.shape, dtype=torch.float32)
+    loss = torch.empty_like(logprobs)
+    start = 0
+    for size in _chunks(num_rows, ladder, chunk_rows(unit.weight.shape[0])):
+        rows = slice(start, min(start + size, num_rows))
+        start += size
+        chunk = _Chunk.of(unit, hidden, group, rows, size)
+        logprobs[rows] = chunk.logprobs[: rows.stop - rows.start]
+        found = losses.of_rows(chunk.logprobs, rows)
+        loss[rows] = found.loss_NK[: rows.stop - rows.start]
+        if dhidden is not None:
+            dx = chunk.backward(found.dlogprobs_NK)
+            dhidden.index_copy_(0, group.rows[rows], dx[: rows.stop - rows.start])
+    return HeadScores(logprobs, loss)
+
+
+def _chunks(num_rows: int, ladder: RowLadder, limit: int) -> list[int]:
+    """Return the rows of each chunk, padding of the last one included."""
+    if not ladder.rungs:
+        full, left = divmod(num_rows, limit)
+        return [limit] * full + ([left] if left else [])
+    return ladder.parts(padded_rows(num_rows, ladder.quantum))
+
+
+class _Chunk:
+    """Rows that have logits at the moment."""
+
+    def __init__(
+        self, unit: LinearUnit, hidden: Tensor, targets: Tensor, logits: Tensor, saved: Saved
+    ) -> None:
+        self._unit, self._hidden, self._targets, self._saved = unit, hidden, targets, saved
+        highest = logits.amax(dim=1, keepdim=True)
+        shifted = logits.float().sub_(highest)
+        chosen = shifted.gather(1, targets)
+        self._exponentials = shifted.exp_()
+        self._sums = self._exponentials.sum(dim=1, keepdim=True)
+        self.logprobs = chosen - self._sums.log()
+
+    @classmethod
+    def of(
+        cls, unit: LinearUnit, hidden: Tensor, group: HeadGroup, rows: slice, size: int
+    ) -> _Chunk:
+        """Compute the logits of some rows of a group, filled up to `size` rows."""
+        indices, targets = group.rows[rows], group.targets[rows]
+        missing = size - len(indices)
+        if missing:
+            # The group's own first row: what fills a chunk of an adapted run must be its own.
+            indices = torch.cat([indices, group.rows[:1].expand(missing)])
+            targets = torch.cat([targets, group.targets[:1].expand(missing, -1)])
+        if group.lora is not None:
+            unit = unit.adapt((AdaptedRows(slice(0, size), group.lora),))
+        chosen = hidden.index_select(0, indices)
+        logits, saved = unit.forward(chosen)
+        return cls(unit, chosen, targets, logits, saved)
+
+    def backward(self, dlogprobs: Tensor) -> Tensor:
+        """Return the gradient of the hidden states for that of the log-probabilities [c, K]."""
+        # d logprob / d logits = onehot - softmax, built in place of the exponentials.
+        totals = dlogprobs.sum(dim=1, keepdim=True)
+        dlogits = self._exponentials.mul_(-totals / self._sums)
+        dlogits.scatter_add_(1, self._targets, dlogprobs)
+        dx = self._unit.backward(dlogits.to(self._hidden.dtype), self._hidden, self._saved)
+        if dx is None:
+            raise AssertionError("a unit that was asked for the input gradient returned none")
+        return dx
+
+
+class NoLosses:
+    """No loss: rows are scored only."""
+
+    is_of_sequence = False
+
+    def of_rows(self, logprobs: Tensor, rows: slice) -> TokenLoss:
+        """Return zeros."""
+        del rows
+        zeros = torch.zeros_like(logprobs)
+        return TokenLoss(zeros, zeros)
+
+    def of_all(self, logprobs: Tensor) -> TokenLoss:
+        """Return zeros."""
+        return self.of_rows(logprobs, slice(None))
+
+
+class KnownLosses:
+    """Losses that were computed before."""
+
+    is_of_sequence = False
+
+    def __init__(self, losses: TokenLoss) -> None:
+        self._losses = losses
+
+    def of_rows(self, logprobs: Tensor, rows: slice) -> TokenLoss:
+        """Return the losses of a slice of the rows, padded to a chunk."""
+        return TokenLoss(*(_filled(part[rows], len(logprobs)) for part in self._losses))
+
+    def of_all(self, logprobs: Tensor) -> TokenLoss:
+        """Return the losses of all rows."""
+        del logprobs
+        return self._losses
+
+
+def _filled(values: Tensor, num_rows: int) -> Tensor:
+    """Return values [n, K] with zeros behind, as many rows as a chunk has."""
+    missing = num_rows - len(values)
+    return torch.nn.functional.pad(values, (0, 0, 0, missing)) if missing else values

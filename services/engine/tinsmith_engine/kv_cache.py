@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tinsmith_engine.attention import PackedAttention
 from tinsmith_engine.decoder_config import DecoderConfig
-from tinsmith_engine.packing import attention_buckets
+from tinsmith_engine.packing import Bucket
 
 _LENGTH_STEP = 64
 
@@ -64,16 +64,18 @@ class KvCache:
 class PrefillAttention:
     """Causal attention within one prompt, as in training; leaves its keys and values in a slot."""
 
-    def __init__(self, cache: KvCache, slot: int, num_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self, cache: KvCache, slot: int, num_tokens: int, buckets: Sequence[Bucket]
+    ) -> None:
         self._cache, self._slot, self._num_tokens = cache, slot, num_tokens
-        buckets = attention_buckets([num_tokens], device)
         self._packed = PackedAttention(buckets, keeps_graph=False)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attended values [N, Hq, D]."""
         place = (self._slot, slice(None), slice(self._num_tokens))
-        self._cache.keys[layer][place] = k.transpose(0, 1)
-        self._cache.values[layer][place] = v.transpose(0, 1)
+        # Rows behind the prompt are filling.
+        self._cache.keys[layer][place] = k[: self._num_tokens].transpose(0, 1)
+        self._cache.values[layer][place] = v[: self._num_tokens].transpose(0, 1)
         return self._packed.forward(layer, q, k, v)
 
 

@@ -12,16 +12,27 @@ import platform
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+# The largest value that glibc takes; a larger one is ignored without a word.
+_LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
 def keep_freed_memory() -> None:
     """Have glibc keep freed blocks for reuse; call it before the first large allocation.
 
-    Does nothing where the C library is another one. Changes no result.
+    All threads share one arena: what the engine's thread frees is then there for its next pass, and
+    blocks may be as large as the threshold. Does nothing where the C library is another one.
+    Changes no result.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     mallopt = ctypes.CDLL(None).mallopt
-    mallopt(_M_MMAP_THRESHOLD, 2**30)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TOP_PAD, 64 * 2**20)
+    settings = (
+        (_M_ARENA_MAX, 1),
+        (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD),
+        (_M_TRIM_THRESHOLD, 2**31 - 1),
+        (_M_TOP_PAD, 64 << 20),
+    )
+    for name, value in settings:
+        if mallopt(name, value) != 1:
+            raise OSError(f"glibc refuses mallopt({name}, {value})")

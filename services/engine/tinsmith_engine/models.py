@@ -1,43 +1,66 @@
 """What the engine needs of a model, whichever implementation runs it.
 
 `decoder.Decoder` is our own packed forward; `fallback.FallbackModel` wraps a transformers module.
-Both see a run as a row of numbers plus a layout, and neither keeps state between calls.
+Both see a run as a row of numbers plus a layout, and neither keeps state between passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from tinsmith_engine.head import TokenLossFunction
-from tinsmith_engine.linear import UnitSpec
-from tinsmith_engine.packing import MicroBatch
+from tinsmith_engine.head import HeadGroup, HeadScores
+from tinsmith_engine.packing import PackedRows
 from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.units import UnitSpec
 
 BoundT = TypeVar("BoundT")
 
 
 @dataclass(frozen=True, slots=True)
 class RunTensors:
-    """The row of one run, for a model to bind to."""
+    """The row of one run, or the rows of a stack of runs, for a model to bind to."""
 
     layout: RowLayout
     theta_P: Tensor
+    """Float32 [P], or [R, P] for a stack of adapters."""
     grad_P: Tensor | None
-    """None for weights that are only read, such as a published version."""
+    """As theta; None for weights that are only read, such as a published version."""
     scale: float
     """`alpha / rank` of an adapter; unused by full-parameter runs."""
     is_full: bool
 
 
-class Scores(NamedTuple):
-    """What a pass over a micro-batch found, float32 [N] each, in packed order."""
+@dataclass(frozen=True, slots=True)
+class BoundRows(Generic[BoundT]):
+    """Rows of a pass, and the adapters that they wear."""
 
-    logprobs_N: Tensor
-    loss_N: Tensor
+    rows: slice
+    bound: BoundT
+    """What `bind` returned for a stack of R runs, whose rows have equal numbers."""
+    accumulates: bool
+    """Whether the runs' gradient rows hold something; if not they are overwritten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Generic[BoundT]):
+    """One forward, or forward and backward, over the sequences of several runs.
+
+    Attributes:
+        rows: The tokens.
+        weights: What `bind` returned for the base model, or for a full-parameter run, which is
+            then alone in the pass.
+        adapted: The rows that wear adapters; others see the weights as they are.
+        heads: Which rows are scored, and how. `HeadGroup.lora` is filled in by `head_adapter`.
+    """
+
+    rows: PackedRows
+    weights: BoundT
+    adapted: Sequence[BoundRows[BoundT]]
+    heads: Sequence[HeadGroup]
 
 
 class Model(Protocol, Generic[BoundT]):
@@ -45,23 +68,23 @@ class Model(Protocol, Generic[BoundT]):
 
     lora_units: Sequence[UnitSpec]
     full_layout: RowLayout
+    row_quantum: int
+    """A pass has a multiple of this many rows."""
+    stacks_runs: bool
+    """Whether several runs may share one `BoundRows`."""
 
     def initial_row(self) -> Tensor:
         """Return the base model's weights as a row of `full_layout`."""
 
     def bind(self, run: RunTensors | None) -> BoundT:
-        """Return the weights of a run, or of the base model, ready for a pass.
+        """Return the weights of runs, or of the base model, ready for a pass.
 
         Where the base model is not float32, or the run trains all weights, this copies: bind again
         once theta has changed.
         """
 
-    def score(
-        self,
-        bound: BoundT,
-        micro_batch: MicroBatch,
-        loss_function: TokenLossFunction,
-        *,
-        needs_gradient: bool,
-    ) -> Scores:
-        """Score a micro-batch; with `needs_gradient`, also add to the bound run's gradient row."""
+    def head_adapter(self, bound: BoundT, index: int) -> Any:
+        """Return the adapter of the unembedding of one run of a stack, or None."""
+
+    def score(self, one: Pass[BoundT], *, needs_gradient: bool) -> list[HeadScores]:
+        """Score the heads of a pass; with `needs_gradient`, also add to the gradient rows."""

@@ -69,11 +69,3 @@ def swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
     torch.mul(dy, F.silu(gate), out=dup)
     torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=dgate)
     return out
-
-
-def add_product_(grad: Tensor, left: Tensor, right: Tensor, *, scale: float = 1.0) -> None:
-    """Add `scale * left @ right` to a float32 gradient, whatever the dtype of the factors."""
-    if left.dtype == grad.dtype:
-        grad.addmm_(left, right, alpha=scale)
-    else:
-        grad.add_(left @ right, alpha=scale)

@@ -1,9 +1,13 @@
-"""How a batch becomes padding-free micro-batches.
+"""How the sequences of many runs become the rows of one pass.
 
-The split depends on the batch alone, never on load or on other runs, because it changes the order
-of float additions: the same operation then gives the same bits whatever else the process does.
-Sequences are sorted by length, which lets attention run in a few buckets of equal padded length,
-and filled greedily up to a budget of tokens. Results are handed back in the caller's order.
+A *segment* is what one run has in a pass: whole sequences, one after the other, without padding
+between them. A segment begins at a multiple of 16 rows, because kernels treat the rows that are
+left over at the end of a block differently. Only attention is padded, each sequence to a length
+that depends on itself alone.
+
+What is decided here for an operation (its split, its rows, the padding of its sequences) depends on
+the operation alone, never on load or on other runs, because it changes the order of float
+additions: the same operation then gives the same bits whatever else is in the pass.
 """
 
 from __future__ import annotations
@@ -15,8 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.values import Datum
+from tinsmith_engine.row_ladder import padded_rows
+from tinsmith_engine.values import IntArray
 
+SEGMENT_ROWS = 16
+"""A segment takes a multiple of this many rows."""
 # Attention pads a sequence to a multiple of this: finer costs kernel launches, coarser arithmetic.
 _SHORT_STEP, _LONG_STEP, _SHORT_TOKENS = 16, 64, 128
 PADDING_RULE = f"{_SHORT_STEP}<={_SHORT_TOKENS}<{_LONG_STEP}"
@@ -29,38 +36,8 @@ def padded_length(num_tokens: int) -> int:
     return -(-num_tokens // step) * step
 
 
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Neighbouring sequences of a micro-batch that attention handles as one padded tensor."""
-
-    start: int
-    stop: int
-    """Rows of the packed tensors, half-open."""
-    num_sequences: int
-    length: int
-    """Tokens of each padded sequence."""
-    places: Tensor | None
-    """Where each packed row lies in the flattened padded tensor, int64; None if nothing is
-    padded."""
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """N tokens of several whole sequences, one after the other."""
-
-    datums: tuple[int, ...]
-    """Which datums of the batch these are, in packed order."""
-    lengths: tuple[int, ...]
-    tokens_N: Tensor
-    targets_N: Tensor
-    positions_N: Tensor
-    loss_inputs: dict[str, Tensor]
-    """Float32 [N] each."""
-    buckets: tuple[Bucket, ...]
-
-
 def split_batch(lengths: Sequence[int], micro_batch_tokens: int) -> list[list[int]]:
-    """Return the indices of the datums of each micro-batch.
+    """Return the indices of the sequences of each micro-batch, sorted by length.
 
     A sequence longer than the budget gets a micro-batch of its own: sequences are never cut.
     """
@@ -75,54 +52,109 @@ def split_batch(lengths: Sequence[int], micro_batch_tokens: int) -> list[list[in
     return parts
 
 
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Sequences of a pass that attention handles as one padded tensor [sequences, length]."""
+
+    num_sequences: int
+    length: int
+    """Tokens of each padded sequence."""
+    rows: slice | Tensor
+    """The packed rows of the sequences' tokens; a slice where they are neighbours."""
+    source: Tensor | None
+    """For each place of the flattened padded tensor the packed row that fills it, int64; padding
+    repeats the sequence's own last row. None if `rows` is a slice that fills it as it is."""
+    places: Tensor | None
+    """Where in the flattened padded tensor each of `rows` lies, int64; None if nothing is
+    padded."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The rows of a pass: N tokens, padding included."""
+
+    tokens_N: Tensor
+    positions_N: Tensor
+    segments: tuple[slice, ...]
+    """Rows of each segment, padding to `SEGMENT_ROWS` included."""
+    sequences: tuple[tuple[tuple[int, int], ...], ...]
+    """For each segment the first row and the length of each of its sequences."""
+    buckets: tuple[Bucket, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens_N)
+
+
+def segment_rows(lengths: Sequence[int]) -> int:
+    """Return how many rows the segment of these sequences takes."""
+    return padded_rows(sum(lengths), SEGMENT_ROWS)
+
+
 def pack(
-    batch: Sequence[Datum],
-    datums: Sequence[int],
-    loss_input_names: Sequence[str],
-    device: torch.device,
-) -> MicroBatch:
-    """Lay out the chosen datums, sorted by length, as one micro-batch on the device."""
-    chosen = [batch[index] for index in datums]
-    lengths = tuple(datum.tokens_T.size for datum in chosen)
+    segments: Sequence[Sequence[IntArray]], *, quantum: int, device: torch.device
+) -> PackedRows:
+    """Lay out segments of whole sequences, in this order.
 
-    def ids(arrays: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(arrays).astype(np.int64, copy=False)).to(device)
-
-    def numbers(name: str) -> Tensor:
-        array = np.concatenate([datum.loss_inputs[name] for datum in chosen])
-        return torch.from_numpy(array.astype(np.float32, copy=False)).to(device)
-
-    return MicroBatch(
-        datums=tuple(datums),
-        lengths=lengths,
-        tokens_N=ids([datum.tokens_T for datum in chosen]),
-        targets_N=ids([datum.targets_T for datum in chosen]),
-        positions_N=ids([np.arange(length) for length in lengths]),
-        loss_inputs={name: numbers(name) for name in loss_input_names},
-        buckets=attention_buckets(lengths, device),
+    Args:
+        segments: For each segment the tokens of its sequences, int64 [T] each.
+        quantum: The number of rows is padded to a multiple of this.
+        device: Where the rows are wanted.
+    """
+    num_rows = padded_rows(
+        sum(segment_rows([len(tokens) for tokens in one]) for one in segments), quantum
+    )
+    tokens_N = np.zeros(num_rows, dtype=np.int64)
+    positions_N = np.zeros(num_rows, dtype=np.int64)
+    slices, places = [], []
+    begin = 0
+    for sequences in segments:
+        row = begin
+        within = []
+        for tokens in sequences:
+            within.append((row, len(tokens)))
+            tokens_N[row : row + len(tokens)] = tokens
+            positions_N[row : row + len(tokens)] = np.arange(len(tokens))
+            row += len(tokens)
+        end = begin + padded_rows(row - begin, SEGMENT_ROWS)
+        slices.append(slice(begin, end))
+        places.append(tuple(within))
+        begin = end
+    return PackedRows(
+        tokens_N=torch.from_numpy(tokens_N).to(device),
+        positions_N=torch.from_numpy(positions_N).to(device),
+        segments=tuple(slices),
+        sequences=tuple(places),
+        buckets=attention_buckets([place for within in places for place in within], device),
     )
 
 
-def attention_buckets(lengths: Sequence[int], device: torch.device) -> tuple[Bucket, ...]:
-    """Group neighbouring sequences of equal padded length."""
-    buckets: list[Bucket] = []
-    start = first = 0
-    while first < len(lengths):
-        length = padded_length(lengths[first])
-        last = first
-        while last < len(lengths) and padded_length(lengths[last]) == length:
-            last += 1
-        members = lengths[first:last]
-        stop = start + sum(members)
-        buckets.append(_bucket(start, stop, members, length, device))
-        start, first = stop, last
-    return tuple(buckets)
+def attention_buckets(
+    sequences: Sequence[tuple[int, int]], device: torch.device
+) -> tuple[Bucket, ...]:
+    """Group sequences, given as first row and length, by padded length."""
+    by_length: dict[int, list[tuple[int, int]]] = {}
+    for first, length in sequences:
+        by_length.setdefault(padded_length(length), []).append((first, length))
+    return tuple(_bucket(members, length, device) for length, members in by_length.items())
 
 
-def _bucket(
-    start: int, stop: int, members: Sequence[int], length: int, device: torch.device
-) -> Bucket:
-    if stop - start == length * len(members):
-        return Bucket(start, stop, len(members), length, None)
-    places = np.concatenate([np.arange(n) + i * length for i, n in enumerate(members)])
-    return Bucket(start, stop, len(members), length, torch.from_numpy(places).to(device))
+def _bucket(members: Sequence[tuple[int, int]], length: int, device: torch.device) -> Bucket:
+    firsts = np.array([first for first, _ in members])
+    lengths = np.array([count for _, count in members])
+    is_full = bool((lengths == length).all())
+    if is_full and bool((np.diff(firsts) == length).all()):
+        rows = slice(int(firsts[0]), int(firsts[-1]) + length)
+        return Bucket(len(members), length, rows, None, None)
+    within = np.minimum(np.arange(length)[None], lengths[:, None] - 1)
+    source = (firsts[:, None] + within).reshape(-1)
+    on_device = torch.from_numpy(source).to(device)
+    if is_full:
+        return Bucket(len(members), length, on_device, on_device, None)
+    is_real = (np.arange(length)[None] < lengths[:, None]).reshape(-1)
+    return Bucket(
+        len(members),
+        length,
+        torch.from_numpy(source[is_real]).to(device),
+        on_device,
+        torch.from_numpy(np.flatnonzero(is_real)).to(device),
+    )

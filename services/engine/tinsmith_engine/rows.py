@@ -22,10 +22,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-_CHUNK_BYTES = 64 << 20
-_MAX_CHUNK_ROWS = 8
-# Row stride in numbers: 64 bytes of float32, so that every row starts on a cache line.
-_ROW_ALIGNMENT = 16
+# A pass stacks the rows of a chunk without copying them, so a chunk holds many. Memory that no run
+# has touched is not resident.
+_CHUNK_BYTES = 256 << 20
+_MAX_CHUNK_ROWS = 64
+# Row stride in numbers: every row starts on a cache line, and vector kernels leave no remainder.
+_ROW_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,17 @@ class RowLayout:
     def __contains__(self, name: str) -> bool:
         return name in self.entries
 
-    def view(self, row_P: Tensor, name: str) -> Tensor:
-        """Return one tensor of a row, as a view."""
+    def view(self, rows: Tensor, name: str) -> Tensor:
+        """Return one tensor of a row [P], or of each of several rows [R, P], as a view."""
         entry = self.entries[name]
-        return row_P[entry.offset : entry.offset + entry.num_numbers].view(entry.shape)
+        numbers = rows[..., entry.offset : entry.offset + entry.num_numbers]
+        return numbers.view(*rows.shape[:-1], *entry.shape)
 
-    def fused(self, row_P: Tensor, names: Sequence[str]) -> Tensor:
-        """Return neighbouring tensors as one, stacked along their first axis, as a view."""
+    def fused(self, rows: Tensor, names: Sequence[str]) -> Tensor:
+        """Return neighbouring tensors as one, stacked along their first axis, as a view.
+
+        `rows` is one row [P], or several [R, P], whose axis comes first in the result.
+        """
         entries = [self.entries[name] for name in names]
         for left, right in itertools.pairwise(entries):
             if left.offset + left.num_numbers != right.offset:
@@ -72,7 +78,8 @@ class RowLayout:
         first = entries[0]
         length = sum(entry.shape[0] for entry in entries)
         numbers = sum(entry.num_numbers for entry in entries)
-        return row_P[first.offset : first.offset + numbers].view(length, *first.shape[1:])
+        stretch = rows[..., first.offset : first.offset + numbers]
+        return stretch.view(*rows.shape[:-1], length, *first.shape[1:])
 
     def views(self, row_P: Tensor) -> dict[str, Tensor]:
         """Return every tensor of a row by name, as views."""
@@ -120,6 +127,34 @@ class Arena:
         for numbers_P in (theta_P, grad_P, m_P, v_P):
             numbers_P.zero_()
         return Row(index, theta_P, grad_P, m_P, v_P)
+
+    def stack(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return theta and grad [R, P] of rows, as views.
+
+        Args:
+            indices: Rows that `uniform_runs` put together.
+        """
+        chunk, first = divmod(indices[0], self._chunk_rows)
+        step = indices[1] - indices[0] if len(indices) > 1 else 1
+        places = slice(first, first + (len(indices) - 1) * step + 1, step)
+        theta_RP, grad_RP = self._chunks[chunk][:2, places]
+        return theta_RP, grad_RP
+
+    def uniform_runs(self, indices: Sequence[int]) -> list[list[int]]:
+        """Part ascending row indices so that each part can be stacked: one chunk, one stride."""
+        parts: list[list[int]] = []
+        for index in indices:
+            part = parts[-1] if parts else []
+            fits = (
+                part
+                and part[0] // self._chunk_rows == index // self._chunk_rows
+                and (len(part) == 1 or index - part[-1] == part[1] - part[0])
+            )
+            if fits:
+                part.append(index)
+            else:
+                parts.append([index])
+        return parts
 
     def give_back(self, row: Row) -> None:
         """Make a row available to the next run."""

@@ -1,7 +1,6 @@
 """Which runs exist and which rows they own.
 
-Rows of equal layout share an arena (`rows.py`). A run's `bound` weights are what its model reads;
-they are made on first use and forgotten when theta changes under a model that copies.
+Rows of equal layout share an arena (`rows.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from typing import Any
 
 import torch
 
-from tinsmith_engine.linear import UnitSpec, initialise_lora_, lora_layout
+from tinsmith_engine.adam import RowBound
 from tinsmith_engine.models import Model, RunTensors
 from tinsmith_engine.rows import Arena, Row, RowLayout
+from tinsmith_engine.units import UnitSpec, initialise_lora_, lora_layout
 from tinsmith_engine.values import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
@@ -32,7 +32,7 @@ class Run:
 
     name: str
     config: AdapterConfig
-    layout: RowLayout
+    arena: Arena
     row: Row
     version: int = 0
     adam_steps: int = 0
@@ -40,7 +40,19 @@ class Run:
     has_gradient: bool = False
     revision: int = 0
     """Counts changes of theta, for whoever keeps a copy of it."""
+    bound_of_row: RowBound = field(default_factory=RowBound.unknown)
     bound: Any = None
+    """Of a full-parameter run, what its model reads; made on first use."""
+
+    @property
+    def layout(self) -> RowLayout:
+        """Where each tensor lies in the row."""
+        return self.arena.layout
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all weights are trained."""
+        return isinstance(self.config, FullConfig)
 
     def tensors(self) -> RunTensors:
         """Return the run as a model binds to it."""
@@ -49,11 +61,16 @@ class Run:
             theta_P=self.row.theta_P,
             grad_P=self.row.grad_P,
             scale=adapter_scale(self.config),
-            is_full=isinstance(self.config, FullConfig),
+            is_full=self.is_full,
         )
 
     def note_new_theta(self) -> None:
-        """Record that theta was written to."""
+        """Record that theta was written to by something else than a step."""
+        self.note_step(RowBound.unknown())
+
+    def note_step(self, bound: RowBound) -> None:
+        """Record that theta was written to, and a bound of what the row holds now."""
+        self.bound_of_row = bound
         self.revision += 1
         self.bound = None
 
@@ -104,7 +121,7 @@ class RunStore:
                 max_rows=self.max_rows,
             )
         arena = self._arena(config)
-        run = Run(name, config, arena.layout, arena.take())
+        run = Run(name, config, arena, arena.take())
         if isinstance(config, LoraConfig):
             initialise_lora_(run.row.theta_P, run.layout, config.seed)
         else:

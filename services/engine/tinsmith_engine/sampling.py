@@ -227,7 +227,7 @@ def rows_within(engine: Engine, cache_bytes: int) -> int | None:
 
 def _decoding(engine: Engine, max_rows: int) -> Decoding:
     if isinstance(engine.model, Decoder):
-        return CachedDecoding(engine.model, engine.model.bind(None), engine.versions, max_rows)
+        return CachedDecoding(engine.model, engine.base, engine.versions, max_rows)
     if isinstance(engine.model, FallbackModel):
         return RecomputeDecoding(engine.model, engine.versions)
     raise TypeError(f"no sampler for a {type(engine.model).__name__}")

@@ -9,7 +9,7 @@ position `i` of the input predicts target `i`. Nothing is shifted inside the eng
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +67,24 @@ class Datum:
     tokens_T: IntArray
     """Input token ids, int64 [T]."""
     targets_T: IntArray
-    """Token id that each position predicts, int64 [T]."""
+    """Token id that each position predicts, int64 [T]; or [T, K] for K targets each."""
     loss_inputs: Mapping[str, FloatArray]
-    """Per-token inputs of the loss, float32 [T] each."""
+    """Per-token inputs of the loss, float32 [T] each; weights may be [T, K]."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchRequest:
+    """A batch to score, and to take the gradient of if `is_backward`."""
+
+    run: str | None
+    """None means the base model, which has no gradient."""
+    batch: Sequence[Datum]
+    loss: str
+    loss_config: Mapping[str, float]
+    is_backward: bool
+    micro_batch_tokens: int | None = None
+    """Tokens of one piece of the batch; None is the engine's own choice. A replay gives what was
+    recorded, since another split adds floats in another order."""
 
 
 @dataclass(slots=True)
@@ -77,9 +92,12 @@ class ForwardResult:
     """What a forward pass found."""
 
     logprobs: list[FloatArray]
-    """For each datum, natural-log probabilities of its targets, float32 [T], weight 0 included."""
+    """For each datum, natural-log probabilities of its targets, float32, in their shape. In a
+    forward_backward, 0 for tokens without a loss (`LossSpec.is_active`), which are not computed."""
     metrics: dict[str, float]
     """Named `<name>:<reduction>`; `loss:sum` is always there."""
+    micro_batch_tokens: int = 0
+    """How the batch was split, if not as the engine splits by itself: 0 means it was."""
 
 
 @dataclass(slots=True)

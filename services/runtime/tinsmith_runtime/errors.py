@@ -434,3 +434,7 @@ class ScopeMissingError(PermissionDeniedError):
 
 class ConfigError(ValueError):
     """A setting of a pod is unknown or out of range; raised before anything is served."""
+
+
+class ExactnessUnavailableError(ConfigError):
+    """This machine can not compute a model so that neighbours leave a tenant's bits alone."""

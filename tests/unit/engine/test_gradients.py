@@ -24,7 +24,7 @@ from tests.unit.engine.conftest import (
     save_tiny,
 )
 
-from tinsmith_engine import AdamParams, Datum, Engine, FullConfig, LoraConfig
+from tinsmith_engine import LOSS_SPECS, AdamParams, Datum, Engine, FullConfig, LoraConfig
 
 TOLERANCE = 1e-5
 
@@ -50,8 +50,15 @@ def assert_matches_peft(
     total.backward()  # type: ignore[no-untyped-call]
     found = engine.forward_backward("run", batch, loss, {})
 
-    for logprobs, reference in zip(found.logprobs, wanted, strict=True):
+    for datum, logprobs, reference in zip(batch, found.logprobs, wanted, strict=True):
+        is_active = LOSS_SPECS[loss].is_active(datum)
+        np.testing.assert_allclose(
+            logprobs, np.where(is_active, reference.detach().numpy(), 0.0), atol=1e-5
+        )
+    scored = engine.forward("run", batch, loss, {})
+    for logprobs, reference in zip(scored.logprobs, wanted, strict=True):
         np.testing.assert_allclose(logprobs, reference.detach().numpy(), atol=1e-5)
+    assert scored.metrics == pytest.approx(found.metrics, rel=1e-6)
     assert found.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
     references = {
         name.replace(".default", ""): parameter.grad

@@ -1,0 +1,99 @@
+"""The start-up probe: does a run get the same bits whoever else is in the pass?
+
+Exactness is built in (fixed rungs of rows, shapes that depend on an operation alone, padding of
+one's own), but it also rests on kernels that this code does not own. So before an engine serves
+anything it trains small adapters alone and together, in the two orders, and compares every bit of
+gradients and log-probabilities. If they differ the engine refuses to start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tinsmith_engine.values import BatchRequest, Datum, ForwardResult, LoraConfig
+from tinsmith_runtime.errors import ExactnessUnavailableError
+
+if TYPE_CHECKING:
+    from tinsmith_engine.engine import Engine
+
+# Ranks and sequence lengths: equal segments that stack, ragged ones, and more rows than a chunk.
+_TENANTS = (
+    (8, (17, 40)),
+    (8, (33, 24)),
+    (8, (57,)),
+    (4, (7,)),
+    (16, (70, 3, 64)),
+)
+NUM_PROBE_RUNS = len(_TENANTS)
+
+
+def check_exactness(engine: Engine) -> None:
+    """Train probe adapters alone and together, in an engine with room for `NUM_PROBE_RUNS`.
+
+    Raises:
+        ExactnessUnavailableError: Some bit of a run depends on its neighbours.
+    """
+    requests = []
+    for index, (rank, lengths) in enumerate(_TENANTS):
+        run = f"exactness-probe-{index}"
+        engine.create_run(run, LoraConfig(rank=rank, seed=index))
+        _fill_b(engine, run, index)
+        limit = engine.info.max_context_tokens
+        batch = [
+            _datum(min(length, limit), engine.info.vocab_size, seed=100 * index + place)
+            for place, length in enumerate(lengths)
+        ]
+        requests.append(
+            BatchRequest(
+                run=run, batch=batch, loss="cross_entropy", loss_config={}, is_backward=True
+            )
+        )
+    try:
+        alone = [_bits(engine, [request])[0] for request in requests]
+        together = _bits(engine, requests)
+        reverse = _bits(engine, requests[::-1])[::-1]
+        for name, mixed in (("together", together), ("in another order", reverse)):
+            for request, wanted, found in zip(requests, alone, mixed, strict=True):
+                if wanted != found:
+                    raise ExactnessUnavailableError(
+                        f"{request.run} gets other bits {name} than alone on this machine "
+                        f"({engine.info.fingerprint}); start with exact=false to go on without "
+                        "the promise that tenants do not touch each other's bits"
+                    )
+    finally:
+        for request in requests:
+            engine.drop_run(str(request.run))
+
+
+def _bits(engine: Engine, requests: list[BatchRequest]) -> list[bytes]:
+    """Return log-probabilities and gradient of each request."""
+    found = []
+    for request, result in zip(requests, engine.compute(requests), strict=True):
+        if not isinstance(result, ForwardResult):
+            raise result
+        run = str(request.run)
+        gradient = engine.export_state(run).tensors["grad"]
+        engine.clear_gradient(run)
+        scores = b"".join(logprobs.tobytes() for logprobs in result.logprobs)
+        found.append(scores + gradient.numpy().tobytes())
+    return found
+
+
+def _datum(num_tokens: int, vocab_size: int, *, seed: int) -> Datum:
+    random = np.random.default_rng(seed)
+    tokens = random.integers(0, vocab_size, num_tokens + 1)
+    weights = random.normal(size=num_tokens).astype(np.float32)
+    return Datum(tokens[:-1], tokens[1:], {"weights": weights})
+
+
+def _fill_b(engine: Engine, run: str, seed: int) -> None:
+    """Give an adapter a B, without which A has no gradient."""
+    tensors, _ = engine.adapter_tensors(run)
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in tensors.items():
+        if ".lora_B." in name:
+            tensor.normal_(std=0.02, generator=generator)
+    engine.load_adapter_tensors(run, tensors)

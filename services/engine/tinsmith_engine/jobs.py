@@ -1,0 +1,214 @@
+"""One operation's batch on its way through the passes: pieces in, results out.
+
+A job knows the order of its pieces, collects what each pass finds for its sequences, and holds what
+is needed to leave its run as it was if the operation fails: a copy of the gradient that was pending
+before it. The loss is summed in float64 over the whole batch in its own order, so it does not
+depend on the split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec, full_config, token_settings
+from tinsmith_engine.losses import metrics
+from tinsmith_engine.packing import segment_rows, split_batch
+from tinsmith_engine.run_store import Run
+from tinsmith_engine.values import BatchRequest, Datum, FloatArray, ForwardResult
+from tinsmith_runtime.errors import NonFiniteLossError, TinsmithError
+
+
+@dataclass(slots=True)
+class Job:
+    """One batch request that is being computed.
+
+    Attributes:
+        request: What was asked for; valid.
+        run: Whose weights are used; None for the base model.
+        micro_batch_tokens: How the batch is split.
+        outcome: What became of it, once it ended.
+    """
+
+    request: BatchRequest
+    run: Run | None
+    micro_batch_tokens: int
+    outcome: ForwardResult | TinsmithError | None = None
+    _pieces: list[list[int]] = field(default_factory=list)
+    _num_done: int = 0
+    _logprobs: dict[int, FloatArray] = field(default_factory=dict)
+    _losses: dict[int, FloatArray] = field(default_factory=dict)
+    _ratios: dict[int, float] = field(default_factory=dict)
+    _gradient_before: Tensor | None = None
+
+    @property
+    def spec(self) -> LossSpec:
+        """The loss."""
+        return LOSS_SPECS[self.request.loss]
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the run's gradient row holds something that the next piece adds to."""
+        return self.run is not None and (self.run.has_gradient or self._num_done > 0)
+
+    def begin(self) -> None:
+        """Split the batch, and remember the gradient that a failure must leave behind."""
+        lengths = [datum.tokens_T.size for datum in self.request.batch]
+        self._pieces = split_batch(lengths, self.micro_batch_tokens)
+        self._num_done = 0
+        if self.run is not None and self.request.is_backward and self.run.has_gradient:
+            self._gradient_before = self.run.row.grad_P.clone()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether `begin` was called."""
+        return bool(self._pieces)
+
+    @property
+    def pieces(self) -> list[list[int]]:
+        """The datums of each piece that is left."""
+        return self._pieces[self._num_done :]
+
+    def rows_of(self, piece: Sequence[int]) -> int:
+        """Return how many rows the segment of a piece takes."""
+        return segment_rows([self.request.batch[index].tokens_T.size for index in piece])
+
+    def scored(self, index: int) -> NDArray[np.bool_]:
+        """Return which tokens of a datum the head computes, bool [T]."""
+        datum = self.request.batch[index]
+        if self.request.is_backward:
+            return self.spec.is_active(datum)
+        return np.ones(datum.tokens_T.size, dtype=bool)
+
+    def loss_inputs(self, index: int, is_scored: NDArray[np.bool_]) -> dict[str, FloatArray]:
+        """Return the inputs and settings of the loss for the scored tokens of a datum."""
+        datum = self.request.batch[index]
+        config = full_config(self.request.loss, self.request.loss_config)
+        found = {name: datum.loss_inputs[name] for name in self.spec.inputs}
+        found |= token_settings(datum, config, datum.tokens_T.size)
+        return {name: values[is_scored] for name, values in found.items()}
+
+    def take(
+        self,
+        index: int,
+        is_scored: NDArray[np.bool_],
+        logprobs: FloatArray,
+        losses: FloatArray,
+        ratio: float | None,
+    ) -> None:
+        """Keep what a pass found for the scored tokens of a datum, [n, K] each."""
+        datum = self.request.batch[index]
+        whole = np.zeros(datum.targets_T.shape, dtype=np.float32)
+        whole[is_scored] = logprobs if whole.ndim == 2 else logprobs[:, 0]
+        self._logprobs[index] = whole
+        self._losses[index] = losses.sum(axis=1) if losses.shape[1] > 1 else losses[:, 0]
+        if ratio is not None:
+            self._ratios[index] = ratio
+
+    def end_piece(self) -> None:
+        """Go on to the next piece; after the last one, end."""
+        self._num_done += 1
+        if self._num_done == len(self._pieces):
+            self._end()
+
+    def fail(self, error: TinsmithError) -> None:
+        """End with an error, the run's gradient as it was before."""
+        self.undo()
+        self.outcome = error
+
+    def undo(self) -> None:
+        """Leave the run's gradient as it was before, bit for bit; the job can begin again."""
+        if self._gradient_before is not None and self.run is not None:
+            self.run.row.grad_P.copy_(self._gradient_before)
+        # Without a gradient before, the row counts as empty whatever it holds.
+        self._gradient_before = None
+        self._pieces = []
+        self._num_done = 0
+
+    def _end(self) -> None:
+        found = self._metrics()
+        if self.request.is_backward and self.run is not None:
+            is_finite = np.isfinite(found["loss:sum"]) and is_finite_row(self.run.row.grad_P)
+            if not is_finite:
+                name = self.run.name
+                self.fail(
+                    NonFiniteLossError(
+                        f"the batch gave run {name} a NaN or infinite loss or gradient; the "
+                        "gradient accumulated before it is unchanged",
+                        run=name,
+                        loss=found["loss:sum"],
+                    )
+                )
+                return
+            self.run.has_gradient = True
+            self._gradient_before = None
+        in_order = range(len(self.request.batch))
+        self.outcome = ForwardResult([self._logprobs[index] for index in in_order], found)
+
+    def _metrics(self) -> dict[str, float]:
+        batch = self.request.batch
+        scored = [self.scored(index) for index in range(len(batch))]
+        config = full_config(self.request.loss, self.request.loss_config)
+        inputs = [self.loss_inputs(index, is_scored) for index, is_scored in enumerate(scored)]
+        # Settings by token only where a datum brought its own.
+        names = [
+            name
+            for name in inputs[0]
+            if name not in config or any(name in datum.loss_inputs for datum in batch)
+        ]
+        found = metrics(
+            self.request.loss,
+            config,
+            np.concatenate([self._losses[index] for index in range(len(batch))]),
+            _joined([self._logprobs[i][is_scored] for i, is_scored in enumerate(scored)]),
+            {name: _joined([one[name] for one in inputs]) for name in names},
+        )
+        if self._ratios:
+            found |= _sequence_metrics(batch, self._ratios, config)
+        return found
+
+
+def is_finite_row(numbers_P: Tensor) -> bool:
+    """Return whether all numbers are finite."""
+    # The square of the norm is one fast sweep; only where it overflows is there more to look at.
+    if bool(torch.isfinite(torch.dot(numbers_P, numbers_P))):
+        return True
+    lowest, highest = torch.aminmax(numbers_P)
+    return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))
+
+
+def _joined(arrays: Sequence[FloatArray]) -> FloatArray:
+    """Concatenate arrays [n] or [n, K]; those with fewer targets are filled up with zeros."""
+    if all(array.ndim == 1 for array in arrays):
+        return np.concatenate(arrays)
+    widest = max(array.shape[1] if array.ndim == 2 else 1 for array in arrays)
+    columns = [array if array.ndim == 2 else array[:, None] for array in arrays]
+    return np.concatenate(
+        [np.pad(array, ((0, 0), (0, widest - array.shape[1]))) for array in columns]
+    )
+
+
+def _sequence_metrics(
+    batch: Sequence[Datum], ratios: dict[int, float], config: dict[str, float]
+) -> dict[str, float]:
+    """Return the metrics of sequence ratios, over the tokens that have an advantage."""
+    num_clipped = num_tokens = 0
+    for index, ratio in ratios.items():
+        inputs = batch[index].loss_inputs
+        advantages = inputs["advantages"]
+        low, high = (
+            inputs.get(name, np.float32(config[name]))
+            for name in ("clip_low_threshold", "clip_high_threshold")
+        )
+        is_clipped = np.where(advantages > 0, ratio > high, ratio < low) & (advantages != 0)
+        num_clipped += int(is_clipped.sum())
+        num_tokens += int((advantages != 0).sum())
+    return {
+        "sequence_ratio:mean": float(np.mean(list(ratios.values()))),
+        "clip_fraction:mean": num_clipped / num_tokens if num_tokens else 0.0,
+    }

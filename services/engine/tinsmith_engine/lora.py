@@ -1,0 +1,149 @@
+"""The adapters of one linear unit, for one run or for many at once.
+
+Runs whose rows lie in the arena at one stride, whose segments have one length and whose adapters
+have one shape are a *stack*: each of their products is a single batched product over views of the
+arena, and their gradients are written to it directly. A batched product gives each run the bits
+that it would give it alone (the start-up probe of `exactness.py` checks this), so who shares a
+stack changes nothing but the time.
+
+Everything is scaled once, on the narrow side: `p = scale x A^T`, so that `y += p B^T`,
+`dB += dy^T p`, and with `dp = scale dy B`, `dA += dp^T x`, `dx += dp A`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.units import UnitSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LoraUnit:
+    """The adapters of one unit for R runs; gradients are float32 views of their rows."""
+
+    a: Tensor
+    """Stacked A matrices, [R, parts * rank, in]."""
+    b: tuple[Tensor, ...]
+    """For each part the B matrices, [R, out, rank]."""
+    a_grad: Tensor | None
+    b_grad: tuple[Tensor, ...]
+    scale: float
+
+    @classmethod
+    def of(
+        cls,
+        spec: UnitSpec,
+        layout: RowLayout,
+        theta_RP: Tensor,
+        grad_RP: Tensor | None,
+        scale: float,
+    ) -> LoraUnit | None:
+        """Return the unit's views into adapter rows [R, P], or None if they do not adapt it."""
+        if spec.a_names[0] not in layout:
+            return None
+        return cls(
+            a=layout.fused(theta_RP, spec.a_names),
+            b=tuple(layout.view(theta_RP, name) for name in spec.b_names),
+            a_grad=None if grad_RP is None else layout.fused(grad_RP, spec.a_names),
+            b_grad=()
+            if grad_RP is None
+            else tuple(layout.view(grad_RP, name) for name in spec.b_names),
+            scale=scale,
+        )
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs are stacked."""
+        return len(self.a)
+
+    def run(self, index: int) -> LoraUnit:
+        """Return the unit of one of the stacked runs."""
+        one = slice(index, index + 1)
+        return LoraUnit(
+            a=self.a[one],
+            b=tuple(b[one] for b in self.b),
+            a_grad=None if self.a_grad is None else self.a_grad[one],
+            b_grad=tuple(grad[one] for grad in self.b_grad),
+            scale=self.scale,
+        )
+
+    def add_forward_(self, y: Tensor, x: Tensor) -> Tensor:
+        """Add `scale B A x` to y; return `scale x A^T` for the backward.
+
+        Args:
+            y: [R * n, out], the rows of each run after those of the one before.
+            x: [R * n, in].
+
+        Returns:
+            [R, n, parts * rank].
+        """
+        y_RN, x_RN = self._by_run(y), self._by_run(x)
+        projected = torch.bmm(x_RN, self.a.transpose(1, 2)).mul_(self.scale)
+        for index, columns, ranks in self._parts():
+            y_RN[:, :, columns].baddbmm_(projected[:, :, ranks], self.b[index].transpose(1, 2))
+        return projected
+
+    def backward(
+        self,
+        dy: Tensor,
+        x: Tensor,
+        projected: Tensor,
+        dx: Tensor | None,
+        *,
+        accumulates: bool = True,
+    ) -> None:
+        """Add the gradients of A and B to the rows, and that of x to `dx` unless it is None.
+
+        Args:
+            dy: [R * n, out].
+            x: [R * n, in].
+            projected: What `add_forward_` returned.
+            dx: [R * n, in].
+            accumulates: Whether the gradient views hold something; if not they are overwritten.
+        """
+        dy_RN, x_RN = self._by_run(dy), self._by_run(x)
+        parts = []
+        for index, columns, ranks in self._parts():
+            parts.append(torch.bmm(dy_RN[:, :, columns], self.b[index]))
+            if self.b_grad:
+                _take_product_(
+                    self.b_grad[index],
+                    dy_RN[:, :, columns].transpose(1, 2),
+                    projected[:, :, ranks],
+                    accumulates,
+                )
+        dprojected = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).mul_(self.scale)
+        if self.a_grad is not None:
+            _take_product_(self.a_grad, dprojected.transpose(1, 2), x_RN, accumulates)
+        if dx is not None:
+            self._by_run(dx).baddbmm_(dprojected, self.a)
+
+    def _by_run(self, rows: Tensor) -> Tensor:
+        return rows.view(len(self.a), -1, rows.shape[-1])
+
+    def _parts(self) -> Iterator[tuple[int, slice, slice]]:
+        """Yield each part's index, columns of the output and columns of `x A^T`."""
+        rank = self.b[0].shape[2]
+        start = 0
+        for index, b in enumerate(self.b):
+            stop = start + b.shape[1]
+            yield index, slice(start, stop), slice(index * rank, (index + 1) * rank)
+            start = stop
+
+
+def _take_product_(grad: Tensor, left: Tensor, right: Tensor, accumulates: bool) -> None:
+    """Add `left @ right` to float32 gradients [R, ...], or put it there."""
+    if left.dtype != grad.dtype:
+        product = torch.bmm(left, right)
+        if accumulates:
+            grad.add_(product)
+        else:
+            grad.copy_(product)
+    else:
+        # beta 0 does not read what is there, so it may be anything, NaN included.
+        grad.baddbmm_(left, right, beta=1 if accumulates else 0)
