@@ -45,9 +45,9 @@ class LossSpec:
         """
         if "weights" in self.inputs:
             weights = datum.loss_inputs["weights"]
-            return np.abs(weights).reshape(len(weights), -1).max(axis=1) != 0
+            return np.asarray(np.abs(weights).reshape(len(weights), -1).max(axis=1) != 0)
         named = (name for name in self.inputs if name in datum.loss_inputs)
-        return np.max([np.abs(datum.loss_inputs[name]) for name in named], axis=0) != 0
+        return np.asarray(np.any([datum.loss_inputs[name] != 0 for name in named], axis=0))
 
 
 _POLICY = ("logprobs", "advantages")
