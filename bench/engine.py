@@ -114,7 +114,7 @@ class PeftSide:
                 for name, parameter in self._model.named_parameters()
                 if f".tenant-{tenant}." in name
             ]
-            self._optimizers.append(torch.optim.AdamW(trained, lr=1e-4, fused=True))
+            self._optimizers.append(torch.optim.AdamW(trained, lr=1e-4))
 
     def step(self, batches: Sequence[Batch]) -> None:
         """Take one optimizer step for each tenant."""
@@ -140,9 +140,22 @@ class PeftSide:
 class EngineSide:
     """Tenants as runs of one engine, trained in one pass."""
 
-    def __init__(self, model_dir: Path, dtype: str, num_tenants: int, *, exact: bool) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        dtype: str,
+        num_tenants: int,
+        *,
+        exact: bool = True,
+        compiled: bool = False,
+    ) -> None:
         self._engine = Engine.load(
-            model_dir, dtype=dtype, max_rows=num_tenants, num_threads=1, exact=exact
+            model_dir,
+            dtype=dtype,
+            max_rows=num_tenants,
+            num_threads=1,
+            exact=exact,
+            compiled=compiled,
         )
         self._runs = [f"tenant-{tenant}" for tenant in range(num_tenants)]
         for seed, run in enumerate(self._runs):
@@ -191,7 +204,9 @@ def compare(
     return ratios
 
 
-def run_cases(model_dir: Path, dtypes: Sequence[str], repeats: int, only: str) -> list[report.Row]:
+def run_cases(
+    model_dir: Path, dtypes: Sequence[str], repeats: int, only: str, *, compiled: bool
+) -> list[report.Row]:
     """Return the rows of all cases."""
     rows = []
     for dtype in dtypes:
@@ -200,7 +215,7 @@ def run_cases(model_dir: Path, dtypes: Sequence[str], repeats: int, only: str) -
                 continue
             batches = case.batches()
             peft = PeftSide(model_dir, getattr(torch, dtype), case.num_tenants)
-            engine = EngineSide(model_dir, dtype, case.num_tenants, exact=True)
+            engine = EngineSide(model_dir, dtype, case.num_tenants, compiled=compiled)
             ratios = compare(
                 lambda: peft.step(batches),  # noqa: B023 - called before the next round
                 lambda: engine.step(batches),  # noqa: B023
@@ -227,6 +242,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
+    parser.add_argument("--compiled", action="store_true", help="compile the elementwise kernels")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -234,7 +250,13 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         build_model(Path(folder))
-        rows = run_cases(Path(folder), arguments.dtypes, arguments.repeats, arguments.only)
+        rows = run_cases(
+            Path(folder),
+            arguments.dtypes,
+            arguments.repeats,
+            arguments.only,
+            compiled=arguments.compiled,
+        )
     machine = report.machine() | {"torch": torch.__version__, "threads": 1}
     report.show("The engine against sequential PEFT", rows, machine)
     report.write("engine", rows, machine)

@@ -23,6 +23,7 @@ from tinsmith_engine.decoder_weights import (
     AdapterWeights,
     DecoderWeights,
     LayerWeights,
+    Norm,
     bind_adapters,
     bind_weights,
     wear,
@@ -31,7 +32,7 @@ from tinsmith_engine.head import HeadScores, run_head
 from tinsmith_engine.linear import Saved
 from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.models import Pass, RunTensors
-from tinsmith_engine.ops import rms_norm, rms_norm_backward, rotate, swiglu, swiglu_backward
+from tinsmith_engine.ops import Ops, add_norm_gradient_
 from tinsmith_engine.packing import SEGMENT_ROWS
 from tinsmith_engine.row_ladder import RowLadder, padded_rows
 from tinsmith_engine.rows import RowLayout
@@ -87,6 +88,7 @@ class Decoder:
         layout: Where each weight lies in the row.
         base_row: The weights, in the dtype of the passes.
         ladders: See `row_ladder`.
+        ops: The elementwise operations.
         tape_rows: Passes with more rows keep only the input of each layer, and compute the rest
             again in the backward: gradient checkpointing. It changes no bit.
     """
@@ -99,6 +101,7 @@ class Decoder:
         layout: RowLayout,
         base_row: Tensor,
         ladders: Ladders,
+        ops: Ops,
         *,
         tape_rows: int,
     ) -> None:
@@ -110,6 +113,7 @@ class Decoder:
         ] + [head_unit(config)]
         self._base_row = base_row
         self._ladders = ladders
+        self.ops = ops
         self._tape_rows = tape_rows
         self._frequencies = config.inverse_frequencies.to(base_row.device)
 
@@ -139,20 +143,20 @@ class Decoder:
         rows = one.rows
         keeps_all = len(rows) <= self._tape_rows
         tape = Tape(keeps_all=keeps_all) if needs_gradient else None
-        attention = PackedAttention(rows.buckets, keeps_graph=needs_gradient and keeps_all)
+        attention = PackedAttention(rows, keeps_graph=needs_gradient and keeps_all)
         with torch.no_grad():
             cos, sin = self.rotary(rows.positions_N)
             embedded = weights.embedding.index_select(0, rows.tokens_N)
             hidden = self.forward(weights, embedded, cos, sin, attention, tape)
             norm = weights.final_norm
-            normed, inverse_rms = rms_norm(hidden, norm.weight, self.config.rms_eps)
+            normed, inverse_rms = self.ops.rms_norm(hidden, norm.weight, self.config.rms_eps)
             scores, dnormed = run_head(
                 weights.head, normed, one.heads, needs_gradient=needs_gradient
             )
             if tape is not None and dnormed is not None:
-                dx = rms_norm_backward(dnormed, hidden, inverse_rms, norm.weight, norm.grad)
+                dx = self._norm_backward(norm, dnormed, hidden, inverse_rms, None)
                 if not keeps_all:
-                    attention = PackedAttention(rows.buckets, keeps_graph=True)
+                    attention = PackedAttention(rows, keeps_graph=True)
                 self._backward(weights, rows.tokens_N, cos, sin, attention, tape, dx)
         return scores
 
@@ -192,21 +196,24 @@ class Decoder:
         attention: AttentionBackend,
     ) -> tuple[Tensor, LayerTape]:
         config = self.config
-        x_normed, x_inverse_rms = rms_norm(x, layer.input_norm.weight, config.rms_eps)
+        ops = self.ops
+        x_normed, x_inverse_rms = ops.rms_norm(x, layer.input_norm.weight, config.rms_eps)
         qkv, qkv_saved = layer.qkv.forward(x_normed)
         heads = qkv.view(len(x), -1, config.head_dim)
         qk, v = heads[:, : config.num_qk_heads], heads[:, config.num_qk_heads :]
-        qk_normed, qk_inverse_rms = qk, None
-        if layer.qk_norm is not None:
-            qk_normed, qk_inverse_rms = rms_norm(qk, layer.qk_norm, config.rms_eps)
-        rotated = rotate(qk_normed, cos, sin)
+        qk_inverse_rms = None
+        if layer.qk_norm is None:
+            rotated = ops.rotate(qk, cos, sin)
+        else:
+            rotated, qk_inverse_rms = ops.norm_rotate(qk, layer.qk_norm, config.rms_eps, cos, sin)
         q, k = rotated[:, : config.num_heads], rotated[:, config.num_heads :]
         attended = attention.forward(index, q, k, v).flatten(1)
-        middle, o_saved = layer.o.forward(attended)
-        middle += x
-        middle_normed, middle_inverse_rms = rms_norm(middle, layer.post_norm.weight, config.rms_eps)
+        projected, o_saved = layer.o.forward(attended)
+        middle, middle_normed, middle_inverse_rms = ops.add_rms_norm(
+            projected, x, layer.post_norm.weight, config.rms_eps
+        )
         gate_up, gate_up_saved = layer.gate_up.forward(middle_normed)
-        activated = swiglu(gate_up)
+        activated = ops.swiglu(gate_up)
         out, down_saved = layer.down.forward(activated)
         out += middle
         return out, LayerTape(
@@ -245,13 +252,12 @@ class Decoder:
             else:
                 _, saved = self._layer(layer, index, tape.inputs.pop(), cos, sin, attention)
             dactivated = _given(layer.down.backward(dx, saved.activated, saved.down_saved))
-            dgate_up = swiglu_backward(dactivated, saved.gate_up)
+            dgate_up = self.ops.swiglu_backward(dactivated, saved.gate_up)
             dnormed = _given(
                 layer.gate_up.backward(dgate_up, saved.middle_normed, saved.gate_up_saved)
             )
-            norm = layer.post_norm
-            dx += rms_norm_backward(
-                dnormed, saved.middle, saved.middle_inverse_rms, norm.weight, norm.grad
+            dx = self._norm_backward(
+                layer.post_norm, dnormed, saved.middle, saved.middle_inverse_rms, dx
             )
             dattended = _given(layer.o.backward(dx, saved.attended, saved.o_saved))
             dqkv = self._attention_backward(layer, index, saved, dattended, cos, sin, attention)
@@ -262,9 +268,8 @@ class Decoder:
             )
             if dnormed_or_none is None:
                 return
-            norm = layer.input_norm
-            dx += rms_norm_backward(
-                dnormed_or_none, saved.x, saved.x_inverse_rms, norm.weight, norm.grad
+            dx = self._norm_backward(
+                layer.input_norm, dnormed_or_none, saved.x, saved.x_inverse_rms, dx
             )
         if weights.embedding_grad is not None:
             weights.embedding_grad.index_add_(0, tokens_N, dx.float())
@@ -283,16 +288,35 @@ class Decoder:
         config = self.config
         dout = dattended.view(len(dattended), config.num_heads, config.head_dim)
         dq, dk, dv = attention.backward(index, dout)
-        dqk = rotate(torch.cat([dq, dk], dim=1), cos, -sin)
-        if layer.qk_norm is not None and saved.qk_inverse_rms is not None:
-            weight_grad = None
-            if layer.qk_norm_grads is not None:
-                weight_grad = torch.zeros_like(layer.qk_norm, dtype=torch.float32)
-            dqk = rms_norm_backward(dqk, saved.qk, saved.qk_inverse_rms, layer.qk_norm, weight_grad)
-            if layer.qk_norm_grads is not None and weight_grad is not None:
-                layer.qk_norm_grads[0].add_(weight_grad[: config.num_heads].sum(0))
-                layer.qk_norm_grads[1].add_(weight_grad[config.num_heads :].sum(0))
+        drotated = torch.cat([dq, dk], dim=1)
+        if layer.qk_norm is None or saved.qk_inverse_rms is None:
+            dqk = self.ops.rotate(drotated, cos, -sin)
+        else:
+            self._add_qk_norm_gradients(layer, saved, drotated, cos, sin)
+            dqk = self.ops.norm_rotate_backward(
+                drotated, saved.qk, saved.qk_inverse_rms, layer.qk_norm, cos, sin
+            )
         return torch.cat([dqk, dv], dim=1).flatten(1)
+
+    def _add_qk_norm_gradients(
+        self, layer: LayerWeights, saved: LayerTape, drotated: Tensor, cos: Tensor, sin: Tensor
+    ) -> None:
+        """Add the gradients of the norms of q and k, where they are trained."""
+        if layer.qk_norm_grads is None or layer.qk_norm is None or saved.qk_inverse_rms is None:
+            return
+        grad = torch.zeros_like(layer.qk_norm, dtype=torch.float32)
+        dnormed = self.ops.rotate(drotated, cos, -sin)
+        add_norm_gradient_(grad, dnormed, saved.qk, saved.qk_inverse_rms)
+        layer.qk_norm_grads[0].add_(grad[: self.config.num_heads].sum(0))
+        layer.qk_norm_grads[1].add_(grad[self.config.num_heads :].sum(0))
+
+    def _norm_backward(
+        self, norm: Norm, dy: Tensor, x: Tensor, inverse_rms: Tensor, residual: Tensor | None
+    ) -> Tensor:
+        """Return the gradient for a norm's input plus `residual`; add that of a trained weight."""
+        if norm.grad is not None:
+            add_norm_gradient_(norm.grad, dy, x, inverse_rms)
+        return self.ops.rms_norm_backward(dy, x, inverse_rms, norm.weight, residual)
 
 
 def _given(gradient: Tensor | None) -> Tensor:

@@ -24,7 +24,6 @@ from tinsmith_engine.kv_cache import DecodeAttention, KvCache, PrefillAttention
 from tinsmith_engine.linear import AdaptedRows, LinearUnit
 from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.models import BoundRows
-from tinsmith_engine.ops import rms_norm
 from tinsmith_engine.packing import PackedRows, pack
 from tinsmith_engine.row_ladder import padded_rows
 from tinsmith_engine.values import Published
@@ -78,7 +77,7 @@ class CachedDecoding:
         bound, lora = self._prompt_weights(weights, rows)
         with torch.no_grad():
             cos, sin = self._decoder.rotary(rows.positions_N)
-            attention = PrefillAttention(self._cache, slots[0], num_tokens, rows.buckets)
+            attention = PrefillAttention(self._cache, slots[0], num_tokens, rows)
             embedded = bound.embedding.index_select(0, rows.tokens_N)
             hidden = self._decoder.forward(bound, embedded, cos, sin, attention, None)
             self._cache.copy_prefix(slots[0], slots[1:], num_tokens)
@@ -182,7 +181,7 @@ class CachedDecoding:
 
     def _logits(self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor) -> Tensor:
         eps = self._decoder.config.rms_eps
-        normed, _ = rms_norm(hidden, weights.final_norm.weight, eps)
+        normed, _ = self._decoder.ops.rms_norm(hidden, weights.final_norm.weight, eps)
         return head.forward(normed)[0].float()
 
 

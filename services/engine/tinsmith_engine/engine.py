@@ -85,6 +85,7 @@ class Engine:
         pass_rows: int = 8192,
         tape_rows: int = 16_384,
         exact: bool = True,
+        compiled: bool | None = None,
     ) -> Engine:
         """Load a base model.
 
@@ -101,9 +102,12 @@ class Engine:
             tape_rows: A pass with more tokens keeps only the input of each layer for the backward,
                 and computes the rest again: gradient checkpointing. Changes no bit.
             exact: Whether a run's bits must not depend on what is computed beside it.
+            compiled: Whether norms, rotary embedding and SwiGLU are compiled at start; None does so
+                on a GPU alone. Part of the numerics fingerprint.
 
         Raises:
             ExactnessUnavailableError: This machine can not keep that promise for the model.
+            ConfigError: The kernels can not be compiled.
             ModelNotFoundError: There is no such model, or not in a form that can be loaded.
             CheckpointIncompatibleError: The weights do not fit the model's configuration.
         """
@@ -116,6 +120,7 @@ class Engine:
             micro_batch_tokens=micro_batch_tokens,
             tape_rows=tape_rows,
             exact=exact,
+            compiled=torch.device(device).type == "cuda" if compiled is None else compiled,
         )
         if loaded.info.exactness == "exact":
             check_exactness(
@@ -261,7 +266,7 @@ class Engine:
             raise NoGradientError(
                 f"run {run} has no gradient; call forward_backward first", run=run
             )
-        norm = grad_norm(state.row.grad_P)
+        norm = grad_norm(state.row.grad_P) if state.grad_norm is None else state.grad_norm
         self.clear_gradient(run)
         if not math.isfinite(norm) or not _step(state, params, norm):
             raise NonFiniteLossError(
@@ -326,6 +331,7 @@ class Engine:
         target.version = state.version
         target.adam_steps = state.version if state.adam_steps is None else state.adam_steps
         target.has_gradient = state.has_gradient
+        target.grad_norm = None
         target.note_new_theta()
 
     def adapter_tensors(self, run: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tinsmith_engine.compiled_ops import compile_ops
 from tinsmith_engine.decoder import Decoder, Ladders
 from tinsmith_engine.decoder_config import DecoderConfig, decoder_config, full_layout
 from tinsmith_engine.decoder_weights import DecoderWeights, bind_weights
@@ -15,6 +16,7 @@ from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import chunk_rows
 from tinsmith_engine.loading import load_hf_config, read_row, resolve_model, stored_tensors
 from tinsmith_engine.models import Model
+from tinsmith_engine.ops import EAGER
 from tinsmith_engine.packing import PADDING_RULE
 from tinsmith_engine.row_ladder import RowLadder, probe_ladder
 from tinsmith_engine.rows import RowLayout
@@ -45,6 +47,7 @@ def load_model(
     micro_batch_tokens: int,
     tape_rows: int,
     exact: bool,
+    compiled: bool,
 ) -> LoadedModel:
     """Load a base model; see `Engine.load`."""
     if dtype not in DTYPES:
@@ -56,7 +59,7 @@ def load_model(
     place = torch.device(device)
     config = decoder_config(hf_config)
     model: Model[Any]
-    rungs: dict[str, tuple[int, ...]] = {}
+    found: dict[str, str] = {}
     if config is None:
         model, exactness = FallbackModel.load(directory, DTYPES[dtype], place), "fallback"
         text_config = hf_config.get_text_config()
@@ -66,9 +69,10 @@ def load_model(
         layout = full_layout(config, set(stored_tensors(directory)))
         row = read_row(directory, layout, DTYPES[dtype], place)
         ladders = _ladders(config, layout, row) if exact else Ladders(RowLadder(()), RowLadder(()))
-        model = Decoder(config, layout, row, ladders, tape_rows=tape_rows)
+        ops = compile_ops(config, DTYPES[dtype], place) if compiled else EAGER
+        model = Decoder(config, layout, row, ladders, ops, tape_rows=tape_rows)
+        found = {"ops": ops.name, "rows": _rungs(ladders.layers), "head_rows": _rungs(ladders.head)}
         exactness = "exact" if exact else "fast"
-        rungs = {"rows": ladders.layers.rungs, "head_rows": ladders.head.rungs}
         vocab_size, max_positions = config.vocab_size, config.max_positions
     details = {
         "torch": torch.__version__,
@@ -79,7 +83,7 @@ def load_model(
         "exactness": exactness,
         "micro_batch_tokens": micro_batch_tokens,
         "attention_padding": PADDING_RULE,
-        **{name: "/".join(map(str, found)) or "any" for name, found in rungs.items()},
+        **found,
     }
     info = ModelInfo(
         vocab_size=vocab_size,
@@ -92,6 +96,10 @@ def load_model(
         details=details,
     )
     return LoadedModel(model, info, place, str(model_dir))
+
+
+def _rungs(ladder: RowLadder) -> str:
+    return "/".join(map(str, ladder.rungs)) or "any"
 
 
 def _ladders(config: DecoderConfig, layout: RowLayout, row: torch.Tensor) -> Ladders:

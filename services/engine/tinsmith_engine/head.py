@@ -64,6 +64,12 @@ def chunk_rows(vocab_size: int) -> int:
     return max(_MIN_CHUNK_ROWS, min(_MAX_CHUNK_ROWS, _CHUNK_NUMBERS // vocab_size))
 
 
+def log_probabilities(logits: Tensor) -> Tensor:
+    """Return the log-probability of every token for logits [c, V], as `run_head` computes it."""
+    shifted = logits.float() - logits.amax(dim=1, keepdim=True)
+    return shifted - shifted.exp().sum(dim=1, keepdim=True).log()
+
+
 def run_head(
     unit: LinearUnit, hidden: Tensor, groups: Sequence[HeadGroup], *, needs_gradient: bool
 ) -> tuple[list[HeadScores], Tensor | None]:

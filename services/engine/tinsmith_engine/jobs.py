@@ -8,6 +8,7 @@ depend on the split.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tinsmith_engine.adam import grad_norm
 from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec, full_config, token_settings
 from tinsmith_engine.losses import metrics
 from tinsmith_engine.packing import segment_rows, split_batch
@@ -125,6 +127,7 @@ class Job:
         """Leave the run's gradient as it was before, bit for bit; the job can begin again."""
         if self._gradient_before is not None and self.run is not None:
             self.run.row.grad_P.copy_(self._gradient_before)
+            self.run.grad_norm = None
         # Without a gradient before, the row counts as empty whatever it holds.
         self._gradient_before = None
         self._pieces = []
@@ -133,8 +136,10 @@ class Job:
     def _end(self) -> None:
         found = self._metrics()
         if self.request.is_backward and self.run is not None:
-            is_finite = np.isfinite(found["loss:sum"]) and is_finite_row(self.run.row.grad_P)
-            if not is_finite:
+            norm = grad_norm(self.run.row.grad_P)
+            # A square may overflow where no number does.
+            is_finite = math.isfinite(norm) or is_finite_row(self.run.row.grad_P)
+            if not (np.isfinite(found["loss:sum"]) and is_finite):
                 name = self.run.name
                 self.fail(
                     NonFiniteLossError(
@@ -146,6 +151,7 @@ class Job:
                 )
                 return
             self.run.has_gradient = True
+            self.run.grad_norm = norm
             self._gradient_before = None
         in_order = range(len(self.request.batch))
         self.outcome = ForwardResult([self._logprobs[index] for index in in_order], found)
@@ -175,9 +181,6 @@ class Job:
 
 def is_finite_row(numbers_P: Tensor) -> bool:
     """Return whether all numbers are finite."""
-    # The square of the norm is one fast sweep; only where it overflows is there more to look at.
-    if bool(torch.isfinite(torch.dot(numbers_P, numbers_P))):
-        return True
     lowest, highest = torch.aminmax(numbers_P)
     return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))
 

@@ -80,6 +80,8 @@ class PackedRows:
     sequences: tuple[tuple[tuple[int, int], ...], ...]
     """For each segment the first row and the length of each of its sequences."""
     buckets: tuple[Bucket, ...]
+    has_padding: bool
+    """Whether there are rows that belong to no sequence."""
 
     def __len__(self) -> int:
         return len(self.tokens_N)
@@ -106,7 +108,7 @@ def pack(
     tokens_N = np.zeros(num_rows, dtype=np.int64)
     positions_N = np.zeros(num_rows, dtype=np.int64)
     slices, places = [], []
-    begin = 0
+    begin = num_tokens = 0
     for sequences in segments:
         row = begin
         within = []
@@ -115,6 +117,7 @@ def pack(
             tokens_N[row : row + len(tokens)] = tokens
             positions_N[row : row + len(tokens)] = np.arange(len(tokens))
             row += len(tokens)
+        num_tokens += row - begin
         end = begin + padded_rows(row - begin, SEGMENT_ROWS)
         slices.append(slice(begin, end))
         places.append(tuple(within))
@@ -125,6 +128,7 @@ def pack(
         segments=tuple(slices),
         sequences=tuple(places),
         buckets=attention_buckets([place for within in places for place in within], device),
+        has_padding=num_tokens < num_rows,
     )
 
 

@@ -38,6 +38,8 @@ class Run:
     adam_steps: int = 0
     """Steps since the moments were zero: differs from `version` once weights were loaded."""
     has_gradient: bool = False
+    grad_norm: float | None = None
+    """L2 norm of the gradient; None if nobody has looked."""
     revision: int = 0
     """Counts changes of theta, for whoever keeps a copy of it."""
     bound_of_row: RowBound = field(default_factory=RowBound.unknown)

@@ -20,6 +20,7 @@ from tinsmith_engine.decoder import Decoder
 from tinsmith_engine.decoding import CachedDecoding, DecodeRow, Decoding, RecomputeDecoding
 from tinsmith_engine.engine import Engine
 from tinsmith_engine.fallback import FallbackModel
+from tinsmith_engine.head import log_probabilities
 from tinsmith_engine.kv_cache import cache_bytes_per_token
 from tinsmith_engine.picking import PickRule, pick, uniform
 from tinsmith_engine.requests import (
@@ -178,8 +179,7 @@ class Sampler:
 
     def _take_tokens(self, rows: Sequence[_Row], logits_RV: Tensor) -> list[SampledSequence]:
         chosen_R = pick(logits_RV, [row.rule() for row in rows])
-        normaliser_R = torch.logsumexp(logits_RV, dim=1)
-        logprobs_R = logits_RV.gather(1, chosen_R[:, None])[:, 0] - normaliser_R
+        logprobs_R = log_probabilities(logits_RV).gather(1, chosen_R[:, None])[:, 0]
         finished = []
         for row, token, logprob in zip(rows, chosen_R.tolist(), logprobs_R.tolist(), strict=True):
             reason = self._take(row, token, logprob)
@@ -245,7 +245,7 @@ def _read_prompt(
         return None, last
     for logits in chunks:
         last = logits[-1:]
-        log_softmax = torch.log_softmax(logits, dim=1)
+        log_softmax = log_probabilities(logits)
         # Position i predicts token i + 1; what follows the prompt is for the completion.
         nexts = list(tokens[len(logprobs) : len(logprobs) + len(logits)])
         log_softmax = log_softmax[: len(nexts)]
