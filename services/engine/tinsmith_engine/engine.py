@@ -8,9 +8,11 @@ its run as it found it: gradients are restored from a copy, not by subtraction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +28,7 @@ from tinsmith_engine.scoring import Scorer
 from tinsmith_engine.values import (
     AdamParams,
     AdapterConfig,
+    BatchRequest,
     Datum,
     ForwardResult,
     FullConfig,
@@ -39,7 +42,16 @@ from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
     NoGradientError,
     NonFiniteLossError,
+    OutOfMemoryError,
+    TinsmithError,
 )
+from tinsmith_runtime.status import internal_error
+
+logger = logging.getLogger(__name__)
+
+_OUT_OF_MEMORY_PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
+ArgsT = ParamSpec("ArgsT")
+ResultT = TypeVar("ResultT")
 
 _STATE_TENSORS = ("theta", "m", "v", "grad")
 
@@ -133,8 +145,49 @@ class Engine:
 
     # Training.
 
+    def compute(self, requests: Sequence[BatchRequest]) -> list[ForwardResult | TinsmithError]:
+        """Score the batches of many runs; those of one run in order.
+
+        Returns:
+            A result or an error for each request. An error leaves its run's gradient as it was
+            before that request and touches nobody else; a bug is an `InternalError` in its place.
+        """
+        return [_attempt(self._compute, request) for request in requests]
+
+    def optim_steps(
+        self, steps: Sequence[tuple[str, AdamParams]]
+    ) -> list[OptimStepResult | TinsmithError]:
+        """Step distinct runs; see `optim_step` for what each entry can be."""
+        return [_attempt(self.optim_step, run, params) for run, params in steps]
+
+    def _compute(self, request: BatchRequest) -> ForwardResult:
+        if request.run is not None and request.is_backward:
+            result = self.forward_backward(
+                request.run,
+                request.batch,
+                request.loss,
+                request.loss_config,
+                micro_batch_tokens=request.micro_batch_tokens,
+            )
+        else:
+            result = self.forward(
+                request.run,
+                request.batch,
+                request.loss,
+                request.loss_config,
+                micro_batch_tokens=request.micro_batch_tokens,
+            )
+        result.micro_batch_tokens = request.micro_batch_tokens or 0
+        return result
+
     def forward(
-        self, run: str | None, batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float]
+        self,
+        run: str | None,
+        batch: Sequence[Datum],
+        loss: str,
+        loss_config: Mapping[str, float],
+        *,
+        micro_batch_tokens: int | None = None,
     ) -> ForwardResult:
         """Score a batch under a run's weights, or under the base model's if `run` is None.
 
@@ -146,10 +199,17 @@ class Engine:
         """
         bound = self._base if run is None else self._bound(self._runs.get(run))
         validate_batch(batch, loss, loss_config, self.info)
-        return self._scorer.score(bound, batch, loss, loss_config, needs_gradient=False)
+        scorer = self._scorer_of(micro_batch_tokens)
+        return scorer.score(bound, batch, loss, loss_config, needs_gradient=False)
 
     def forward_backward(
-        self, run: str, batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float]
+        self,
+        run: str,
+        batch: Sequence[Datum],
+        loss: str,
+        loss_config: Mapping[str, float],
+        *,
+        micro_batch_tokens: int | None = None,
     ) -> ForwardResult:
         """Score a batch and add its gradient to the run's.
 
@@ -166,7 +226,7 @@ class Engine:
         grad_P = state.row.grad_P
         before_P = grad_P.clone() if state.has_gradient else None
         try:
-            result = self._scorer.score(
+            result = self._scorer_of(micro_batch_tokens).score(
                 self._bound(state), batch, loss, loss_config, needs_gradient=True
             )
             if not np.isfinite(result.metrics["loss:sum"]) or not _is_finite(grad_P):
@@ -184,6 +244,11 @@ class Engine:
             raise
         state.has_gradient = True
         return result
+
+    def _scorer_of(self, micro_batch_tokens: int | None) -> Scorer:
+        if micro_batch_tokens is None:
+            return self._scorer
+        return dataclasses.replace(self._scorer, micro_batch_tokens=micro_batch_tokens)
 
     def optim_step(self, run: str, params: AdamParams) -> OptimStepResult:
         """Apply one AdamW step with the accumulated gradient, and clear the gradient.
@@ -205,15 +270,20 @@ class Engine:
         grad_norm = float(torch.linalg.vector_norm(row.grad_P))
         changed = (row.theta_P, row.m_P, row.v_P)
         before = self._rollback_copies(changed)
-        adamw_(
-            row.theta_P[None],
-            row.grad_P[None],
-            row.m_P[None],
-            row.v_P[None],
-            [state.adam_steps + 1],
-            [params],
-            [grad_norm],
-        )
+        try:
+            adamw_(
+                row.theta_P[None],
+                row.grad_P[None],
+                row.m_P[None],
+                row.v_P[None],
+                [state.adam_steps + 1],
+                [params],
+                [grad_norm],
+            )
+        except BaseException:
+            for numbers_P, old_P in zip(changed, before, strict=True):
+                numbers_P.copy_(old_P)
+            raise
         self.clear_gradient(run)
         if not (np.isfinite(grad_norm) and all(_is_finite(numbers_P) for numbers_P in changed)):
             for numbers_P, old_P in zip(changed, before, strict=True):
@@ -393,3 +463,22 @@ def _is_finite(numbers_P: Tensor) -> bool:
     # One pass without a temporary; aminmax propagates NaN.
     lowest, highest = torch.aminmax(numbers_P)
     return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))
+
+
+def _attempt(
+    work: Callable[ArgsT, ResultT], *args: ArgsT.args, **kwargs: ArgsT.kwargs
+) -> ResultT | TinsmithError:
+    """Return what a call returns, or its error; what is not typed is a lack of memory or a bug."""
+    try:
+        return work(*args, **kwargs)
+    except TinsmithError as error:
+        return error
+    except Exception as unexpected:
+        text = str(unexpected).lower()
+        is_memory = any(phrase in text for phrase in _OUT_OF_MEMORY_PHRASES)
+        if is_memory or isinstance(unexpected, MemoryError):
+            return OutOfMemoryError(
+                "the operation does not fit into memory; send fewer or shorter sequences"
+            )
+        logger.error("operation failed by a bug", exc_info=unexpected)
+        return internal_error()

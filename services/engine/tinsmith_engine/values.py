@@ -9,7 +9,7 @@ position `i` of the input predicts target `i`. Nothing is shifted inside the eng
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,20 @@ class Datum:
     """Per-token inputs of the loss, float32 [T] each."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchRequest:
+    """One forward or forward_backward, as `Engine.compute` takes them."""
+
+    run: str | None
+    """The run, or None for the base model, which has no gradient."""
+    batch: Sequence[Datum]
+    loss: str
+    loss_config: Mapping[str, float]
+    is_backward: bool
+    micro_batch_tokens: int | None = None
+    """The split: None for the engine's own; a replay passes what the plan recorded."""
+
+
 @dataclass(slots=True)
 class ForwardResult:
     """What a forward pass found."""
@@ -80,6 +94,9 @@ class ForwardResult:
     """For each datum, natural-log probabilities of its targets, float32 [T], weight 0 included."""
     metrics: dict[str, float]
     """Named `<name>:<reduction>`; `loss:sum` is always there."""
+    micro_batch_tokens: int = 0
+    """The split that was used, which changes bits: 0 for the engine's own, smaller after a lack of
+    memory."""
 
 
 @dataclass(slots=True)
