@@ -144,7 +144,7 @@ async def no_gradient(run: RunClient) -> Any:
 
 
 async def malformed(run: RunClient) -> Any:
-    call = run.rig._channel.unary_unary("/tinsmith.v1.TrainerService/ForwardBackward")
+    call = run.rig.channel.unary_unary("/tinsmith.v1.TrainerService/ForwardBackward")
     return await call(b"\xff\xff\xff\xff", metadata=run.metadata, timeout=TIMEOUT_S)
 
 
@@ -693,7 +693,7 @@ async def test_random_bytes_are_never_an_untyped_error(scene: Scene) -> None:
     rig, run = scene.rig, await scene.rig.new_run("random-bytes")
     random = np.random.default_rng(0)
     for method in trainer_pb2.DESCRIPTOR.services_by_name["TrainerService"].methods:
-        call = rig._channel.unary_unary(f"/{method.full_name.rpartition('.')[0]}/{method.name}")
+        call = rig.channel.unary_unary(f"/{method.full_name.rpartition('.')[0]}/{method.name}")
         for _ in range(5):
             body = random.bytes(int(random.integers(1, 40)))
             error = await refusal(call(body, metadata=run.metadata, timeout=TIMEOUT_S))

@@ -87,6 +87,7 @@ class FakeState:
     paused: bool = False
     """Operations are accepted and not executed."""
     waiting_for: str = ""
+    queue_position: int = 0
     hide_from_list: set[int] = field(default_factory=set)
     version: int = 0
     executed: list[int] = field(default_factory=list)
@@ -165,6 +166,7 @@ class FakeState:
                 kind=operation.kind,
                 state=operation.state,
                 waiting_for="" if operation.revision else self.waiting_for,
+                queue_position=0 if operation.revision else self.queue_position,
                 num_attempts=1,
                 revision=operation.revision,
             )

@@ -233,6 +233,7 @@ class TrainerRig:
         self.host = host
         self.scheduler = FakeScheduler()
         self.fenced: list[Exception] = []
+        self.failed: list[Exception] = []
         self.config = TrainerConfig(
             **{
                 "data_dir": data_dir,
@@ -246,6 +247,7 @@ class TrainerRig:
             }
         )
         self.pod: TrainerPod
+        self.channel: grpc.aio.Channel
         self.stub: Any
         self.operations: Any
 
@@ -284,14 +286,16 @@ class TrainerRig:
         return target
 
     async def _start_pod(self) -> None:
-        self.pod = TrainerPod(self.config, self.host, on_fenced=self.fenced.append)
+        self.pod = TrainerPod(
+            self.config, self.host, on_fenced=self.fenced.append, on_failed=self.failed.append
+        )
         await self.pod.start()
-        self._channel = grpc.aio.insecure_channel(self.pod.address)
-        self.stub = trainer_pb2_grpc.TrainerServiceStub(self._channel)
-        self.operations = operations_pb2_grpc.OperationsStub(self._channel)
+        self.channel = grpc.aio.insecure_channel(self.pod.address)
+        self.stub = trainer_pb2_grpc.TrainerServiceStub(self.channel)
+        self.operations = operations_pb2_grpc.OperationsStub(self.channel)
 
     async def _stop_pod(self) -> None:
-        await self._channel.close()
+        await self.channel.close()
         await self.pod.stop()
 
     async def adopt(

@@ -154,6 +154,8 @@ def decode_operation_metadata(message: trainer_pb2.OperationMetadata) -> t.Opera
         waiting_for=message.waiting_for,
         num_attempts=message.num_attempts,
         revision=message.revision,
+        queue_position=message.queue_position,
+        num_tokens_ahead=message.num_tokens_ahead,
     )
 
 

@@ -197,7 +197,10 @@ class OperationFuture(ResultFuture[T_co]):
         await self._refresh()
         if self._metadata is None:
             return "the operation was not accepted yet"
-        state = self._metadata.state
+        position = self._metadata.queue_position
+        state = (
+            f"{self._metadata.state} at position {position}" if position else self._metadata.state
+        )
         return f"{state}, {self._metadata.waiting_for}" if self._metadata.waiting_for else state
 
     def _note_seen(self) -> None:

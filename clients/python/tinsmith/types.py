@@ -264,3 +264,7 @@ class OperationMetadata:
     """What it waits for, in words; empty once it runs."""
     num_attempts: int
     revision: int
+    queue_position: int = 0
+    """Operations of its run that are executed before it; 0 if it is next, runs or ended."""
+    num_tokens_ahead: int = 0
+    """About how many tokens, of all runs, are computed before it."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tinsmith_engine.values import (
         AdamParams,
         AdapterConfig,
+        BatchRequest,
         Datum,
         ForwardResult,
         FullConfig,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AdamParams": "values",
     "AdapterConfig": "values",
+    "BatchRequest": "values",
     "Datum": "values",
     "Engine": "engine",
     "EngineThread": "thread",
@@ -63,6 +65,7 @@ __all__ = [
     "LOSS_SPECS",
     "AdamParams",
     "AdapterConfig",
+    "BatchRequest",
     "Datum",
     "Engine",
     "EngineThread",

@@ -8,6 +8,7 @@ run as it found it: gradients are restored from a copy, not by subtraction.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,9 @@ from tinsmith_runtime.errors import (
     NonFiniteLossError,
     TinsmithError,
 )
+from tinsmith_runtime.status import internal_error
+
+logger = logging.getLogger(__name__)
 
 _STATE_TENSORS = ("theta", "m", "v", "grad")
 # Far from the largest float32, 3.4e38.
@@ -248,6 +252,9 @@ class Engine:
                 found.append(self.optim_step(run, params))
             except TinsmithError as error:
                 found.append(error)
+            except Exception as unexpected:
+                logger.error("optimizer step failed by a bug", exc_info=unexpected)
+                found.append(internal_error())
         return found
 
     def optim_step(self, run: str, params: AdamParams) -> OptimStepResult:

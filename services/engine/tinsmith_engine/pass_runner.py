@@ -30,6 +30,7 @@ from tinsmith_engine.run_store import Run, adapter_scale
 from tinsmith_engine.stacks import Wearer, fill_passes, stack_wearers
 from tinsmith_engine.values import BatchRequest, ForwardResult, LoraConfig
 from tinsmith_runtime.errors import InternalError, OutOfMemoryError, TinsmithError
+from tinsmith_runtime.status import internal_error
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +94,15 @@ class PassRunner:
                 job.undo()
             for job in unfinished:
                 self._run_alone(job)
-        return [_outcome(job) for job in jobs]
+        return [self._outcome(job) for job in jobs]
+
+    def _outcome(self, job: Job) -> ForwardResult | TinsmithError:
+        if job.outcome is None:
+            raise AssertionError("a job that was run has ended")
+        has_own_split = job.micro_batch_tokens != self._micro_batch_tokens
+        if isinstance(job.outcome, ForwardResult) and has_own_split:
+            job.outcome.micro_batch_tokens = job.micro_batch_tokens
+        return job.outcome
 
     def _run_together(self, jobs: Sequence[Job]) -> None:
         self._run_forward([job for job in jobs if not job.request.is_backward])
@@ -123,15 +132,12 @@ class PassRunner:
             except Exception as error:
                 job.undo()
                 self._split_or_fail(job, error)
-        if isinstance(job.outcome, ForwardResult):
-            wanted = job.request.micro_batch_tokens or self._micro_batch_tokens
-            if job.micro_batch_tokens != wanted:
-                job.outcome.micro_batch_tokens = job.micro_batch_tokens
 
     def _split_or_fail(self, job: Job, error: Exception) -> None:
         if not is_out_of_memory(error):
             logger.error("operation failed by a bug", exc_info=error)
-            job.fail(InternalError("the operation failed by a fault of the server"))
+            bug: InternalError = internal_error()
+            job.fail(bug)
             return
         lengths = [datum.tokens_T.size for datum in job.request.batch]
         tokens = min(job.micro_batch_tokens, sum(lengths))
@@ -345,12 +351,6 @@ def _first_of_each_run(jobs: Iterable[Job]) -> list[Job]:
             raise ValueError("the base model has no gradient")
         first.setdefault(job.run.name, job)
     return list(first.values())
-
-
-def _outcome(job: Job) -> ForwardResult | TinsmithError:
-    if job.outcome is None:
-        raise AssertionError("a job that was run has ended")
-    return job.outcome
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -36,6 +36,7 @@ DEFAULT_PORT = 7077
 _KEY_FILE = "api_key"
 _PRIVATE_MODE = 0o600
 _FENCED_EXIT_CODE = 3
+_FAILED_EXIT_CODE = 4
 _LISTING_TIMEOUT_S = 20.0
 
 
@@ -103,7 +104,9 @@ class EmbeddedServer:
             self.address = scheduler.address
             trainer_config = self._trainer_config()
             self._engines = await asyncio.to_thread(load_engines, trainer_config)
-            trainer = TrainerPod(trainer_config, self._engines, on_fenced=_exit_fenced)
+            trainer = TrainerPod(
+                trainer_config, self._engines, on_fenced=_exit_fenced, on_failed=_exit_failed
+            )
             await self._start(trainer)
             sampler_config = self._sampler_config(trainer_config.storage())
             sampler = SamplerPod(sampler_config, self._engines, publish_live=trainer.publish_live)
@@ -209,3 +212,9 @@ def _write_private(path: Path, text: str) -> None:
 def _exit_fenced(error: FencedError) -> None:
     logger.critical("fenced", extra={"problem": error.message})
     os._exit(_FENCED_EXIT_CODE)
+
+
+def _exit_failed(error: Exception) -> None:
+    """End at once: the trainer stands still, and starting again recovers everything."""
+    logger.critical("the trainer can not go on", extra={"problem": repr(error)})
+    os._exit(_FAILED_EXIT_CODE)

@@ -128,6 +128,10 @@ class PodServer:
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         logger.info("serving", extra={"address": self._address})
 
+    async def report_unhealthy(self) -> None:
+        """Answer health checks with NOT_SERVING from now on, although calls are still answered."""
+        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+
     async def stop(self) -> None:
         """Report unhealthy, refuse new calls, let running ones finish, close."""
         self._interceptor.drain()

@@ -18,7 +18,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, cast
@@ -59,7 +59,7 @@ class Database:
         except BaseException:
             self._lock_file.close()
             raise
-        self._writes: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[list[_Write[Any]] | None] = queue.SimpleQueue()
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sql-read")
         self._writer = threading.Thread(target=self._write_forever, name="sql-write", daemon=True)
         self._writer.start()
@@ -73,11 +73,23 @@ class Database:
             StorageFullError: If the disk is full; nothing was written.
             Exception: What the statements raised; nothing was written.
         """
-        return await asyncio.shield(asyncio.wrap_future(self._enqueue(statements)))
+        [future] = self._enqueue([statements])
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    async def write_all(
+        self, group: Sequence[Statements[ResultT]]
+    ) -> list[ResultT | BaseException]:
+        """Run several writes in one group commit; each has a result or an error of its own.
+
+        The writer never sees only a part of them, so that they cost one sync.
+        """
+        futures = [asyncio.wrap_future(future) for future in self._enqueue(group)]
+        return await asyncio.shield(asyncio.gather(*futures, return_exceptions=True))
 
     def write_sync(self, statements: Statements[ResultT]) -> ResultT:
         """Do the same from a plain thread."""
-        return self._enqueue(statements).result()
+        [future] = self._enqueue([statements])
+        return future.result()
 
     async def read(self, statements: Statements[ResultT]) -> ResultT:
         """Run statements that change nothing, on the state of the last commit."""
@@ -92,10 +104,10 @@ class Database:
         self._engine.dispose()
         self._lock_file.close()
 
-    def _enqueue(self, statements: Statements[ResultT]) -> Future[ResultT]:
-        write: _Write[ResultT] = _Write(statements)
-        self._writes.put(write)
-        return write.future
+    def _enqueue(self, group: Sequence[Statements[ResultT]]) -> list[Future[ResultT]]:
+        writes: list[_Write[ResultT]] = [_Write(statements) for statements in group]
+        self._writes.put(writes)
+        return [write.future for write in writes]
 
     def _read(self, statements: Statements[ResultT]) -> ResultT:
         with self._engine.connect() as connection:
@@ -114,12 +126,12 @@ class Database:
                     self._commit(connection, group)
 
     def _next_group(self) -> tuple[list[_Write[Any]], bool]:
-        """Return what waits, at least one entry, and whether more may come."""
+        """Return what waits, at least one write, and whether more may come."""
         group: list[_Write[Any]] = []
         entry = self._writes.get()
         while entry is not None:
-            group.append(entry)
-            if len(group) == _MAX_GROUP:
+            group += entry
+            if len(group) >= _MAX_GROUP:
                 return group, True
             try:
                 entry = self._writes.get_nowait()

@@ -16,12 +16,13 @@ from tinsmith_trainer.pod import TrainerPod, load_engines
 logger = logging.getLogger(__name__)
 
 _FENCED_EXIT_CODE = 3
+_FAILED_EXIT_CODE = 4
 
 
 async def _serve(config: TrainerConfig) -> None:
     stopped = asyncio.create_task(wait_for_signal())
     host = await asyncio.to_thread(load_engines, config)
-    pod = TrainerPod(config, host, on_fenced=_exit_fenced)
+    pod = TrainerPod(config, host, on_fenced=_exit_fenced, on_failed=_exit_failed)
     await pod.start()
     await stopped
     await pod.stop()
@@ -32,6 +33,12 @@ def _exit_fenced(error: FencedError) -> None:
     """End at once: another process holds a run, and nothing of this one may count any more."""
     logger.critical("fenced", extra={"problem": error.message})
     os._exit(_FENCED_EXIT_CODE)
+
+
+def _exit_failed(error: Exception) -> None:
+    """End at once, to be started again: the ledger has everything that was acknowledged."""
+    logger.critical("the trainer can not go on", extra={"problem": repr(error)})
+    os._exit(_FAILED_EXIT_CODE)
 
 
 if __name__ == "__main__":

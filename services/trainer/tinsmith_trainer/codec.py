@@ -33,6 +33,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
 from tinsmith_runtime.status import encode_status
+from tinsmith_trainer.waiting import Standing
 from tinsmith_trainer.work import (
     REQUEST_ID_PATTERN,
     ForwardWork,
@@ -163,9 +164,7 @@ class StoredCodec:
         return status
 
 
-def encode_operation(
-    record: OperationRecord, *, is_running: bool, is_held: bool, waiting_for: str
-) -> operations_pb2.Operation:
+def encode_operation(record: OperationRecord, standing: Standing) -> operations_pb2.Operation:
     """Return the message of an operation."""
     states = trainer_pb2.OperationMetadata
     state = {
@@ -173,18 +172,20 @@ def encode_operation(
         OperationState.FAILED: states.STATE_FAILED,
         OperationState.PENDING: states.STATE_QUEUED,
     }[record.state]
-    if record.state is OperationState.PENDING and (is_running or is_held):
-        state = states.STATE_RUNNING if is_running else states.STATE_HELD
+    if record.state is OperationState.PENDING and (standing.is_running or standing.is_held):
+        state = states.STATE_RUNNING if standing.is_running else states.STATE_HELD
     metadata = trainer_pb2.OperationMetadata(
         run=record.run,
         sequence_number=record.sequence_number,
         kind=record.kind,
         state=state,
-        waiting_for=waiting_for,
+        waiting_for=standing.waiting_for,
         submit_time=timestamp(record.submit_time_s),
         finish_time=timestamp(record.finish_time_s) if record.finish_time_s else None,
         num_attempts=record.num_attempts,
         revision=record.revision,
+        queue_position=standing.position,
+        num_tokens_ahead=standing.num_tokens_ahead,
     )
     operation = operations_pb2.Operation(
         name=f"{record.run}/operations/{record.sequence_number}",

@@ -40,8 +40,16 @@ class TrainerConfig:
     """Runs in all."""
     max_batch_tokens: int = 262_144
     max_batch_datums: int = 4096
+    cycle_tokens: int = 16_384
+    """About how many tokens one cycle computes: more packs better, less makes others wait less."""
     max_queued_operations: int = 1024
     """Operations of one run that wait; more are refused before they are accepted."""
+    max_project_queued_operations: int = 8192
+    """Operations of all runs of one project that wait."""
+    max_queued_tokens: int = 2**22
+    """Tokens of one run that wait."""
+    max_project_queued_tokens: int = 2**24
+    """Tokens of all runs of one project that wait."""
     max_queued_bytes: int = 2**30
     """Requests that wait in memory, over all runs."""
     max_project_queued_bytes: int = 2**28
@@ -61,7 +69,11 @@ class TrainerConfig:
             "max_runs",
             "max_batch_tokens",
             "max_batch_datums",
+            "cycle_tokens",
             "max_queued_operations",
+            "max_project_queued_operations",
+            "max_queued_tokens",
+            "max_project_queued_tokens",
             "max_queued_bytes",
             "max_project_queued_bytes",
             "gap_timeout_s",
@@ -70,6 +82,12 @@ class TrainerConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("max_queued_tokens", "max_project_queued_tokens"):
+            if getattr(self, name) < self.max_batch_tokens:
+                raise ConfigError(
+                    f"{name} must be at least max_batch_tokens, {self.max_batch_tokens}, or the "
+                    "largest batch could never wait"
+                )
         self.models()
         self.server()
 

@@ -1,130 +1,146 @@
-"""Computes a slice of operations on the engine; runs on the engine's thread.
+"""From operations to engine calls and back: what becomes of the slices of one cycle.
 
-What fails is the operation, not the run: a typed error leaves the engine's state as the error's
-meaning says, anything else makes the state untrustworthy, and the caller then restores it from the
-ledger.
+A cycle makes two calls on the engine's thread: all batches of all slices, then all optimizer steps.
+What fails is the operation, not the run: an error comes back in the place of its result, and the
+engine leaves the run as the error's meaning says. The one decision made here is whether a step may
+use its gradient: not if a part of it failed unseen by the step's sender.
 """
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tinsmith_engine import Engine, ForwardResult, OptimStepResult
-from tinsmith_runtime.errors import (
-    GradientIncompleteError,
-    InternalError,
-    OutOfMemoryError,
-    TinsmithError,
+from tinsmith_engine import (
+    AdamParams,
+    BatchRequest,
+    Engine,
+    ForwardResult,
+    OptimStepResult,
 )
-from tinsmith_runtime.status import internal_error
-from tinsmith_trainer.work import ForwardWork, OptimStepWork, Work
+from tinsmith_runtime.errors import GradientIncompleteError, TinsmithError
+from tinsmith_trainer.live_run import QueuedOperation
+from tinsmith_trainer.slices import Slice
+from tinsmith_trainer.work import ForwardWork, OptimStepWork
 
-logger = logging.getLogger(__name__)
-
-_OUT_OF_MEMORY_PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
+Answer = ForwardResult | OptimStepResult | TinsmithError
+"""What the engine says of one operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What became of one operation on the engine: exactly one of `result` and `error` is set."""
+    """What became of one operation on the engine.
 
-    sequence_number: int
-    result: ForwardResult | OptimStepResult | None
-    error: TinsmithError | None
-    version: int
+    Attributes:
+        duration_s: Its part of the time of the engine's call, by tokens.
+    """
+
+    operation: QueuedOperation
+    answer: Answer
     duration_s: float
 
 
 @dataclass(slots=True)
 class SliceResult:
-    """What became of a slice.
+    """What became of a slice so far.
 
     Attributes:
-        computed: One entry for each operation, in order; shorter if the state was lost.
-        failures: The failed forward_backward calls of the accumulation after the slice.
-        is_state_lost: Whether a bug or lack of memory left the engine in an unknown state.
+        failures: The failed forward_backward calls of the accumulation, up to this point.
+        computed: One entry for each operation that was computed, in order.
     """
 
+    slice: Slice
     failures: list[int]
     computed: list[Computed] = field(default_factory=list)
-    is_state_lost: bool = False
 
+    @property
+    def is_boundary(self) -> bool:
+        """Whether the slice ended with an optimizer step."""
+        return bool(self.computed) and isinstance(self.computed[-1].operation.work, OptimStepWork)
 
-def compute_slice(
-    engine: Engine, run: str, operations: Sequence[tuple[int, Work]], failures: Sequence[int]
-) -> SliceResult:
-    """Compute operations in order.
+    @property
+    def duration_s(self) -> float:
+        """Time on the engine."""
+        return sum(entry.duration_s for entry in self.computed)
 
-    Args:
-        engine: The engine that holds the run.
-        run: Its name.
-        operations: Sequence number and work of each.
-        failures: Failed forward_backward calls of the accumulation so far.
-    """
-    outcome = SliceResult(list(failures))
-    for sequence_number, work in operations:
-        begin_s = time.perf_counter()
-        result: ForwardResult | OptimStepResult | None = None
-        error: TinsmithError | None = None
-        try:
-            result = _compute(engine, run, work, outcome.failures)
-        except TinsmithError as typed:
-            error = typed
-        except Exception as unexpected:
-            error = _type_of(unexpected)
-            outcome.is_state_lost = True
-        if isinstance(work, OptimStepWork):
+    def note(self, operation: QueuedOperation, answer: Answer, duration_s: float) -> None:
+        """Add what became of the next operation."""
+        self.computed.append(Computed(operation, answer, duration_s))
+        if isinstance(operation.work, OptimStepWork):
             # Whatever became of the step, the accumulation is over.
-            outcome.failures.clear()
-        elif error is not None and isinstance(work, ForwardWork) and work.is_backward:
-            outcome.failures.append(sequence_number)
-        version = 0 if outcome.is_state_lost else engine.version(run)
-        duration_s = time.perf_counter() - begin_s
-        outcome.computed.append(Computed(sequence_number, result, error, version, duration_s))
-        if outcome.is_state_lost:
-            break
-    return outcome
+            self.failures.clear()
+        elif isinstance(answer, TinsmithError) and is_gradient(operation):
+            self.failures.append(operation.sequence_number)
 
 
-def _compute(
-    engine: Engine, run: str, work: Work, failures: Sequence[int]
-) -> ForwardResult | OptimStepResult:
-    match work:
-        case ForwardWork(is_backward=True):
-            return engine.forward_backward(run, work.batch, work.loss, work.loss_config)
-        case ForwardWork():
-            return engine.forward(run, work.batch, work.loss, work.loss_config)
-        case OptimStepWork():
-            return _optim_step(engine, run, work, failures)
-        case _:
-            raise TypeError(f"{type(work).__name__} is not computed on the engine")
+def is_gradient(operation: QueuedOperation) -> bool:
+    """Whether an operation adds to the gradient."""
+    return isinstance(operation.work, ForwardWork) and operation.work.is_backward
 
 
-def _optim_step(
-    engine: Engine, run: str, work: OptimStepWork, failures: Sequence[int]
-) -> OptimStepResult:
-    unseen = [number for number in failures if number > work.observed_sequence_number]
-    if unseen:
-        engine.clear_gradient(run)
-        raise GradientIncompleteError(
+def request_of(
+    run: str, work: ForwardWork, *, micro_batch_tokens: int | None = None
+) -> BatchRequest:
+    """Return the engine's form of a batch."""
+    return BatchRequest(
+        run=run,
+        batch=work.batch,
+        loss=work.loss,
+        loss_config=work.loss_config,
+        is_backward=work.is_backward,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+
+
+def note_batches(
+    results: Sequence[SliceResult],
+    answers: Sequence[ForwardResult | TinsmithError],
+    duration_s: float,
+) -> None:
+    """Give each slice what the engine said of its batches, which were sent in this order."""
+    batches = [
+        (result, operation)
+        for result in results
+        for operation in result.slice.operations
+        if isinstance(operation.work, ForwardWork)
+    ]
+    num_tokens = sum(operation.num_tokens for _, operation in batches)
+    for (result, operation), answer in zip(batches, answers, strict=True):
+        result.note(operation, answer, duration_s * operation.num_tokens / max(1, num_tokens))
+
+
+@dataclass(slots=True)
+class Steps:
+    """The optimizer steps of a cycle: those to apply, and those that lack a part."""
+
+    to_apply: dict[str, AdamParams] = field(default_factory=dict)
+    incomplete: dict[str, GradientIncompleteError] = field(default_factory=dict)
+
+    def add(self, run: str, work: OptimStepWork, failures: Sequence[int]) -> None:
+        """Add the step of a run, whose accumulation had these failures."""
+        unseen = [number for number in failures if number > work.observed_sequence_number]
+        if not unseen:
+            self.to_apply[run] = work.adam
+            return
+        self.incomplete[run] = GradientIncompleteError(
             f"forward_backward {unseen[0]} of {run} failed before the sender of this optim_step "
             "had seen it; the gradient was cleared and the version kept, send the whole "
             "accumulation again",
             run=run,
             failed=unseen[0],
         )
-    return engine.optim_step(run, work.adam)
 
 
-def _type_of(error: Exception) -> TinsmithError:
-    text = str(error).lower()
-    if isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY_PHRASES):
-        return OutOfMemoryError(
-            "the operation does not fit into memory; send fewer or shorter sequences"
-        )
-    logger.error("operation failed by a bug", exc_info=error)
-    bug: InternalError = internal_error()
-    return bug
+def apply_steps(engine: Engine, steps: Steps) -> Mapping[str, OptimStepResult | TinsmithError]:
+    """Apply the steps of a cycle, by run; runs on the engine's thread.
+
+    A step that fails, for whatever reason, ends its accumulation: the gradient is cleared.
+    """
+    answers: dict[str, OptimStepResult | TinsmithError] = dict(steps.incomplete)
+    if steps.to_apply:
+        applied = engine.optim_steps(list(steps.to_apply.items()))
+        answers |= zip(steps.to_apply, applied, strict=True)
+    for run, answer in answers.items():
+        if isinstance(answer, TinsmithError):
+            engine.clear_gradient(run)
+    return answers

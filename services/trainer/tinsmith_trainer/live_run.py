@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from tinsmith_engine import Engine
 from tinsmith_runtime.ledger import OperationRecord, RunRecord
 from tinsmith_runtime.ledger.records import GIVEN_UP_KIND
 from tinsmith_runtime.manifests import WrittenManifest
-from tinsmith_trainer.work import ForwardWork, Kind, OptimStepWork, Work
+from tinsmith_trainer.work import Kind, Work
 
 _NUM_RECENT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an operation takes of the limits of a queue."""
+
+    num_tokens: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +37,53 @@ class QueuedOperation:
     Attributes:
         record: Its row.
         work: What it asks for.
-        size_bytes: What it holds of the queue's memory.
+        load: What it holds of the queue's limits.
     """
 
     record: OperationRecord
     work: Work
-    size_bytes: int
+    load: Load
 
     @property
     def sequence_number(self) -> int:
         """Its place in the run."""
         return self.record.sequence_number
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute; 0 for what is no batch."""
+        return self.load.num_tokens
+
+
+class RunLock(asyncio.Lock):
+    """A lock that says whether it can be had at once, and tells when it was released.
+
+    Args:
+        on_release: Called after each release.
+    """
+
+    def __init__(self, on_release: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_release = on_release
+        self._num_waiting = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether `acquire` returns without waiting."""
+        return not self.locked() and not self._num_waiting
+
+    async def acquire(self) -> Literal[True]:
+        """Wait for the lock, first come, first served."""
+        self._num_waiting += 1
+        try:
+            return await super().acquire()
+        finally:
+            self._num_waiting -= 1
+
+    def release(self) -> None:
+        """Let the next one in."""
+        super().release()
+        self._on_release()
 
 
 class LiveRun:
@@ -52,6 +97,9 @@ class LiveRun:
         next_sequence_number: The number that is executed next.
         failures: Numbers of the forward_backward calls of the current accumulation that failed.
         is_resident: Whether the engine holds the run.
+        has_had_turn: Whether it was computed since it came into the engine.
+        suspect_number: Operations up to this number are computed alone: one of them may have broken
+            an engine call.
         is_closed: Whether the run was deleted.
         state_sequence_number: The last operation that the engine's state contains.
         replay_cost_s: How long it would take to compute what no snapshot contains.
@@ -62,9 +110,14 @@ class LiveRun:
         held_since_s: Since when the next number has been missing; None if it is not.
         latest_revision: Revision of the operation that finished last.
         obstacle: What keeps the run from going on, in words, if it is not its own queue.
+
+    Args:
+        on_free: Called when the run's state is no longer in use, and it may go on.
     """
 
-    def __init__(self, record: RunRecord, engine: Engine) -> None:
+    def __init__(
+        self, record: RunRecord, engine: Engine, on_free: Callable[[], None] = lambda: None
+    ) -> None:
         self.record = record
         self.engine = engine
         self.queue: dict[int, QueuedOperation] = {}
@@ -72,6 +125,8 @@ class LiveRun:
         self.next_sequence_number = 1
         self.failures: list[int] = []
         self.is_resident = False
+        self.has_had_turn = False
+        self.suspect_number = 0
         self.is_closed = False
         self.state_sequence_number = 0
         self.replay_cost_s = 0.0
@@ -82,7 +137,7 @@ class LiveRun:
         self.outdated: list[str] = []
         self.held_since_s: float | None = None
         self.latest_revision = 0
-        self.lock = asyncio.Lock()
+        self.lock = RunLock(on_free)
         """Held while the state in the engine is computed, restored, parked or published."""
         self._finished_ahead: dict[int, str] = {}
         self._recent: deque[OperationRecord] = deque(maxlen=_NUM_RECENT)
@@ -92,6 +147,11 @@ class LiveRun:
     def name(self) -> str:
         """The resource name."""
         return self.record.name
+
+    @property
+    def project(self) -> str:
+        """The tenant, the second part of the name."""
+        return self.record.name.split("/")[1]
 
     @property
     def next_free_number(self) -> int:
@@ -106,11 +166,6 @@ class LiveRun:
         """Whether the operation that is next has arrived and none is being computed."""
         return self.next_sequence_number in self.queue and not self.running and not self.is_closed
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is being computed."""
-        return not self.queue and not self.running and not self.lock.locked()
-
     def accept(self, operation: QueuedOperation) -> None:
         """Add an operation to the queue."""
         self.queue[operation.sequence_number] = operation
@@ -123,29 +178,6 @@ class LiveRun:
         self._advance()
         self._remember(record)
         self.notify()
-
-    def next_slice(self, *, max_tokens: int) -> list[QueuedOperation]:
-        """Return the operations to compute together: in order, up to one optimizer step.
-
-        A save or load is a slice of its own.
-
-        Args:
-            max_tokens: Ends the slice once it holds this many, so that other runs get their turn.
-        """
-        operations: list[QueuedOperation] = []
-        num_tokens = 0
-        number = self.next_sequence_number
-        while number in self.queue and num_tokens < max_tokens:
-            operation = self.queue[number]
-            is_compute = isinstance(operation.work, ForwardWork | OptimStepWork)
-            if operations and not is_compute:
-                break
-            operations.append(operation)
-            if not isinstance(operation.work, ForwardWork):
-                break
-            num_tokens += operation.work.num_tokens
-            number += 1
-        return operations
 
     def finish(self, records: Iterable[OperationRecord]) -> None:
         """Take operations that have a result out of the queue."""
@@ -174,21 +206,11 @@ class LiveRun:
             if number not in self.queue and number not in self._finished_ahead
         ]
 
-    def waiting_for(self, sequence_number: int) -> str:
-        """Say what an operation waits for, in words; empty if it runs or is done."""
-        if sequence_number not in self.queue:
-            return ""
-        if self.obstacle:
-            return self.obstacle
+    def num_before(self, sequence_number: int) -> int:
+        """Return how many operations of the run are executed before one of its queue."""
         if sequence_number in self.running:
-            return ""
-        missing = [number for number in self.missing_numbers() if number < sequence_number]
-        if missing:
-            return f"sequence number {missing[0]}, which has not arrived"
-        num_before = sum(number < sequence_number for number in self.queue)
-        if num_before:
-            return f"{num_before} operations of this run before it"
-        return "its turn on the engine"
+            return 0
+        return sum(number < sequence_number for number in self.queue)
 
     def recent_after(self, revision: int) -> list[OperationRecord] | None:
         """Return what finished after a revision, or None if that is not all in memory."""

@@ -6,7 +6,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 OPERATION_SECONDS = Histogram(
     "tinsmith_trainer_operation_duration_seconds",
-    "Time on the engine of one operation.",
+    "Time on the engine of one operation: its part of its cycle, by tokens.",
     ["kind"],
     buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
@@ -20,3 +20,28 @@ REPLAYED_OPERATIONS = Counter(
     "tinsmith_trainer_replayed_operations_total", "Operations computed again.", ["outcome"]
 )
 SNAPSHOT_BYTES = Counter("tinsmith_trainer_snapshot_bytes_total", "Bytes of snapshots written.")
+CYCLE_SECONDS = Histogram(
+    "tinsmith_trainer_cycle_duration_seconds",
+    "Time of one cycle on the engine, its commit not included.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
+CYCLE_TOKENS = Histogram(
+    "tinsmith_trainer_cycle_tokens",
+    "Tokens computed in one cycle, of all runs.",
+    buckets=(64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144),
+)
+CYCLE_RUNS = Histogram(
+    "tinsmith_trainer_cycle_runs",
+    "Runs that shared one cycle.",
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
+)
+WAITING_RUNS = Gauge(
+    "tinsmith_trainer_waiting_runs",
+    "Runs that have operations and are not computed: they wait for their `turn` on the engine, for "
+    "a `place` in it or to be restored, or for a sequence `number` that has not arrived.",
+    ["reason"],
+)
+COMPUTED_TOKENS_PER_SECOND = Gauge(
+    "tinsmith_trainer_computed_tokens_per_second",
+    "Pace of the engines while they compute, a moving average; retry hints are made of it.",
+)

@@ -28,13 +28,15 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
     async def GetOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
         name, number = _parse(request.name)
         run = owned_run(self._registry, name.run_name)
-        return describe(run, await self._reader.operation(run, number))
+        return describe(self._registry, run, await self._reader.operation(run, number))
 
     async def WaitOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
         name, number = _parse(request.name)
         run = owned_run(self._registry, name.run_name)
         timeout_s = codec.decode_timeout(request, MAX_WAIT_S)
-        return describe(run, await self._reader.wait_operation(run, number, timeout_s))
+        return describe(
+            self._registry, run, await self._reader.wait_operation(run, number, timeout_s)
+        )
 
     async def ListOperations(self, request: Any, context: Any) -> Any:
         run = owned_run(self._registry, codec.decode_run(request.name, field="name"))
@@ -46,7 +48,7 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
         size = min(request.page_size or _PAGE_SIZE, _PAGE_SIZE)
         records, following = await self._reader.list_operations(run, first, limit=size)
         return operations_pb2.ListOperationsResponse(
-            operations=[describe(run, record) for record in records],
+            operations=[describe(self._registry, run, record) for record in records],
             next_page_token="" if following is None else str(following),
         )
 

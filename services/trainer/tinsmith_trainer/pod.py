@@ -24,13 +24,17 @@ from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistratio
 from tinsmith_runtime.server import PodServer
 from tinsmith_trainer import codec
 from tinsmith_trainer.checkpoints import CheckpointRegistry
+from tinsmith_trainer.commits import Committer
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle import Cycle
+from tinsmith_trainer.gaps import GapWatcher
 from tinsmith_trainer.operation_reader import OperationReader
 from tinsmith_trainer.operations_servicer import OperationsServicer
 from tinsmith_trainer.publisher import Publisher
 from tinsmith_trainer.registry import RunRegistry
+from tinsmith_trainer.saves import CheckpointSlices
 from tinsmith_trainer.servicer import TrainerServicer
+from tinsmith_trainer.solo_work import SoloWork
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ class TrainerPod:
         config: Settings.
         host: Base models; loaded by `load_engines`.
         on_fenced: Called when another process holds a run of this one, which must then exit.
+        on_failed: Called when the pod can not go on because of a bug; it then reports unhealthy.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class TrainerPod:
         host: EngineHost,
         *,
         on_fenced: Callable[[FencedError], None],
+        on_failed: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         if not config.scheduler_address or not config.pod_key:
             raise ConfigError("a trainer needs scheduler_address and pod_key")
@@ -78,15 +84,17 @@ class TrainerPod:
         checkpoints = CheckpointRegistry(self._host, self._ledger, self._store)
         reader = OperationReader(self._ledger)
         self._publisher = Publisher(self._host, self._store, self._registry.residency)
+        committer = Committer(self._ledger, wire, self._registry.finish)
+        residency = self._registry.residency
+        saves = CheckpointSlices(checkpoints, committer, residency, wire)
+        solo = SoloWork(residency, committer, saves, max_attempts=config.max_attempts)
         self._cycle = Cycle(
-            config,
-            self._registry,
-            checkpoints,
-            self._host,
-            self._ledger,
-            wire,
-            on_fenced=on_fenced,
+            config, self._registry, self._host, committer, solo, on_end=self._note_end
         )
+        self._gaps = GapWatcher(config.gap_timeout_s, self._registry, self._ledger, committer, wire)
+        self._on_fenced = on_fenced
+        self._on_failed = on_failed
+        self._farewell: asyncio.Task[None] | None = None
         self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
         self._server = PodServer(
             config.server(), domain=codec.DOMAIN, authenticator=self._scheduler.authenticator()
@@ -114,7 +122,7 @@ class TrainerPod:
     async def start(self) -> None:
         """Recover, serve, register."""
         await self._registry.recover()
-        self._cycle.start()
+        self._cycle.start(self._gaps.watch())
         await self._server.start()
         self._registration = WorkerRegistration(
             self._scheduler, self._describe(), self._catalog.tokenizers
@@ -135,6 +143,14 @@ class TrainerPod:
         await self._registry.park_all()
         await self._scheduler.close()
         await asyncio.to_thread(self._ledger.close)
+
+    def _note_end(self, error: Exception) -> None:
+        """Say at once that nothing is executed any more."""
+        self._farewell = asyncio.create_task(self._server.report_unhealthy())
+        if isinstance(error, FencedError):
+            self._on_fenced(error)
+        else:
+            self._on_failed(error)
 
     async def publish_live(self, run: str) -> Published:
         """Copy the newest weights of a run to an immutable version, for a sampler in this process.

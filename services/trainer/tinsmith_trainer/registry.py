@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -19,8 +18,6 @@ from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
-    DataLossError,
-    QueueFullError,
     RunClosedError,
     RunNotFoundError,
     TinsmithError,
@@ -31,23 +28,23 @@ from tinsmith_runtime.ledger import (
     NewOperation,
     OperationRecord,
     OperationState,
-    Outcome,
     RunRecord,
 )
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
+from tinsmith_trainer.admission import Admission, Pace
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
+from tinsmith_trainer.loading import RunLoader, load_of
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
-from tinsmith_trainer.payloads import read_payload, write_payload
+from tinsmith_trainer.payloads import write_payload
 from tinsmith_trainer.residency import Residency
-from tinsmith_trainer.work import Kind, Submission, WireCodec, Work
+from tinsmith_trainer.waiting import Standing, standing_of
+from tinsmith_trainer.work import Submission, WireCodec, Work
 
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-
-_QUEUE_RETRY_S = 1.0
 
 
 class RunRegistry:
@@ -75,7 +72,9 @@ class RunRegistry:
         self._store = store
         self._wire = wire
         self._runs: dict[str, LiveRun] = {}
-        self._queued_bytes: Counter[str] = Counter()
+        self.pace = Pace()
+        self._admission = Admission(config, self.pace)
+        self._loader = RunLoader(ledger, store, wire)
         self.residency = Residency(
             host,
             ledger,
@@ -87,7 +86,7 @@ class RunRegistry:
         self._placement = asyncio.Lock()
         self._seen_through: set[asyncio.Task[Any]] = set()
         self.on_work: Callable[[], None] = lambda: None
-        """Called when an operation was accepted."""
+        """Called when a run may have something to do: an operation was accepted, or it is free."""
 
     @property
     def runs(self) -> list[LiveRun]:
@@ -96,6 +95,8 @@ class RunRegistry:
 
     async def recover(self) -> None:
         """Read runs and their unfinished operations from the ledger, before anything is served."""
+        for name in await self._ledger.list_deletions():
+            await self._delete_files(name)
         for record in await self._ledger.list_runs():
             # What was published is written again on demand; readers hold it in memory.
             await asyncio.to_thread(self._store.delete_folder, f"{record.name}/published")
@@ -145,6 +146,9 @@ class RunRegistry:
             raise CapacityExhaustedError(
                 f"the trainer holds {self._config.max_runs} runs; delete one", run=name
             )
+        if name not in self._runs and name in await self._ledger.list_deletions():
+            # Its files would be taken for those of the new run.
+            await self._delete_files(name)
         record = await self._ledger.adopt_run(
             RunRecord(
                 name=name,
@@ -171,56 +175,14 @@ class RunRegistry:
 
     async def _load(self, record: RunRecord) -> LiveRun:
         """Return a run as the ledger knows it, its unfinished operations queued."""
-        run = LiveRun(record, self._host.engine(record.base_model))
-        point = await self._ledger.resume_point(record.name)
-        run.next_sequence_number = point.next_sequence_number
-        run.latest_revision = point.latest_revision
-        for refused in point.finished_ahead:
-            run.consume(refused)
-        for pending in point.pending:
-            try:
-                payload = await read_payload(self._store, pending)
-                work = self._wire.decode_work(Kind(pending.kind), payload)
-            except TinsmithError as error:
-                # A store that can not be read at the moment raises OSError, and stops the start.
-                await self._give_up_unreadable(run, pending, error)
-                continue
-            self._enqueue(run, QueuedOperation(pending, work, len(payload)))
-        if run.queue:
-            logger.info(
-                "unfinished operations recovered",
-                extra={"run": run.name, "num_operations": len(run.queue)},
-            )
+        run = LiveRun(
+            record, self._host.engine(record.base_model), on_free=lambda: self._note_free(run)
+        )
+        await self._loader.load(run)
+        for queued in run.queue.values():
+            self._admission.count(run, queued.load)
+        QUEUED_OPERATIONS.inc(len(run.queue))
         return run
-
-    async def _give_up_unreadable(
-        self, run: LiveRun, record: OperationRecord, error: Exception
-    ) -> None:
-        """End an operation whose stored request is gone; one damaged file must not stop a pod."""
-        logger.error(
-            "stored request can not be read",
-            extra={
-                "run": run.name,
-                "sequence_number": record.sequence_number,
-                "problem": str(error),
-            },
-        )
-        damage = DataLossError(
-            f"the stored request of operation {record.sequence_number} of {run.name} is damaged; "
-            "send it again under a new number",
-            run=run.name,
-            sequence_number=record.sequence_number,
-        )
-        outcome = Outcome(
-            sequence_number=record.sequence_number,
-            result=None,
-            error=self._wire.encode_error(damage),
-            version=run.record.version,
-            plan=run.engine.info.fingerprint,
-            finish_time_s=time.time(),
-        )
-        for finished in await self._ledger.finish(run.name, run.record.epoch, [outcome]):
-            run.consume(finished)
 
     async def release(self, name: str, epoch: int, *, delete: bool) -> None:
         """Park or delete a run.
@@ -238,6 +200,9 @@ class RunRegistry:
                 f"run {name} is held under epoch {run.record.epoch}, not {epoch}", run=name
             )
         if not delete:
+            if run.queue:
+                # It is about to be used, and may hold its lock while it waits for a place.
+                return
             async with run.lock:
                 if not run.queue and not run.running:
                     await self.residency.park(run)
@@ -248,6 +213,7 @@ class RunRegistry:
     async def _delete(self, run: LiveRun, epoch: int) -> None:
         run.is_closed = True
         run.notify()
+        self._note_free(run)
         async with run.lock:
             try:
                 await self._ledger.delete_run(run.name, epoch)
@@ -261,9 +227,18 @@ class RunRegistry:
             self._runs.pop(run.name, None)
             QUEUED_OPERATIONS.dec(len(run.queue))
             for queued in run.queue.values():
-                self._queued_bytes[_project(run.name)] -= queued.size_bytes
+                self._admission.release(run, queued.load)
             await self.residency.evict(run)
-            await asyncio.to_thread(self._store.delete_folder, run.name)
+            await self._delete_files(run.name)
+
+    async def _delete_files(self, name: str) -> None:
+        """Remove what a deleted run left in the store; the ledger remembers it until then."""
+        await asyncio.to_thread(self._store.delete_folder, name)
+        await self._ledger.forget_deletion(name)
+
+    def _note_free(self, run: LiveRun) -> None:
+        self.residency.note_free(run)
+        self.on_work()
 
     def get(self, name: str) -> LiveRun:
         """Return a run.
@@ -275,6 +250,12 @@ class RunRegistry:
         if run is None:
             raise run_not_found(name)
         return run
+
+    def standing(self, run: LiveRun, sequence_number: int) -> Standing:
+        """Return how an operation of a run stands, and what it waits for."""
+        return standing_of(
+            run, sequence_number, self._runs.values(), cycle_tokens=self._config.cycle_tokens
+        )
 
     async def submit(self, submission: Submission, work: Work) -> OperationRecord:
         """Make an operation durable and queue it; a repeated request returns its operation.
@@ -288,10 +269,14 @@ class RunRegistry:
         run = self.get(submission.run)
         if run.is_closed:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
-        size_bytes = len(submission.payload)
-        self._check_queue(run, submission)
-        operation = await self._new_operation(submission)
-        record = await self._ledger.submit(operation)
+        load = load_of(work, len(submission.payload))
+        self._admission.admit(run, submission.sequence_number, load)
+        try:
+            operation = await self._new_operation(submission)
+            record = await self._ledger.submit(operation)
+        except BaseException:
+            self._admission.release(run, load)
+            raise
         is_new = (
             record.state is OperationState.PENDING
             and record.sequence_number not in run.queue
@@ -299,8 +284,10 @@ class RunRegistry:
             and self._runs.get(run.name) is run
         )
         if is_new:
-            self._enqueue(run, QueuedOperation(record, work, size_bytes))
+            self._enqueue(run, QueuedOperation(record, work, load))
             self.on_work()
+        else:
+            self._admission.release(run, load)
         return record
 
     async def refuse(self, submission: Submission, error: TinsmithError) -> None:
@@ -320,7 +307,7 @@ class RunRegistry:
         for record in records:
             queued = run.queue.get(record.sequence_number)
             if queued is not None:
-                self._queued_bytes[_project(run.name)] -= queued.size_bytes
+                self._admission.release(run, queued.load)
                 QUEUED_OPERATIONS.dec()
         run.finish(records)
 
@@ -337,37 +324,8 @@ class RunRegistry:
                     )
 
     def _enqueue(self, run: LiveRun, operation: QueuedOperation) -> None:
-        self._queued_bytes[_project(run.name)] += operation.size_bytes
         QUEUED_OPERATIONS.inc()
         run.accept(operation)
-
-    def _check_queue(self, run: LiveRun, submission: Submission) -> None:
-        size_bytes = len(submission.payload)
-        # The numbers before it would have to wait as well.
-        num_before = submission.sequence_number - run.next_sequence_number
-        if num_before >= self._config.max_queued_operations:
-            raise QueueFullError(
-                f"sequence number {submission.sequence_number} of {run.name} is {num_before} ahead "
-                f"of the next one, {run.next_sequence_number}; at most "
-                f"{self._config.max_queued_operations} operations may wait, retry later",
-                retry_after_s=_QUEUE_RETRY_S,
-                run=run.name,
-                next_sequence_number=run.next_sequence_number,
-            )
-        if len(run.queue) >= self._config.max_queued_operations:
-            raise QueueFullError(
-                f"{len(run.queue)} operations of {run.name} wait; retry when some have finished",
-                retry_after_s=_QUEUE_RETRY_S,
-                run=run.name,
-            )
-        queued_bytes = self._queued_bytes[_project(run.name)]
-        is_over_share = queued_bytes + size_bytes > self._config.max_project_queued_bytes
-        if is_over_share or self._queued_bytes.total() + size_bytes > self._config.max_queued_bytes:
-            raise QueueFullError(
-                f"{queued_bytes} bytes of requests of your project wait; retry when some have "
-                "finished",
-                retry_after_s=_QUEUE_RETRY_S,
-            )
 
     async def _new_operation(
         self, submission: Submission, *, keep_payload: bool = True
@@ -385,11 +343,6 @@ class RunRegistry:
             payload_path=path,
             submit_time_s=time.time(),
         )
-
-
-def _project(run: str) -> str:
-    """Return the tenant of a run, the second part of its name."""
-    return run.split("/")[1]
 
 
 def run_not_found(name: str) -> RunNotFoundError:

@@ -1,18 +1,19 @@
 """Which runs are in the engine, and how one gets there: snapshot, then replay of the ledger.
 
 A run that is not resident is nothing but rows and files. `ensure` brings it back: the newest good
-snapshot, or its seed, and then every state-changing operation after it, computed again. Each
-replayed result is compared with the one that was acknowledged; a difference is recorded on the run,
-never hidden. The callers hold the lock of the run.
+snapshot, or its seed, and then every state-changing operation after it, computed again (`replay`).
+An engine has so many places; who finds none stands in line for one (`places`). The callers hold the
+lock of the run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
 import logging
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tinsmith_engine import Engine, RunState
 from tinsmith_engine import codec as engine_codec
@@ -21,23 +22,26 @@ from tinsmith_runtime import failpoints, manifests
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     CheckpointCorruptError,
-    DataLossError,
     RunClosedError,
-    StorageFullError,
+    TinsmithError,
 )
-from tinsmith_runtime.ledger import Ledger, OperationRecord, OperationState, SnapshotRecord, records
+from tinsmith_runtime.ledger import Ledger, SnapshotRecord
+from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import state_files
-from tinsmith_trainer.executor import compute_slice
 from tinsmith_trainer.live_run import LiveRun
-from tinsmith_trainer.metrics import REPLAYED_OPERATIONS, RESIDENT_RUNS, SNAPSHOT_BYTES
-from tinsmith_trainer.payloads import read_payload
-from tinsmith_trainer.work import Kind, WireCodec
+from tinsmith_trainer.metrics import RESIDENT_RUNS, SNAPSHOT_BYTES
+from tinsmith_trainer.places import PlaceLine
+from tinsmith_trainer.replay import Replayer
+from tinsmith_trainer.work import WireCodec
 
 logger = logging.getLogger(__name__)
 
 _NUM_KEPT_SNAPSHOTS = 2
-_PAGE = 100
+_PLACE_WAIT_S = 2.0
+"""How long a caller that waits for an answer waits for a place."""
+_PLACE_RETRY_S = 5.0
+_RESTORING = "the run to be restored"
 
 
 class Residency:
@@ -65,37 +69,43 @@ class Residency:
         self._host = host
         self._ledger = ledger
         self._store = store
-        self._wire = wire
         self._runs = runs
         self._max_resident_runs = max_resident_runs
+        self._replayer = Replayer(host, ledger, store, wire)
+        self._line = PlaceLine()
         self._clock = 0
-        self._places = asyncio.Lock()
 
-    async def ensure(self, run: LiveRun) -> None:
+    async def ensure(self, run: LiveRun, *, wait_s: float | None = _PLACE_WAIT_S) -> None:
         """Bring a run into the engine.
 
+        Args:
+            run: The run, locked by the caller.
+            wait_s: How long to wait for a place; None for as long as it takes.
+
         Raises:
-            CapacityExhaustedError: If all places are taken by runs that are busy.
+            CapacityExhaustedError: If all places are taken by runs that are busy for so long.
             DataLossError: If neither a snapshot nor the ledger has all that is needed.
             RunClosedError: If the run was deleted while the caller waited for it.
         """
         if run.is_closed:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
-        self._clock += 1
-        run.last_used = self._clock
+        self.touch(run)
         if run.is_resident:
             return
-        run.obstacle = "the run to be restored"
+        run.obstacle = _RESTORING
         begin_s = time.perf_counter()
         try:
-            await self._restore(run)
+            await self._restore(run, wait_s)
         except BaseException:
             # Half a run must not keep a place; nobody may wait for this.
-            self._host.thread.submit(_drop, run.engine, run.name)
+            loop = asyncio.get_running_loop()
+            dropped = self._host.thread.submit(_drop, run.engine, run.name)
+            dropped.add_done_callback(lambda _: _tell(loop, lambda: self.note_free(run)))
             raise
         finally:
             run.obstacle = ""
         run.is_resident = True
+        run.has_had_turn = False
         run.weights_serial += 1
         RESIDENT_RUNS.inc()
         logger.info(
@@ -108,7 +118,9 @@ class Residency:
         if run.is_resident and run.replay_cost_s > 0:
             try:
                 await self.snapshot(run)
-            except (StorageFullError, OSError) as error:
+            except FencedError:
+                raise
+            except (TinsmithError, OSError) as error:
                 # Whoever needs the place does not wait for space: the ledger has everything.
                 logger.warning(
                     "parked without a snapshot", extra={"run": run.name, "problem": str(error)}
@@ -122,6 +134,7 @@ class Residency:
             RESIDENT_RUNS.dec()
         # Submitted before it is waited for: a caller that goes away does not keep the place.
         await asyncio.wrap_future(self._host.thread.submit(_drop, run.engine, run.name))
+        self.note_free(run)
 
     async def snapshot(self, run: LiveRun) -> None:
         """Save the state of a run, up to the last operation that it contains."""
@@ -167,22 +180,15 @@ class Residency:
         for record in await self._ledger.delete_snapshots(run.name, kept[-1].sequence_number):
             await asyncio.to_thread(self._store.delete_folder, record.folder)
 
-    async def _restore(self, run: LiveRun) -> None:
+    async def _restore(self, run: LiveRun, wait_s: float | None) -> None:
+        await self._take_place(run, wait_s)
         run.failures = []
         run.state_sequence_number = 0
         run.replay_cost_s = 0.0
         state = await self._load_snapshot(run)
-        config = engine_codec.adapter_from_json(run.record.adapter)
-        # Two runs that are restored at once must not both take the last place.
-        async with self._places:
-            await self._make_room(run)
-            # A run that was lost half-way may still be there.
-            await self._host.call(_drop, run.engine, run.name)
-            if state is None:
-                await self._host.call(run.engine.create_run, run.name, config)
-            else:
-                await self._host.call(run.engine.import_state, run.name, state)
-        await self._replay(run)
+        if state is not None:
+            await self._host.call(run.engine.import_state, run.name, state)
+        await self._replayer.replay(run)
 
     async def _load_snapshot(self, run: LiveRun) -> RunState | None:
         """Return the newest snapshot that is intact."""
@@ -206,111 +212,84 @@ class Residency:
             return state
         return None
 
-    async def _make_room(self, run: LiveRun) -> None:
-        """Park a run if the engine is full: the one that idled longest, else one that waits."""
+    async def _take_place(self, run: LiveRun, wait_s: float | None) -> None:
+        """Wait until the engine has room, and put the run there in its initial state.
+
+        Whoever is first in the line is the only one that makes room: no two take one place.
+        """
+        base_model = run.record.base_model
+        deadline_s = None if wait_s is None else time.monotonic() + wait_s
+        with self._line.join(base_model, run.name) as waiting:
+            while not waiting.is_first or not await self._make_room(run):
+                left_s = math.inf if deadline_s is None else deadline_s - time.monotonic()
+                if left_s <= 0:
+                    raise CapacityExhaustedError(
+                        f"all {self._max_resident_runs} places for runs of {base_model} are busy; "
+                        "retry later",
+                        retry_after_s=_PLACE_RETRY_S,
+                        base_model=base_model,
+                    )
+                run.obstacle = f"a place in the engine; all {self._max_resident_runs} are in use"
+                await waiting.sleep(left_s)
+                if run.is_closed:
+                    raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
+            run.obstacle = _RESTORING
+            # A run that was lost half-way may still be there.
+            await self._host.call(_drop, run.engine, run.name)
+            config = engine_codec.adapter_from_json(run.record.adapter)
+            await self._host.call(run.engine.create_run, run.name, config)
+
+    async def _make_room(self, run: LiveRun) -> bool:
+        """Park a run if the engine is full; return whether there is a place.
+
+        Parks the run that idled longest, else the one that was computed longest ago. Nobody is
+        waited for: a run whose state is in use is not chosen.
+        """
         engine = run.engine
         resident = [other for other in self._runs if engine.has_run(other.name)]
-        if len(resident) < self._max_resident_runs:
-            return
-        free = [other for other in resident if not other.running and not other.lock.locked()]
+        if len(resident) < self._max_resident_runs or run in resident:
+            return True
+        free = [
+            other
+            for other in resident
+            if other.lock.is_free and (other.has_had_turn or not other.is_ready)
+        ]
         if not free:
-            raise CapacityExhaustedError(
-                f"all {self._max_resident_runs} places for runs of {run.record.base_model} are "
-                "busy; retry later",
-                retry_after_s=5.0,
-                base_model=run.record.base_model,
-            )
+            return False
         chosen = min(free, key=lambda other: (bool(other.queue), other.last_used))
         async with chosen.lock:
             await self.park(chosen)
+        return True
 
-    async def _replay(self, run: LiveRun) -> None:
-        """Compute again what was acknowledged after the snapshot."""
-        while run.state_sequence_number + 1 < run.next_sequence_number:
-            page = await self._ledger.operations_from(
-                run.name, run.state_sequence_number + 1, limit=_PAGE
-            )
-            finished = [r for r in page if r.sequence_number < run.next_sequence_number]
-            if not finished:
-                raise DataLossError(
-                    f"operation {run.state_sequence_number + 1} of {run.name} is not in the "
-                    "ledger; restore the ledger from a backup",
-                    run=run.name,
-                )
-            for record in finished:
-                await self._replay_one(run, record)
-                run.state_sequence_number = record.sequence_number
+    def touch(self, run: LiveRun) -> None:
+        """Note that a run is used now."""
+        self._clock += 1
+        run.last_used = self._clock
 
-    async def _replay_one(self, run: LiveRun, record: OperationRecord) -> None:
-        is_success = record.state is OperationState.SUCCEEDED
-        match record.kind:
-            case Kind.FORWARD_BACKWARD | Kind.OPTIM_STEP if is_success:
-                await self._compute_again(run, record)
-            case Kind.FORWARD_BACKWARD | records.GIVEN_UP_KIND:
-                run.failures.append(record.sequence_number)
-            case Kind.OPTIM_STEP if record.plan is not None:
-                await self._host.call(run.engine.clear_gradient, run.name)
-                run.failures.clear()
-            case Kind.LOAD_CHECKPOINT if is_success:
-                # The snapshot taken with the load is gone or damaged.
-                await self._load_again(run, record)
-            case _:
-                # A refused call changed nothing, nor did a forward or a save.
-                pass
+    def gives_way(self, ready: Sequence[LiveRun]) -> LiveRun | None:
+        """Return the one of these runs of an engine that is to be parked for who waits, if any.
 
-    async def _compute_again(self, run: LiveRun, record: OperationRecord) -> None:
-        failpoints.passing("trainer.replay")
-        payload = await read_payload(self._store, record)
-        kind = Kind(record.kind)
-        work = self._wire.decode_work(kind, payload)
-        outcome = await self._host.call(
-            compute_slice,
-            run.engine,
-            run.name,
-            [(record.sequence_number, work)],
-            # The step succeeded, so its sender knew of every failure before it.
-            [] if kind is Kind.OPTIM_STEP else run.failures,
-        )
-        computed = outcome.computed[0]
-        run.replay_cost_s += computed.duration_s
-        if kind is Kind.OPTIM_STEP:
-            run.failures.clear()
-        is_equal = (
-            computed.result is not None
-            and self._wire.encode_result(kind, computed.result) == record.result
-        )
-        REPLAYED_OPERATIONS.labels("equal" if is_equal else "diverged").inc()
-        if not is_equal:
-            logger.error(
-                "replay gave other bits than the first execution",
-                extra={"run": run.name, "sequence_number": record.sequence_number},
-            )
-            await self._ledger.mark_diverged(run.name)
-            run.record = dataclasses.replace(run.record, replay_diverged=True)
+        Runs that always have work would else never let anybody in.
+        """
+        candidates = [run for run in ready if run.has_had_turn]
+        if not candidates or not self._line.wants_place(candidates[0].record.base_model):
+            return None
+        self._line.wake_first(candidates[0].record.base_model)
+        return min(candidates, key=lambda run: run.last_used)
 
-    async def _load_again(self, run: LiveRun, record: OperationRecord) -> None:
-        work = self._wire.decode_work(Kind.LOAD_CHECKPOINT, await read_payload(self._store, record))
-        checkpoint = await self._ledger.get_checkpoint(getattr(work, "checkpoint", ""))
-        if checkpoint is None:
-            raise DataLossError(
-                f"{run.name} can not be restored: the snapshot of operation "
-                f"{record.sequence_number} is damaged and the checkpoint it loaded is deleted",
-                run=run.name,
-            )
-        manifest, files = await asyncio.to_thread(
-            manifests.read_checkpoint, self._store, checkpoint.folder, sha256=checkpoint.sha256
-        )
-        await self._host.call(
-            state_files.apply_checkpoint,
-            run.engine,
-            run.name,
-            files,
-            manifest.attributes,
-            include_optimizer=getattr(work, "include_optimizer", False),
-        )
-        run.failures.clear()
+    def note_free(self, run: LiveRun) -> None:
+        """Note that a run is at rest or gone: its place may be somebody else's now."""
+        self._line.wake_first(run.record.base_model)
+        if run.is_closed:
+            self._line.wake(run.record.base_model, run.name)
 
 
 def _drop(engine: Engine, run: str) -> None:
     if engine.has_run(run):
         engine.drop_run(run)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    # The loop may have been closed before the engine came to it.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback)

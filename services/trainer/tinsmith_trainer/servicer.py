@@ -78,6 +78,9 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             max_batch_tokens=self._config.max_batch_tokens,
             max_batch_datums=self._config.max_batch_datums,
             max_queued_operations=self._config.max_queued_operations,
+            max_project_queued_operations=self._config.max_project_queued_operations,
+            max_queued_tokens=self._config.max_queued_tokens,
+            max_project_queued_tokens=self._config.max_project_queued_tokens,
             max_resident_runs=self._config.max_resident_runs,
             num_resident_runs=sum(run.is_resident for run in self._registry.runs),
         )
@@ -117,7 +120,9 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             version=run.record.version,
             next_sequence_number=run.next_free_number,
             num_pending_operations=len(run.queue),
-            waiting_for=run.waiting_for(min(run.queue)) if run.queue else "",
+            waiting_for=(
+                self._registry.standing(run, min(run.queue)).waiting_for if run.queue else ""
+            ),
             resident=run.is_resident,
             replay_diverged=run.record.replay_diverged,
         )
@@ -209,7 +214,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             run, request.after_revision, codec.decode_timeout(request, MAX_WAIT_S)
         )
         return trainer_pb2.WaitOperationsResponse(
-            operations=[describe(run, record) for record in records],
+            operations=[describe(self._registry, run, record) for record in records],
             revision=records[-1].revision if records else request.after_revision,
         )
 
@@ -230,11 +235,11 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             known = await self._reader.find(submission)
             if known is not None:
                 # The same request was accepted before, when it was right.
-                return describe(run, known)
+                return describe(self._registry, run, known)
             if is_final(error) or isinstance(error, RequestIdReusedError):
                 await self._registry.refuse(submission, error)
             raise
-        return describe(run, record)
+        return describe(self._registry, run, record)
 
     def _check_size(self, request: Any) -> None:
         """Refuse too many datums before each of them is decoded."""
@@ -292,13 +297,8 @@ def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:
     return registry.get(str(name))
 
 
-def describe(run: LiveRun, record: OperationRecord) -> operations_pb2.Operation:
+def describe(
+    registry: RunRegistry, run: LiveRun, record: OperationRecord
+) -> operations_pb2.Operation:
     """Return the message of an operation as it stands now."""
-    number = record.sequence_number
-    is_held = any(missing < number for missing in run.missing_numbers())
-    return codec.encode_operation(
-        record,
-        is_running=number in run.running,
-        is_held=is_held,
-        waiting_for=run.waiting_for(number),
-    )
+    return codec.encode_operation(record, registry.standing(run, record.sequence_number))

@@ -11,11 +11,22 @@ import pytest
 import torch
 from tests.unit.engine.conftest import LORA, make_batch, randomise_b, relative_error, save_tiny
 
-from tinsmith_engine import AdamParams, AdapterConfig, Datum, Engine, FullConfig, LoraConfig
+from tinsmith_engine import (
+    AdamParams,
+    AdapterConfig,
+    BatchRequest,
+    Datum,
+    Engine,
+    ForwardResult,
+    FullConfig,
+    LoraConfig,
+    OptimStepResult,
+)
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     CapacityExhaustedError,
     CheckpointIncompatibleError,
+    InternalError,
     InvalidFieldError,
     ModelNotFoundError,
     NoGradientError,
@@ -243,3 +254,81 @@ def test_initial_adapters_depend_on_the_seed_alone(engine: Engine) -> None:
             assert 0.8 * bound < tensor.abs().max() <= bound
     other, _ = engine.adapter_tensors("b")
     assert any(not torch.equal(tensors[name], other[name]) for name in tensors)
+
+
+# Many runs in one call.
+
+
+def request(run: str | None, batch: list[Datum], **fields: object) -> BatchRequest:
+    values: dict[str, object] = {"loss": "cross_entropy", "loss_config": {}, "is_backward": True}
+    return BatchRequest(run=run, batch=batch, **values | fields)  # type: ignore[arg-type]
+
+
+def test_a_call_for_many_runs_does_what_calls_for_each_do(engine: Engine) -> None:
+    batches = [make_batch(seed=seed) for seed in range(3)]
+    for run in ("a", "b", "alone-a", "alone-b"):
+        engine.create_run(run, LORA)
+    alone = [
+        engine.forward_backward("alone-a", batches[0], "cross_entropy", {}),
+        engine.forward_backward("alone-b", batches[1], "cross_entropy", {}),
+        engine.forward_backward("alone-a", batches[2], "cross_entropy", {}),
+        engine.forward(None, batches[0], "cross_entropy", {}),
+    ]
+    together = engine.compute(
+        [
+            request("a", batches[0]),
+            request("b", batches[1]),
+            request("a", batches[2]),
+            request(None, batches[0], is_backward=False),
+        ]
+    )
+    for found, wanted in zip(together, alone, strict=True):
+        assert isinstance(found, ForwardResult)
+        assert (found.metrics, found.micro_batch_tokens) == (wanted.metrics, 0)
+    adam = AdamParams(learning_rate=1e-2)
+    for run in ("alone-a", "alone-b"):
+        engine.optim_step(run, adam)
+    steps = engine.optim_steps([("a", adam), ("b", adam)])
+    assert [step.version for step in steps if isinstance(step, OptimStepResult)] == [1, 1]
+    for run in ("a", "b"):
+        assert_same_state(engine, run, f"alone-{run}")
+
+
+def test_an_error_of_one_request_is_in_its_place_and_touches_nobody_else(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run in ("a", "b", "alone-a", "alone-b"):
+        engine.create_run(run, LORA)
+    batch = make_batch()
+    for run in ("alone-a", "alone-b"):
+        engine.forward_backward(run, batch, "cross_entropy", {})
+    answers = engine.compute(
+        [
+            request("a", batch),
+            request("a", overflowing_batch(), loss="importance_sampling"),
+            request("unknown", batch),
+            request("b", batch),
+        ]
+    )
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [ForwardResult, NonFiniteLossError, RunNotFoundError, ForwardResult]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "score", lambda *_, **__: 1 / 0)
+        [bug] = engine.compute([request("a", batch)])
+    assert isinstance(bug, InternalError)
+    for run in ("a", "b"):
+        assert_same_state(engine, run, f"alone-{run}")
+    engine.clear_gradient("b")
+    steps = engine.optim_steps([("a", AdamParams()), ("b", AdamParams())])
+    assert [type(step) for step in steps] == [OptimStepResult, NoGradientError]
+
+
+def test_the_split_of_a_request_is_used_and_reported(engine: Engine) -> None:
+    engine.create_run("a", LORA)
+    [whole] = engine.compute([request("a", make_batch())])
+    [split] = engine.compute([request("a", make_batch(), micro_batch_tokens=24)])
+    assert isinstance(whole, ForwardResult)
+    assert isinstance(split, ForwardResult)
+    assert (whole.micro_batch_tokens, split.micro_batch_tokens) == (0, 24)
+    for found, wanted in zip(split.logprobs, whole.logprobs, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)

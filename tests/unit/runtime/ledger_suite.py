@@ -22,6 +22,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import (
     CheckpointRecord,
+    Commit,
     Ledger,
     NewOperation,
     OperationState,
@@ -238,6 +239,50 @@ class LedgerSuite:
             await ledger.add_snapshot(snapshot(1), epoch)
         assert (await ledger.resume_point(RUN)).next_sequence_number == 1
         assert await ledger.get_checkpoint(checkpoint("a").name) is None
+
+    async def test_attempts_of_several_runs_are_counted_in_one_write(self, ledger: Ledger) -> None:
+        await ledger.adopt_run(run_record(OTHER))
+        for run in (RUN, OTHER):
+            for number in (1, 2):
+                await ledger.submit(operation(number, run=run))
+        await ledger.start_all({RUN: [1, 2], OTHER: [1]})
+        found = {
+            run: [o.num_attempts for o in await ledger.operations_from(run, 1)]
+            for run in (RUN, OTHER)
+        }
+        assert found == {RUN: [1, 1], OTHER: [1, 0]}
+
+    async def test_runs_are_committed_beside_each_other_and_each_alone(
+        self, ledger: Ledger
+    ) -> None:
+        await ledger.adopt_run(run_record(OTHER))
+        for run in (RUN, OTHER):
+            await ledger.submit(operation(1, run=run))
+        await ledger.adopt_run(run_record(epoch=2))
+        fenced, finished = await ledger.finish_all(
+            [
+                Commit(run=RUN, epoch=1, outcomes=[outcome(1)]),
+                Commit(run=OTHER, epoch=1, outcomes=[outcome(1)]),
+            ]
+        )
+        assert isinstance(fenced, FencedError)
+        assert isinstance(finished, list)
+        assert [(o.run, o.sequence_number, o.result) for o in finished] == [(OTHER, 1, b"result")]
+        waiting = await ledger.get_operation(RUN, 1)
+        assert waiting is not None
+        assert waiting.state is OperationState.PENDING
+        assert [(r.name, r.version) for r in await ledger.list_runs()] == [(RUN, 0), (OTHER, 1)]
+        assert await ledger.finish_all([]) == []
+
+    async def test_a_deletion_is_remembered_until_the_files_are_gone(self, ledger: Ledger) -> None:
+        assert await ledger.list_deletions() == []
+        for _ in range(2):
+            await ledger.delete_run(RUN, 1)
+            assert await ledger.list_deletions() == [RUN]
+            await ledger.adopt_run(run_record())
+        await ledger.forget_deletion(RUN)
+        await ledger.forget_deletion(RUN)
+        assert await ledger.list_deletions() == []
 
     async def test_a_result_is_committed_once_and_with_all_others_or_none(
         self, ledger: Ledger

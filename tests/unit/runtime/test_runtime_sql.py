@@ -114,6 +114,19 @@ async def test_a_write_that_fails_is_rolled_back_alone(database: Database) -> No
     assert await database.read(numbers) == [1, 2, 3]
 
 
+async def test_writes_made_together_share_one_commit_and_have_their_own_results(
+    database: Database,
+) -> None:
+    def bug(connection: sa.Connection) -> int:
+        raise RuntimeError("bug")
+
+    before = num_commits()
+    first, failed, last = await database.write_all([add(1), bug, add(2)])
+    assert (first, last, num_commits() - before) == (1, 2, 1)
+    assert isinstance(failed, RuntimeError)
+    assert await database.read(numbers) == [1, 2]
+
+
 async def test_a_cancelled_caller_does_not_cancel_its_write(database: Database) -> None:
     async with HeldWriter(database):
         write = asyncio.create_task(database.write(add(1)))

@@ -148,6 +148,11 @@ def test_a_timeout_says_what_the_server_waits_for(
     with pytest.raises(tinsmith.OperationTimeoutError, match="a free slot of tiny") as caught:
         future.result(timeout_s=0.5)
     assert isinstance(caught.value, TimeoutError)
+    server.update(queue_position=3)
+    with pytest.raises(tinsmith.OperationTimeoutError, match="at position 3, a free slot"):
+        future.result(timeout_s=0.5)
+    assert future.metadata is not None
+    assert future.metadata.queue_position == 3
     server.update(paused=False)
     assert future.result(timeout_s=10).loss > 0
 

@@ -15,6 +15,7 @@ from tinsmith_runtime.errors import InvalidFieldError, RunNotFoundError
 from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
 from tinsmith_runtime.status import decode_status
 from tinsmith_trainer import codec
+from tinsmith_trainer.waiting import Standing
 from tinsmith_trainer.work import (
     ForwardWork,
     Kind,
@@ -195,8 +196,7 @@ def record(kind: Kind, state: OperationState, **fields: Any) -> OperationRecord:
 
 
 def encode(record: OperationRecord, **flags: Any) -> Any:
-    defaults = {"is_running": False, "is_held": False, "waiting_for": ""}
-    return codec.encode_operation(record, **defaults | flags)
+    return codec.encode_operation(record, Standing(**flags))
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -231,6 +231,7 @@ def test_errors_are_stored_as_they_are_told() -> None:
         ({}, State.STATE_QUEUED),
         ({"is_held": True, "waiting_for": "number 6"}, State.STATE_HELD),
         ({"is_running": True}, State.STATE_RUNNING),
+        ({"position": 3, "num_tokens_ahead": 500}, State.STATE_QUEUED),
     ],
 )
 def test_an_unfinished_operation_says_where_it_is(flags: dict[str, Any], state: Any) -> None:
@@ -238,6 +239,8 @@ def test_an_unfinished_operation_says_where_it_is(flags: dict[str, Any], state: 
     metadata = metadata_of(operation)
     assert (operation.done, operation.WhichOneof("result")) == (False, None)
     assert (metadata.state, metadata.waiting_for) == (state, flags.get("waiting_for", ""))
+    assert metadata.queue_position == flags.get("position", 0)
+    assert metadata.num_tokens_ahead == flags.get("num_tokens_ahead", 0)
     assert not metadata.HasField("finish_time")
 
 

@@ -1,167 +1,122 @@
-"""What becomes of a slice, on an engine that does what the test says."""
+"""From operations to engine calls and back, on an engine that does what the test says."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import pytest
+from tests.fakes.live_runs import RUN, TOKENS, make_run
 
 from tinsmith_engine import AdamParams, Engine, ForwardResult, OptimStepResult
-from tinsmith_runtime.errors import NoGradientError, NonFiniteLossError, OutOfMemoryError
-from tinsmith_trainer.executor import SliceResult, compute_slice
-from tinsmith_trainer.work import ForwardWork, OptimStepWork, SaveCheckpointWork, Work
+from tinsmith_runtime.errors import NoGradientError, NonFiniteLossError, TinsmithError
+from tinsmith_trainer.executor import (
+    SliceResult,
+    Steps,
+    apply_steps,
+    note_batches,
+    request_of,
+)
+from tinsmith_trainer.slices import Slice
+from tinsmith_trainer.work import ForwardWork, OptimStepWork
 
-RUN = "projects/p/trainingRuns/r"
+OTHER = "projects/p/trainingRuns/other"
 
 
 class FakeEngine:
-    """Counts gradients; each call raises the next error of its kind, if there is one."""
+    """Answers each step with what the test says."""
 
-    def __init__(self, **errors: list[BaseException | None]) -> None:
-        self.errors = errors
-        self.num_gradients = 0
-        self.steps: list[int] = []
-        self.num_cleared = 0
+    def __init__(self, **answers: TinsmithError) -> None:
+        self.answers = answers
+        self.calls: list[list[str]] = []
+        self.cleared: list[str] = []
 
-    def _fail(self, kind: str) -> None:
-        queue = self.errors.get(kind)
-        error = queue.pop(0) if queue else None
-        if error is not None:
-            raise error
+    def optim_steps(self, steps: Any) -> list[Any]:
+        self.calls.append([run for run, _ in steps])
+        default = OptimStepResult(version=1, metrics={})
+        return [self.answers.get(run.rpartition("/")[2], default) for run, _ in steps]
 
-    def version(self, run: str) -> int:
-        return len(self.steps)
-
-    def forward(self, *_: Any) -> ForwardResult:
-        self._fail("forward")
-        return ForwardResult([], {"loss:sum": 0.0})
-
-    def forward_backward(self, *_: Any) -> ForwardResult:
-        self._fail("backward")
-        self.num_gradients += 1
-        return ForwardResult([], {"loss:sum": float(self.num_gradients)})
-
-    def optim_step(self, *_: Any) -> OptimStepResult:
-        self._fail("step")
-        self.steps.append(self.num_gradients)
-        self.num_gradients = 0
-        return OptimStepResult(version=len(self.steps), metrics={})
-
-    def clear_gradient(self, _: str) -> None:
-        self.num_cleared += 1
-        self.num_gradients = 0
+    def clear_gradient(self, run: str) -> None:
+        self.cleared.append(run)
 
 
-def forward(*, is_backward: bool) -> ForwardWork:
-    return ForwardWork([], "cross_entropy", {}, is_backward)
+def result_of(letters: str, failures: tuple[int, ...] = (), first: int = 1) -> SliceResult:
+    run = make_run(letters, first)
+    return SliceResult(Slice(run, list(run.queue.values())), list(failures))
 
 
-def step(observed: int = 0) -> OptimStepWork:
-    return OptimStepWork(AdamParams(), observed)
-
-
-BACKWARD, FORWARD = forward(is_backward=True), forward(is_backward=False)
-
-
-def compute(
-    engine: FakeEngine, *works: Work, first: int = 1, failures: tuple[int, ...] = ()
-) -> SliceResult:
-    operations = list(enumerate(works, first))
-    return compute_slice(cast(Engine, engine), RUN, operations, failures)
-
-
-def reasons(result: SliceResult) -> list[str]:
-    return [entry.error.reason if entry.error else "" for entry in result.computed]
+def scored() -> ForwardResult:
+    return ForwardResult([], {"loss:sum": 0.0})
 
 
 def bad_loss() -> NonFiniteLossError:
     return NonFiniteLossError("the loss is NaN", run=RUN)
 
 
-def test_a_slice_is_computed_in_order() -> None:
-    engine = FakeEngine()
-    result = compute(engine, BACKWARD, FORWARD, BACKWARD, step(), first=5)
-    assert [entry.sequence_number for entry in result.computed] == [5, 6, 7, 8]
-    assert [entry.version for entry in result.computed] == [0, 0, 0, 1]
-    assert engine.steps == [2]
-    assert (reasons(result), result.failures, result.is_state_lost) == ([""] * 4, [], False)
+def step(observed: int = 0) -> OptimStepWork:
+    return OptimStepWork(AdamParams(), observed)
 
 
-@pytest.mark.parametrize(
-    ("observed", "wanted"),
-    [(0, "GRADIENT_INCOMPLETE"), (1, "GRADIENT_INCOMPLETE"), (2, ""), (9, "")],
-)
-def test_a_step_behind_a_failure_needs_to_have_seen_it(observed: int, wanted: str) -> None:
-    engine = FakeEngine(backward=[None, bad_loss()])
-    result = compute(engine, BACKWARD, BACKWARD, step(observed))
-    assert reasons(result) == ["", "NON_FINITE_LOSS", wanted]
-    assert engine.steps == ([1] if not wanted else [])
-    assert engine.num_cleared == bool(wanted)
-    error = result.computed[2].error
-    if error is not None:
-        assert error.metadata == {"run": RUN, "failed": "2"}
-    assert result.failures == []
+def apply(engine: FakeEngine, steps: Steps) -> Any:
+    return apply_steps(cast(Engine, engine), steps)
 
 
-def test_failures_of_earlier_slices_count() -> None:
-    result = compute(FakeEngine(), BACKWARD, step(observed=6), first=8, failures=(6, 7))
-    error = result.computed[1].error
-    assert error is not None
-    assert error.metadata["failed"] == "7"
+def test_answers_go_to_the_slices_whose_batches_were_sent() -> None:
+    results = [result_of("bfo"), result_of("s"), result_of("b")]
+    answers = [scored(), bad_loss(), scored()]
+    note_batches(results, answers, duration_s=3.0)
+    found = [[(e.operation.sequence_number, e.answer) for e in r.computed] for r in results]
+    assert found == [[(1, answers[0]), (2, answers[1])], [], [(1, answers[2])]]
+    assert [result.duration_s for result in results] == [2.0, 0.0, 1.0]
 
 
-def test_failures_are_handed_on_to_the_next_slice() -> None:
-    earlier = [1]
-    result = compute(FakeEngine(backward=[bad_loss()]), BACKWARD, BACKWARD, first=2, failures=(1,))
-    assert (result.failures, earlier) == ([1, 2], [1])
+def test_an_answer_too_many_is_a_bug() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        note_batches([result_of("b")], [scored(), scored()], 1.0)
 
 
-def test_a_failed_forward_is_no_part_of_the_gradient() -> None:
-    engine = FakeEngine(forward=[OutOfMemoryError("too large")])
-    result = compute(engine, BACKWARD, FORWARD, step())
-    assert reasons(result) == ["", "OUT_OF_MEMORY", ""]
-    assert engine.steps == [1]
+def test_a_failed_gradient_fails_the_accumulation_and_a_failed_forward_does_not() -> None:
+    result = result_of("bfb", failures=(9,), first=10)
+    note_batches([result], [bad_loss(), bad_loss(), scored()], 1.0)
+    assert result.failures == [9, 10]
 
 
-@pytest.mark.parametrize("error", [NoGradientError("none"), bad_loss()])
-def test_a_step_ends_the_accumulation_whatever_became_of_it(error: Exception) -> None:
-    engine = FakeEngine(backward=[bad_loss()], step=[error])
-    result = compute(engine, BACKWARD, step(observed=1), BACKWARD, step())
-    assert reasons(result)[1:] == [error.reason, "", ""]  # type: ignore[attr-defined]
-    assert result.failures == []
+@pytest.mark.parametrize("answer", [OptimStepResult(1, {}), NoGradientError("none"), bad_loss()])
+def test_a_step_ends_the_accumulation_whatever_became_of_it(answer: Any) -> None:
+    result = result_of("bo", failures=(1,))
+    note_batches([result], [scored()], 1.0)
+    assert not result.is_boundary
+    result.note(result.slice.operations[1], answer, 1.0)
+    assert (result.failures, result.is_boundary, result.duration_s) == ([], True, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        pytest.param(RuntimeError("bug: prompt was [1, 2]"), "INTERNAL", id="bug"),
-        pytest.param(MemoryError(), "OUT_OF_MEMORY", id="memory"),
-        pytest.param(RuntimeError("CUDA out of memory. Tried"), "OUT_OF_MEMORY", id="cuda"),
-        pytest.param(RuntimeError("DefaultCPUAllocator: can't allocate memory"), "OUT_OF_MEMORY",
-                     id="cpu"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("kind", ["backward", "step"])
-def test_an_unexpected_error_loses_the_state_and_ends_the_slice(
-    error: Exception, reason: str, kind: str
-) -> None:
-    engine = FakeEngine(**{kind: [error]})
-    works = [BACKWARD, step(), BACKWARD] if kind == "step" else [BACKWARD, step()]
-    result = compute(engine, *works)
-    assert result.is_state_lost
-    assert reasons(result) == ([reason] if kind == "backward" else ["", reason])
-    assert result.failures == ([1] if kind == "backward" else [])
-    last = result.computed[-1]
-    assert last.version == 0
-    assert last.error is not None
-    assert "prompt" not in last.error.message
+@pytest.mark.parametrize(("observed", "is_incomplete"), [(0, True), (6, True), (7, False)])
+def test_a_step_behind_a_failure_needs_to_have_seen_it(observed: int, is_incomplete: bool) -> None:
+    engine, steps = FakeEngine(), Steps()
+    steps.add(RUN, step(observed), [6, 7])
+    answer = apply(engine, steps)[RUN]
+    assert isinstance(answer, TinsmithError) == is_incomplete
+    assert engine.cleared == ([RUN] if is_incomplete else [])
+    assert engine.calls == ([] if is_incomplete else [[RUN]])
+    if isinstance(answer, TinsmithError):
+        wanted = {"run": RUN, "failed": "6" if observed == 0 else "7"}
+        assert (answer.reason, answer.metadata) == ("GRADIENT_INCOMPLETE", wanted)
 
 
-def test_what_is_not_computed_here_is_a_bug() -> None:
-    result = compute(FakeEngine(), SaveCheckpointWork("c", "training", {}))
-    assert (reasons(result), result.is_state_lost) == (["INTERNAL"], True)
+def test_steps_of_all_runs_are_one_call_and_failures_clear_their_own_gradient() -> None:
+    engine, steps = FakeEngine(other=bad_loss()), Steps()
+    steps.add(RUN, step(), [])
+    steps.add(OTHER, step(), [])
+    steps.add("projects/p/trainingRuns/incomplete", step(), [1])
+    answers = apply(engine, steps)
+    assert engine.calls == [[RUN, OTHER]]
+    assert isinstance(answers[RUN], OptimStepResult)
+    assert sorted(engine.cleared) == ["projects/p/trainingRuns/incomplete", OTHER]
 
 
-def test_an_interrupt_is_not_swallowed() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        compute(FakeEngine(backward=[KeyboardInterrupt()]), BACKWARD)
+def test_a_request_carries_the_split_of_the_plan() -> None:
+    [operation] = make_run("b").queue.values()
+    assert isinstance(operation.work, ForwardWork)
+    assert request_of(RUN, operation.work).micro_batch_tokens is None
+    request = request_of(RUN, operation.work, micro_batch_tokens=512)
+    assert (request.run, request.micro_batch_tokens, request.is_backward) == (RUN, 512, True)
+    assert sum(datum.tokens_T.size for datum in request.batch) == TOKENS

@@ -60,6 +60,9 @@ class TrainerCapabilities(_message.Message):
     MAX_QUEUED_OPERATIONS_FIELD_NUMBER: _builtins.int
     MAX_RESIDENT_RUNS_FIELD_NUMBER: _builtins.int
     NUM_RESIDENT_RUNS_FIELD_NUMBER: _builtins.int
+    MAX_PROJECT_QUEUED_OPERATIONS_FIELD_NUMBER: _builtins.int
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_PROJECT_QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
     max_batch_tokens: _builtins.int
     """Limits the tokens of one batch."""
     max_batch_datums: _builtins.int
@@ -70,6 +73,12 @@ class TrainerCapabilities(_message.Message):
     """Limits the runs that are in memory at once; idle ones are parked."""
     num_resident_runs: _builtins.int
     """Counts the runs in memory."""
+    max_project_queued_operations: _builtins.int
+    """Limits the operations of one project that wait."""
+    max_queued_tokens: _builtins.int
+    """Limits the tokens of one run that wait."""
+    max_project_queued_tokens: _builtins.int
+    """Limits the tokens of one project that wait."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_models_pb2.ModelCapabilities]:
         """Lists the base models that runs can be created on."""
@@ -88,10 +97,13 @@ class TrainerCapabilities(_message.Message):
         max_queued_operations: _builtins.int = ...,
         max_resident_runs: _builtins.int = ...,
         num_resident_runs: _builtins.int = ...,
+        max_project_queued_operations: _builtins.int = ...,
+        max_queued_tokens: _builtins.int = ...,
+        max_project_queued_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses", "max_batch_datums", b"max_batch_datums", "max_batch_tokens", b"max_batch_tokens", "max_queued_operations", b"max_queued_operations", "max_resident_runs", b"max_resident_runs", "models", b"models", "num_resident_runs", b"num_resident_runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses", "max_batch_datums", b"max_batch_datums", "max_batch_tokens", b"max_batch_tokens", "max_project_queued_operations", b"max_project_queued_operations", "max_project_queued_tokens", b"max_project_queued_tokens", "max_queued_operations", b"max_queued_operations", "max_queued_tokens", b"max_queued_tokens", "max_resident_runs", b"max_resident_runs", "models", b"models", "num_resident_runs", b"num_resident_runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1227,6 +1239,8 @@ class OperationMetadata(_message.Message):
     FINISH_TIME_FIELD_NUMBER: _builtins.int
     NUM_ATTEMPTS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    QUEUE_POSITION_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_AHEAD_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Names the run."""
     sequence_number: _builtins.int
@@ -1238,11 +1252,20 @@ class OperationMetadata(_message.Message):
     state: Global___OperationMetadata.State.ValueType
     """Says where the operation is in its life."""
     waiting_for: _builtins.str
-    """Says what the operation waits for, in words; empty once it runs."""
+    """Says what the operation waits for, in words: the first thing that stands in its way; empty once
+    it runs, unless its result waits for space on the disk.
+    """
     num_attempts: _builtins.int
     """Counts how often it was begun; above 1 after a failure of the trainer."""
     revision: _builtins.int
     """Gives the revision of the run at which it finished."""
+    queue_position: _builtins.int
+    """Counts the operations of this run that are executed before it; 0 if it is next, runs or ended."""
+    num_tokens_ahead: _builtins.int
+    """Counts the tokens, of all runs, that are known to be computed before it, about; 0 once it runs.
+
+    Work that arrives later may still come first, if it is small.
+    """
     @_builtins.property
     def submit_time(self) -> _timestamp_pb2.Timestamp:
         """Says when it was accepted."""
@@ -1263,10 +1286,12 @@ class OperationMetadata(_message.Message):
         finish_time: _timestamp_pb2.Timestamp | None = ...,
         num_attempts: _builtins.int = ...,
         revision: _builtins.int = ...,
+        queue_position: _builtins.int = ...,
+        num_tokens_ahead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finish_time", b"finish_time", "submit_time", b"submit_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_time", b"finish_time", "kind", b"kind", "num_attempts", b"num_attempts", "revision", b"revision", "run", b"run", "sequence_number", b"sequence_number", "state", b"state", "submit_time", b"submit_time", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_time", b"finish_time", "kind", b"kind", "num_attempts", b"num_attempts", "num_tokens_ahead", b"num_tokens_ahead", "queue_position", b"queue_position", "revision", b"revision", "run", b"run", "sequence_number", b"sequence_number", "state", b"state", "submit_time", b"submit_time", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,7 +43,9 @@ class TrainerServiceStub:
     * `FAILED_PRECONDITION` (`RUN_CLOSED`): the run was deleted.
     * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number.
     * `ABORTED` (`SEQUENCE_GAP`): the number was given up, because higher ones waited 60 s for it.
-    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`, `STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
+    the run or the project wait as may; nothing was accepted, the delay says when there is room.
+    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
@@ -145,7 +147,9 @@ class TrainerServiceServicer:
     * `FAILED_PRECONDITION` (`RUN_CLOSED`): the run was deleted.
     * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number.
     * `ABORTED` (`SEQUENCE_GAP`): the number was given up, because higher ones waited 60 s for it.
-    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`, `STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
+    the run or the project wait as may; nothing was accepted, the delay says when there is room.
+    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
@@ -448,7 +452,9 @@ class TrainerService:
     * `FAILED_PRECONDITION` (`RUN_CLOSED`): the run was deleted.
     * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number.
     * `ABORTED` (`SEQUENCE_GAP`): the number was given up, because higher ones waited 60 s for it.
-    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`, `STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
+    the run or the project wait as may; nothing was accepted, the delay says when there is room.
+    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
 
     A request that is refused for good, and names its run and number, counts as consumed: its

@@ -10,11 +10,12 @@ process on one machine; a cluster's PostgreSQL is to implement the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tinsmith_runtime.ledger.records import (
     CheckpointRecord,
+    Commit,
     NewOperation,
     OperationRecord,
     OperationState,
@@ -27,6 +28,7 @@ from tinsmith_runtime.ledger.sqlite import SqliteLedger
 
 __all__ = [
     "CheckpointRecord",
+    "Commit",
     "Ledger",
     "NewOperation",
     "OperationRecord",
@@ -57,9 +59,19 @@ class Ledger(Protocol):
     async def delete_run(self, run: str, epoch: int) -> None:
         """Remove a run with its operations, snapshots and checkpoints.
 
+        Its files are the caller's to remove: `list_deletions` names it until `forget_deletion`.
+
         Raises:
             FencedError: If the epoch no longer holds.
         """
+        ...
+
+    async def list_deletions(self) -> list[str]:
+        """Return the deleted runs whose files may still be there."""
+        ...
+
+    async def forget_deletion(self, run: str) -> None:
+        """Note that the files of a deleted run are gone."""
         ...
 
     async def submit(self, operation: NewOperation) -> OperationRecord:
@@ -81,6 +93,10 @@ class Ledger(Protocol):
         """Count an attempt of operations that are about to be computed."""
         ...
 
+    async def start_all(self, operations: Mapping[str, Sequence[int]]) -> None:
+        """Count an attempt of operations of several runs, by run, in one write."""
+        ...
+
     async def finish(
         self,
         run: str,
@@ -94,6 +110,17 @@ class Ledger(Protocol):
 
         Raises:
             FencedError: If the epoch no longer holds, or an operation has a result already.
+        """
+        ...
+
+    async def finish_all(
+        self, commits: Sequence[Commit]
+    ) -> list[list[OperationRecord] | BaseException]:
+        """Commit results of several runs in one group commit.
+
+        Returns:
+            For each run its operations, or why nothing of it was written; see `finish`. One run
+            does not depend on another.
         """
         ...
 

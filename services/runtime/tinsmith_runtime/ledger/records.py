@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tinsmith_runtime.errors import AbortedError
@@ -118,7 +118,7 @@ class Outcome:
 
     Attributes:
         version: Optimizer steps of the run after it.
-        plan: The numerics fingerprint under which it was computed.
+        plan: How it was computed, as far as that changes bits: numerics fingerprint and split.
     """
 
     sequence_number: int
@@ -127,6 +127,19 @@ class Outcome:
     version: int
     plan: str
     finish_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Commit:
+    """The results of consecutive operations of one run, which become durable all or none.
+
+    Attributes:
+        epoch: The fence: nothing is written if another epoch holds the run.
+    """
+
+    run: str
+    epoch: int
+    outcomes: Sequence[Outcome]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

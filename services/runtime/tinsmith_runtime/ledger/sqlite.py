@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -17,7 +18,7 @@ from tinsmith_runtime.ledger import statements
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
     CheckpointRecord,
-    FencedError,
+    Commit,
     NewOperation,
     OperationRecord,
     OperationState,
@@ -29,6 +30,7 @@ from tinsmith_runtime.ledger.records import (
 from tinsmith_runtime.ledger.tables import (
     SCHEMA_VERSION,
     checkpoints,
+    deletions,
     leases,
     metadata,
     operations,
@@ -86,8 +88,20 @@ class SqliteLedger:
             for table in (operations, snapshots, checkpoints, leases):
                 connection.execute(sa.delete(table).where(table.c.run == run))
             connection.execute(sa.delete(runs).where(runs.c.name == run))
+            connection.execute(insert(deletions).values(run=run).on_conflict_do_nothing())
 
         await self._database.write(delete)
+
+    async def list_deletions(self) -> list[str]:
+        """Return the deleted runs whose files may still be there."""
+        return await self._database.read(
+            lambda connection: list(connection.execute(sa.select(deletions.c.run)).scalars())
+        )
+
+    async def forget_deletion(self, run: str) -> None:
+        """Note that the files of a deleted run are gone."""
+        statement = sa.delete(deletions).where(deletions.c.run == run)
+        await self._database.write(lambda connection: connection.execute(statement))
 
     async def submit(self, operation: NewOperation) -> OperationRecord:
         """Accept an operation; see `Ledger`."""
@@ -139,12 +153,16 @@ class SqliteLedger:
 
     async def start(self, run: str, sequence_numbers: Sequence[int]) -> None:
         """Count an attempt; see `Ledger`."""
-        statement = (
-            sa.update(operations)
-            .where(operations.c.run == run, operations.c.sequence_number.in_(sequence_numbers))
-            .values(num_attempts=operations.c.num_attempts + 1)
-        )
-        await self._database.write(lambda connection: connection.execute(statement))
+        await self.start_all({run: sequence_numbers})
+
+    async def start_all(self, operations: Mapping[str, Sequence[int]]) -> None:
+        """Count an attempt of operations of several runs; see `Ledger`."""
+
+        def count(connection: sa.Connection) -> None:
+            for run, sequence_numbers in operations.items():
+                connection.execute(statements.count_attempt(run, sequence_numbers))
+
+        await self._database.write(count)
 
     async def finish(
         self,
@@ -157,30 +175,23 @@ class SqliteLedger:
     ) -> list[OperationRecord]:
         """Commit results; see `Ledger`."""
 
-        def commit(connection: sa.Connection) -> list[OperationRecord]:
-            statements.check_fence(connection, run, epoch)
-            for outcome in outcomes:
-                updated = connection.execute(statements.finish_operation(run, outcome))
-                if updated.rowcount != 1:
-                    raise FencedError(
-                        f"operation {outcome.sequence_number} of {run} has a result already",
-                        run=run,
-                    )
-            connection.execute(
-                sa.update(runs).where(runs.c.name == run).values(version=outcomes[-1].version)
-            )
+        def finish(connection: sa.Connection) -> list[OperationRecord]:
+            records = statements.commit(connection, Commit(run=run, epoch=epoch, outcomes=outcomes))
             for checkpoint in checkpoints:
                 statements.insert_checkpoint(connection, checkpoint)
             for snapshot in snapshots:
                 statements.insert_snapshot(connection, snapshot)
-            query = statements.select_operations().where(
-                operations.c.run == run,
-                operations.c.sequence_number.in_([o.sequence_number for o in outcomes]),
-            )
-            rows = connection.execute(query.order_by(operations.c.sequence_number))
-            return [statements.operation_of(row) for row in rows.mappings()]
+            return records
 
-        return await self._database.write(commit)
+        return await self._database.write(finish)
+
+    async def finish_all(
+        self, commits: Sequence[Commit]
+    ) -> list[list[OperationRecord] | BaseException]:
+        """Commit results of several runs; see `Ledger`."""
+        return await self._database.write_all(
+            [functools.partial(statements.commit, commit=commit) for commit in commits]
+        )
 
     async def give_up(
         self, run: str, epoch: int, missing: Sequence[int], error: bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +17,7 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
     CheckpointRecord,
+    Commit,
     FencedError,
     NewOperation,
     OperationRecord,
@@ -144,6 +146,40 @@ def known_operation(connection: sa.Connection, operation: NewOperation) -> Opera
         run=operation.run,
         sequence_number=operation.sequence_number,
     )
+
+
+def count_attempt(run: str, sequence_numbers: Sequence[int]) -> sa.Update:
+    """Count that operations are begun."""
+    return (
+        sa.update(operations)
+        .where(operations.c.run == run, operations.c.sequence_number.in_(sequence_numbers))
+        .values(num_attempts=operations.c.num_attempts + 1)
+    )
+
+
+def commit(connection: sa.Connection, commit: Commit) -> list[OperationRecord]:
+    """Write the results of a run, and return its operations.
+
+    Raises:
+        FencedError: If the epoch no longer holds, or an operation has a result already.
+    """
+    check_fence(connection, commit.run, commit.epoch)
+    for outcome in commit.outcomes:
+        updated = connection.execute(finish_operation(commit.run, outcome))
+        if updated.rowcount != 1:
+            raise FencedError(
+                f"operation {outcome.sequence_number} of {commit.run} has a result already",
+                run=commit.run,
+            )
+    connection.execute(
+        sa.update(runs).where(runs.c.name == commit.run).values(version=commit.outcomes[-1].version)
+    )
+    query = select_operations().where(
+        operations.c.run == commit.run,
+        operations.c.sequence_number.in_([o.sequence_number for o in commit.outcomes]),
+    )
+    rows = connection.execute(query.order_by(operations.c.sequence_number))
+    return [operation_of(row) for row in rows.mappings()]
 
 
 def finish_operation(run: str, outcome: Outcome) -> sa.Update:

@@ -79,3 +79,10 @@ checkpoints = sa.Table(
     sa.Column("labels", sa.JSON, nullable=False),
     sa.Index("checkpoints_by_time", "project", "create_time_s", "name"),
 )
+
+# Deleted runs whose files may still be in the store.
+deletions = sa.Table(
+    "deletions",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+)

@@ -1,0 +1,139 @@
+"""Watches for sequence numbers that do not arrive, and gives them up in time.
+
+Operations behind a missing number are held. After `gap_timeout_s` the missing numbers are consumed
+in the ledger, so that a late arrival is told, and the held operations fail, naming what they waited
+for. The ledger decides who was first, the arrival or the end of patience.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from tinsmith_runtime.errors import SequenceGapError
+from tinsmith_runtime.ledger import Ledger, OperationState
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_trainer.commits import Committer
+from tinsmith_trainer.live_run import LiveRun
+from tinsmith_trainer.registry import RunRegistry
+from tinsmith_trainer.work import WireCodec
+
+logger = logging.getLogger(__name__)
+
+_CHECK_S = 0.25
+_LOCK_TIMEOUT_S = 5.0
+"""A run whose state is in use for longer is looked at again with the next check."""
+
+
+class GapWatcher:
+    """Expires the gaps of all runs.
+
+    Args:
+        timeout_s: How long operations wait for a number.
+        registry: The runs.
+        ledger: Where numbers are consumed.
+        committer: Ends the operations that waited.
+        wire: The stored form of errors.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        registry: RunRegistry,
+        ledger: Ledger,
+        committer: Committer,
+        wire: WireCodec,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._registry = registry
+        self._ledger = ledger
+        self._committer = committer
+        self._wire = wire
+        self._clock = clock
+
+    async def watch(self) -> None:
+        """Look at all runs again and again.
+
+        Raises:
+            FencedError: If another process holds a run.
+        """
+        while True:
+            await asyncio.sleep(min(_CHECK_S, self._timeout_s / 4))
+            expired = [run for run in self._registry.runs if self._is_expired(run)]
+            # Beside each other: a run whose state is in use does not hold up the others.
+            answers = await asyncio.gather(*map(self._expire, expired), return_exceptions=True)
+            for run, answer in zip(expired, answers, strict=True):
+                if isinstance(answer, FencedError | asyncio.CancelledError):
+                    raise answer
+                if isinstance(answer, BaseException):
+                    logger.error("gap not closed", exc_info=answer, extra={"run": run.name})
+
+    def _is_expired(self, run: LiveRun) -> bool:
+        if not run.missing_numbers():
+            run.held_since_s = None
+            return False
+        if run.held_since_s is None:
+            run.held_since_s = self._clock()
+        return self._clock() - run.held_since_s >= self._timeout_s
+
+    async def _expire(self, run: LiveRun) -> None:
+        """Fail the operations of a run that waited too long for a number."""
+        try:
+            async with asyncio.timeout(_LOCK_TIMEOUT_S):
+                await run.lock.acquire()
+        except TimeoutError:
+            logger.warning("gap not closed yet: the run is in use", extra={"run": run.name})
+            return
+        try:
+            await self._expire_alone(run)
+        finally:
+            run.lock.release()
+
+    async def _expire_alone(self, run: LiveRun) -> None:
+        missing = run.missing_numbers()
+        if not missing or run.is_closed:
+            return
+        error = SequenceGapError(
+            f"sequence number {missing[0]} of {run.name} did not arrive within "
+            f"{self._timeout_s:g} s; the operations that waited for it failed, go "
+            f"on with number {max(run.queue) + 1}",
+            run=run.name,
+            missing=missing[0],
+        )
+        held = [run.queue[number] for number in sorted(run.queue)]
+        given_up = await self._ledger.give_up(
+            run.name, run.record.epoch, missing, self._wire.encode_error(error)
+        )
+        if given_up != missing:
+            run.give_up(given_up)
+            await self._note_arrivals(run, sorted(set(missing) - set(given_up)))
+            run.held_since_s = None
+            return
+        await self._committer.commit(
+            run,
+            [
+                self._committer.outcome(run, operation, run.record.version, error=error)
+                for operation in held
+            ],
+        )
+        run.give_up(missing)
+        # What these failures mean for the accumulation is worked out by the replay.
+        await self._registry.residency.evict(run)
+        run.held_since_s = None
+
+    async def _note_arrivals(self, run: LiveRun, numbers: Sequence[int]) -> None:
+        """Note numbers that are in the ledger although nobody told the run.
+
+        One that was accepted at the last moment comes into the queue by itself. One that ended, as
+        by a try of this method that broke off between its two writes, is no longer waited for: else
+        the run would stand still for ever.
+        """
+        for number in numbers:
+            record = await self._ledger.get_operation(run.name, number)
+            if record is not None and record.state is not OperationState.PENDING:
+                run.consume(record)
