@@ -62,6 +62,7 @@ def encode_model(
     exactness = {
         "exact": models_pb2.ModelCapabilities.EXACTNESS_EXACT,
         "fallback": models_pb2.ModelCapabilities.EXACTNESS_FALLBACK,
+        "fast": models_pb2.ModelCapabilities.EXACTNESS_FAST,
     }[info.exactness]
     return models_pb2.ModelCapabilities(
         base_model=base_model,

@@ -45,6 +45,8 @@ class EngineHost:
         device: str,
         num_threads: int | None,
         max_rows: int,
+        exact: bool = True,
+        compiled: bool | None = None,
     ) -> EngineHost:
         """Load base models; takes as long as reading them does.
 
@@ -54,9 +56,12 @@ class EngineHost:
             device: A torch device.
             num_threads: Threads of one operation; None takes all cores.
             max_rows: Runs that each engine can hold.
+            exact: Whether a run's bits must not depend on its neighbours; see `Engine.load`.
+            compiled: Whether elementwise kernels are compiled; None does so on a GPU alone.
 
         Raises:
             ModelNotFoundError: If one is neither a directory nor a model of the hub.
+            ConfigError: If the machine can not do what `exact` or `compiled` ask for.
         """
         keep_freed_memory()
         thread = EngineThread(num_threads=num_threads)
@@ -71,6 +76,8 @@ class EngineHost:
                 device=device,
                 max_rows=max_rows,
                 num_threads=num_threads,
+                exact=exact,
+                compiled=compiled,
             ).result()
         return cls(engines, directories, thread)
 

@@ -146,7 +146,8 @@ class ModelInfo:
     dtype: str
     num_parameters: int
     exactness: str
-    """`exact` on the engine's own packed forward, `fallback` on the transformers module."""
+    """`exact` on the engine's own packed forward, `fast` if it runs without that promise,
+    `fallback` on the transformers module."""
     family: str
     """`model_type` of the model's configuration, such as `qwen3`."""
     fingerprint: str

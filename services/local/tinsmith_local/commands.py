@@ -32,6 +32,9 @@ def up(
     port: Annotated[int, typer.Option(help="Port on loopback; 0 picks a free one.")] = DEFAULT_PORT,
     threads: Annotated[int, typer.Option(help="Threads of one operation; 0: all cores.")] = 0,
     dtype: Annotated[str, typer.Option(help="Of the base model: float32 or bfloat16.")] = "float32",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile kernels at start: faster, takes a minute.")
+    ] = False,
     metrics: Annotated[
         str | None, typer.Option(help="host:port of the Prometheus endpoint.")
     ] = None,
@@ -51,6 +54,7 @@ def up(
             port=port,
             num_threads=threads,
             dtype=dtype,
+            compiled=compiled or None,
             metrics_address=metrics,
             math_problems_path=problems,
         )

@@ -55,6 +55,8 @@ class EmbeddedConfig:
     num_threads: int = 0
     """Threads of one operation; 0 takes all cores."""
     dtype: str = "float32"
+    compiled: bool | None = None
+    """Whether elementwise kernels are compiled at start; unset does so on a GPU alone."""
     math_problems_path: Path | None = None
     """JSONL file in GSM8K's layout that the math environment takes its problems from."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
@@ -151,6 +153,7 @@ class EmbeddedServer:
             listen_address=f"{self._config.host}:0",
             num_threads=self._config.num_threads,
             dtype=self._config.dtype,
+            compiled=self._config.compiled,
             **self._overrides("trainer"),
         )
 

@@ -31,6 +31,12 @@ class SamplerConfig:
     device: str = "cpu"
     num_threads: int = 0
     """Threads of one operation; 0 takes all cores."""
+    exact: bool = True
+    """Whether a run's bits must not depend on what is computed beside it; the pod refuses to start
+    where the machine can not keep that."""
+    compiled: bool | None = None
+    """Whether elementwise kernels are compiled at start, which takes a compiler and up to a minute;
+    unset does so on a GPU alone. Trainer and sampler must agree."""
     max_concurrent_sequences: int = 256
     """Sequences that decode at once, if the cache has room for them; more wait."""
     cache_bytes: int = 2 * 2**30

@@ -34,6 +34,8 @@ def load_engines(config: SamplerConfig) -> EngineHost:
         dtype=config.dtype,
         device=config.device,
         num_threads=config.num_threads or None,
+        exact=config.exact,
+        compiled=config.compiled,
         max_rows=1,
     )
 

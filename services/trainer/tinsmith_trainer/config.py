@@ -34,6 +34,12 @@ class TrainerConfig:
     device: str = "cpu"
     num_threads: int = 0
     """Threads of one operation; 0 takes all cores. Part of the numerics fingerprint."""
+    exact: bool = True
+    """Whether a run's bits must not depend on what is computed beside it; the pod refuses to start
+    where the machine can not keep that."""
+    compiled: bool | None = None
+    """Whether elementwise kernels are compiled at start, which takes a compiler and up to a minute;
+    unset does so on a GPU alone. Trainer and sampler must agree."""
     max_resident_runs: int = 64
     """Runs in memory at once; idle ones are parked."""
     max_runs: int = 1024

@@ -50,6 +50,8 @@ def load_engines(config: TrainerConfig) -> EngineHost:
         dtype=config.dtype,
         device=config.device,
         num_threads=config.num_threads or None,
+        exact=config.exact,
+        compiled=config.compiled,
         max_rows=config.max_resident_runs,
     )
 

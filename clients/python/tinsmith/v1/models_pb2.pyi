@@ -151,6 +151,10 @@ class ModelCapabilities(_message.Message):
         """The packed engine: results of a run do not depend on its neighbours, to the bit."""
         EXACTNESS_FALLBACK: ModelCapabilities._Exactness.ValueType  # 2
         """The transformers module with Tinsmith's adapters: correct, slower."""
+        EXACTNESS_FAST: ModelCapabilities._Exactness.ValueType  # 3
+        """The packed engine, started without the promise of `EXACTNESS_EXACT`: results may change in
+        their last bits with what is computed beside them.
+        """
 
     class Exactness(_Exactness, metaclass=_ExactnessEnumTypeWrapper):
         """Says how the results of this model may vary."""
@@ -161,6 +165,10 @@ class ModelCapabilities(_message.Message):
     """The packed engine: results of a run do not depend on its neighbours, to the bit."""
     EXACTNESS_FALLBACK: ModelCapabilities.Exactness.ValueType  # 2
     """The transformers module with Tinsmith's adapters: correct, slower."""
+    EXACTNESS_FAST: ModelCapabilities.Exactness.ValueType  # 3
+    """The packed engine, started without the promise of `EXACTNESS_EXACT`: results may change in
+    their last bits with what is computed beside them.
+    """
 
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
