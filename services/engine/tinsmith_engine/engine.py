@@ -305,7 +305,7 @@ class Engine:
         return RunState(
             config=state.config,
             version=state.version,
-            tensors={name: numbers_P.to("cpu", copy=True) for name, numbers_P in tensors.items()},
+            tensors={name: _host_copy(numbers_P) for name, numbers_P in tensors.items()},
             has_gradient=state.has_gradient,
             adam_steps=state.adam_steps,
         )
@@ -424,6 +424,13 @@ class Engine:
                     f"tensor {name} of the state must be float32 [{width}], it is {found}",
                     tensor=name,
                 )
+
+
+def _host_copy(numbers_P: Tensor) -> Tensor:
+    """Return a copy on the host; pinned if it came from a GPU, where it goes back to."""
+    is_pinned = numbers_P.device.type == "cuda"
+    copy_P = torch.empty(numbers_P.shape, dtype=numbers_P.dtype, pin_memory=is_pinned)
+    return copy_P.copy_(numbers_P)
 
 
 def _result(outcome: ForwardResult | TinsmithError) -> ForwardResult:

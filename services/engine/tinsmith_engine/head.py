@@ -170,7 +170,8 @@ class _Chunk:
         # d logprob / d logits = onehot - softmax, built in place of the exponentials.
         totals = dlogprobs.sum(dim=1, keepdim=True)
         dlogits = self._exponentials.mul_(-totals / self._sums)
-        dlogits.scatter_add_(1, self._targets, dlogprobs)
+        rows = torch.arange(len(dlogits), device=dlogits.device)[:, None].expand_as(self._targets)
+        dlogits.index_put_((rows, self._targets), dlogprobs, accumulate=True)
         dx = self._unit.backward(dlogits.to(self._hidden.dtype), self._hidden, self._saved)
         if dx is None:
             raise AssertionError("a unit that was asked for the input gradient returned none")

@@ -139,7 +139,7 @@ class LoraUnit:
 def _take_product_(grad: Tensor, left: Tensor, right: Tensor, accumulates: bool) -> None:
     """Add `left @ right` to float32 gradients [R, ...], or put it there."""
     if left.dtype != grad.dtype:
-        product = torch.bmm(left, right)
+        product = _product_for(grad, left, right)
         if accumulates:
             grad.add_(product)
         else:
@@ -147,3 +147,10 @@ def _take_product_(grad: Tensor, left: Tensor, right: Tensor, accumulates: bool)
     else:
         # beta 0 does not read what is there, so it may be anything, NaN included.
         grad.baddbmm_(left, right, beta=1 if accumulates else 0)
+
+
+def _product_for(grad: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return `left @ right`, in the gradient's dtype where the device sums in it anyway."""
+    if grad.device.type == "cuda":
+        return torch.bmm(left, right, out_dtype=grad.dtype)
+    return torch.bmm(left, right)

@@ -42,6 +42,8 @@ class TrainerConfig:
     unset does so on a GPU alone. Trainer and sampler must agree."""
     max_resident_runs: int = 64
     """Runs in memory at once; idle ones are parked."""
+    max_parked_bytes: int = 2**31
+    """Host memory for the states of parked runs; 0 leaves them to the disk."""
     max_runs: int = 1024
     """Runs in all."""
     max_batch_tokens: int = 262_144

@@ -15,6 +15,10 @@ OPERATIONS = Counter(
 )
 QUEUED_OPERATIONS = Gauge("tinsmith_trainer_queued_operations", "Operations accepted, not ended.")
 TRAINED_TOKENS = Counter("tinsmith_trainer_trained_tokens_total", "Tokens of forward_backward.")
+PARKED_BYTES = Gauge("tinsmith_trainer_parked_bytes", "Host memory of parked runs.")
+RESTORED_RUNS = Counter(
+    "tinsmith_trainer_restored_runs_total", "Runs brought back into the engine.", ["source"]
+)
 RESIDENT_RUNS = Gauge("tinsmith_trainer_resident_runs", "Runs in memory.")
 REPLAYED_OPERATIONS = Counter(
     "tinsmith_trainer_replayed_operations_total", "Operations computed again.", ["outcome"]

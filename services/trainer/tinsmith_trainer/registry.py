@@ -82,6 +82,7 @@ class RunRegistry:
             wire,
             self._runs.values(),
             max_resident_runs=config.max_resident_runs,
+            max_parked_bytes=config.max_parked_bytes,
         )
         self._placement = asyncio.Lock()
         self._seen_through: set[asyncio.Task[Any]] = set()

@@ -1,7 +1,8 @@
 """Which runs are in the engine, and how one gets there: snapshot, then replay of the ledger.
 
-A run that is not resident is nothing but rows and files. `ensure` brings it back: the newest good
-snapshot, or its seed, and then every state-changing operation after it, computed again (`replay`).
+A run that is not resident is rows of the ledger, files and, if it was parked lately, a copy in host
+memory (`parked`). `ensure` brings it back: that copy, else the newest good snapshot or its seed,
+and then every state-changing operation after it, computed again (`replay`).
 An engine has so many places; who finds none stands in line for one (`places`). The callers hold the
 lock of the run.
 """
@@ -30,7 +31,13 @@ from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import state_files
 from tinsmith_trainer.live_run import LiveRun
-from tinsmith_trainer.metrics import RESIDENT_RUNS, SNAPSHOT_BYTES
+from tinsmith_trainer.metrics import (
+    PARKED_BYTES,
+    RESIDENT_RUNS,
+    RESTORED_RUNS,
+    SNAPSHOT_BYTES,
+)
+from tinsmith_trainer.parked import ParkedState, ParkedStates
 from tinsmith_trainer.places import PlaceLine
 from tinsmith_trainer.replay import Replayer
 from tinsmith_trainer.work import WireCodec
@@ -54,6 +61,7 @@ class Residency:
         wire: The stored form of requests and results.
         runs: All runs of this trainer, to find one to park.
         max_resident_runs: Places in each engine.
+        max_parked_bytes: Host memory for the states of parked runs.
     """
 
     def __init__(
@@ -65,6 +73,7 @@ class Residency:
         runs: Iterable[LiveRun],
         *,
         max_resident_runs: int,
+        max_parked_bytes: int,
     ) -> None:
         self._host = host
         self._ledger = ledger
@@ -73,6 +82,7 @@ class Residency:
         self._max_resident_runs = max_resident_runs
         self._replayer = Replayer(host, ledger, store, wire)
         self._line = PlaceLine()
+        self._parked = ParkedStates(max_parked_bytes)
         self._clock = 0
 
     async def ensure(self, run: LiveRun, *, wait_s: float | None = _PLACE_WAIT_S) -> None:
@@ -114,10 +124,14 @@ class Residency:
         )
 
     async def park(self, run: LiveRun) -> None:
-        """Snapshot a run if it changed, and take it out of the engine."""
-        if run.is_resident and run.replay_cost_s > 0:
+        """Snapshot a run if it changed, and take it out of the engine, keeping a copy."""
+        if not run.is_resident:
+            await self.evict(run)
+            return
+        state = await self._host.call(run.engine.export_state, run.name)
+        if run.replay_cost_s > 0:
             try:
-                await self.snapshot(run)
+                await self._snapshot(run, state)
             except FencedError:
                 raise
             except (TinsmithError, OSError) as error:
@@ -126,9 +140,14 @@ class Residency:
                     "parked without a snapshot", extra={"run": run.name, "problem": str(error)}
                 )
         await self.evict(run)
+        self._parked.put(
+            run.name, ParkedState(state, run.state_sequence_number, self._known_failures(run))
+        )
+        PARKED_BYTES.set(self._parked.size_bytes)
 
     async def evict(self, run: LiveRun) -> None:
         """Take a run out of the engine as it is; the ledger has everything."""
+        self._parked.drop(run.name)
         if run.is_resident:
             run.is_resident = False
             RESIDENT_RUNS.dec()
@@ -138,9 +157,10 @@ class Residency:
 
     async def snapshot(self, run: LiveRun) -> None:
         """Save the state of a run, up to the last operation that it contains."""
-        state = await self._host.call(run.engine.export_state, run.name)
-        # Refused calls that follow are found again by the replay.
-        failures = [number for number in run.failures if number <= run.state_sequence_number]
+        await self._snapshot(run, await self._host.call(run.engine.export_state, run.name))
+
+    async def _snapshot(self, run: LiveRun, state: RunState) -> None:
+        failures = list(self._known_failures(run))
         record = await self.write_snapshot(run, state, run.state_sequence_number, failures)
         await self._ledger.add_snapshot(record, run.record.epoch)
         run.replay_cost_s = 0.0
@@ -175,6 +195,10 @@ class Residency:
             create_time_s=time.time(),
         )
 
+    def _known_failures(self, run: LiveRun) -> tuple[int, ...]:
+        """Return the failures up to the state; refused calls that follow the replay finds again."""
+        return tuple(number for number in run.failures if number <= run.state_sequence_number)
+
     async def _delete_old_snapshots(self, run: LiveRun) -> None:
         kept = (await self._ledger.list_snapshots(run.name))[:_NUM_KEPT_SNAPSHOTS]
         for record in await self._ledger.delete_snapshots(run.name, kept[-1].sequence_number):
@@ -185,10 +209,21 @@ class Residency:
         run.failures = []
         run.state_sequence_number = 0
         run.replay_cost_s = 0.0
-        state = await self._load_snapshot(run)
+        state = self._take_parked(run) or await self._load_snapshot(run)
         if state is not None:
             await self._host.call(run.engine.import_state, run.name, state)
         await self._replayer.replay(run)
+
+    def _take_parked(self, run: LiveRun) -> RunState | None:
+        """Return the copy of a run that was parked lately."""
+        parked = self._parked.take(run.name)
+        PARKED_BYTES.set(self._parked.size_bytes)
+        RESTORED_RUNS.labels("disk" if parked is None else "memory").inc()
+        if parked is None:
+            return None
+        run.failures = list(parked.failures)
+        run.state_sequence_number = parked.sequence_number
+        return parked.state
 
     async def _load_snapshot(self, run: LiveRun) -> RunState | None:
         """Return the newest snapshot that is intact."""
