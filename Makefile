@@ -13,7 +13,7 @@ SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto sampler.proto
 SOURCES := clients services tests bench
 
 .PHONY: help venv demo test unit verify lint format types proto proto-check proto-baseline \
-	manifests-check chaos bench thin-client clean
+	manifests-check chaos bench bench-engine bench-tenants bench-gpu thin-client clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,16 @@ chaos: venv ## Kill the server KILLS times during training; every acknowledged o
 
 bench: venv ## Compare with plain transformers and PEFT, side by side; writes bench/results/
 	$(BIN)/python -m bench.service
+
+bench-engine: venv ## Compare the packed engine with sequential PEFT, in one process
+	$(BIN)/python -m bench.engine --eager
+
+bench-tenants: venv ## Compare 16 clients of the whole service with sequential PEFT
+	$(BIN)/python -m bench.tenants
+
+bench-gpu: venv ## Run the engine's tests and its comparison on one GPU; needs a CUDA build of torch
+	$(BIN)/python -m pytest -q tests/gpu
+	$(BIN)/python -m bench.engine --device cuda --repeats 3
 
 thin-client: ## Install the client alone and fail if a heavy package comes with it
 	$(PYTHON) tests/thin_client.py

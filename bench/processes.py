@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -105,15 +106,19 @@ class Server(Child):
         folder: Its data, state and log go below it.
         model: Directory of the base model.
         num_threads: Threads of one operation.
+        flags: Further arguments.
     """
 
-    def __init__(self, folder: Path, model: Path, *, num_threads: int) -> None:
+    def __init__(
+        self, folder: Path, model: Path, *, num_threads: int, flags: Sequence[str] = ()
+    ) -> None:
         folder.mkdir(parents=True)
         self._state = folder / "state" / "local.json"
         super().__init__(
             [
                 *("-m", "tinsmith_local", "--model", f"bench={model}", "--port", "0"),
                 *("--data-dir", str(folder / "data"), "--threads", str(num_threads)),
+                *flags,
             ],
             num_threads=num_threads,
             log=folder / "server.log",

@@ -44,8 +44,13 @@ class Case:
         return found
 
 
-def build_model(directory: Path, *, vocab_size: int = VOCAB, scale: int = 1) -> None:
-    """Write the model with random weights; `scale` multiplies its width."""
+def build_model(
+    directory: Path, *, vocab_size: int = VOCAB, scale: int = 1, with_tokenizer: bool = False
+) -> None:
+    """Write the model with random weights; `scale` multiplies its width.
+
+    A server lists only models that have a tokenizer; this one's is never used.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -66,6 +71,12 @@ def build_model(directory: Path, *, vocab_size: int = VOCAB, scale: int = 1) -> 
     )
     model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
+    if with_tokenizer:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordLevel
+
+        words = {f"t{index}": index for index in range(vocab_size)}
+        Tokenizer(WordLevel(words, unk_token="t0")).save(str(directory / "tokenizer.json"))
 
 
 class PeftSide:

@@ -12,6 +12,7 @@ from tinsmith_engine.compiled_ops import compile_ops
 from tinsmith_engine.decoder import Decoder, Ladders
 from tinsmith_engine.decoder_config import DecoderConfig, decoder_config, full_layout
 from tinsmith_engine.decoder_weights import DecoderWeights, bind_weights
+from tinsmith_engine.devices import prepare_device
 from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import chunk_rows
 from tinsmith_engine.loading import load_hf_config, read_row, resolve_model, stored_tensors
@@ -56,7 +57,7 @@ def load_model(
         torch.set_num_threads(num_threads)
     directory = resolve_model(model_dir)
     hf_config = load_hf_config(directory)
-    place = torch.device(device)
+    place = prepare_device(device)
     config = decoder_config(hf_config)
     model: Model[Any]
     found: dict[str, str] = {}
