@@ -13,7 +13,10 @@ from tests.unit.engine.conftest import LORA, make_batch, randomise_b, relative_e
 
 from tinsmith_engine import AdamParams, BatchRequest, Engine, ForwardResult, LoraConfig
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+@pytest.fixture(scope="module", autouse=True)
+def _gpu() -> None:
+    assert torch.cuda.is_available(), "these tests need a GPU and a CUDA build of torch"
 
 
 @pytest.fixture(scope="module")
