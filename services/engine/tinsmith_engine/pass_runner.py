@@ -85,15 +85,16 @@ class PassRunner:
         try:
             self._run_together(jobs)
         except Exception as error:
-            unfinished = [job for job in jobs if job.outcome is None]
             logger.warning(
                 "a pass failed; its operations are computed one by one",
-                extra={"operations": len(unfinished), "problem": str(error)},
+                extra={"operations": len(jobs), "problem": str(error)},
             )
-            for job in unfinished:
-                job.undo()
-            for job in unfinished:
-                self._run_alone(job)
+        # Outside of the handler, whose exception holds on to the memory of the failed pass.
+        unfinished = [job for job in jobs if job.outcome is None]
+        for job in unfinished:
+            job.undo()
+        for job in unfinished:
+            self._run_alone(job)
         return [self._outcome(job) for job in jobs]
 
     def _outcome(self, job: Job) -> ForwardResult | TinsmithError:
@@ -134,6 +135,9 @@ class PassRunner:
                 self._split_or_fail(job, error)
 
     def _split_or_fail(self, job: Job, error: Exception) -> None:
+        if isinstance(error, TinsmithError):
+            job.fail(error)
+            return
         if not is_out_of_memory(error):
             logger.error("operation failed by a bug", exc_info=error)
             bug: InternalError = internal_error()
@@ -151,6 +155,8 @@ class PassRunner:
             )
             return
         job.micro_batch_tokens = max(tokens // 2, 1)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
         logger.warning(
             "batch split further, memory did not suffice",
             extra={"micro_batch_tokens": job.micro_batch_tokens},
