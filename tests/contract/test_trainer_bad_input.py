@@ -21,6 +21,7 @@ from tests.fakes.trainer_rig import (
     error_of,
     make_datum,
     new_id,
+    policy_datum,
     refusal,
     response_of,
     running_trainer,
@@ -91,6 +92,14 @@ def weights_with(value: float) -> trajectories_pb2.Datum:
     weights_T = np.ones(6, np.float32)
     weights_T[4] = value
     return make_datum(weights=weights_T)
+
+
+def several_targets(num_targets: int, **changes: Any) -> trajectories_pb2.Datum:
+    tensors = {
+        "target_tokens": np.ones((6, num_targets), np.int64),
+        "weights": np.ones((6, num_targets), np.float32),
+    }
+    return make_datum(**tensors | changes)
 
 
 async def unknown_run(run: RunClient) -> Any:
@@ -336,7 +345,14 @@ ROWS = {
         batch(make_datum(weights=np.ones((2, 3), np.float32))),
         INVALID,
         "SHAPE_MISMATCH",
-        ("weights", "shape [T]", "[2, 3]"),
+        ("weights", "[2, 3]", "6 tokens"),
+        {"field": 'data[0].loss_inputs["weights"]'},
+    ),
+    "three-dimensional": Row(
+        batch(make_datum(weights=np.ones((6, 1, 1), np.float32))),
+        INVALID,
+        "SHAPE_MISMATCH",
+        ("weights", "shape [T] or [T, K]", "[6, 1, 1]"),
         {"field": 'data[0].loss_inputs["weights"]'},
     ),
     "many-dimensions": Row(
@@ -424,6 +440,59 @@ ROWS = {
     ),
     "unknown-loss-setting": Row(
         batch(config={"epsilon": 0.2}), INVALID, "INVALID_FIELD", ("epsilon",), {"field": ...}
+    ),
+    "too-many-targets": Row(
+        batch(several_targets(129)), INVALID, "SHAPE_MISMATCH", ("[6, 129]", "1 to 128"),
+        {"field": 'data[0].loss_inputs["target_tokens"]'},
+    ),
+    "weights-for-one-of-several-targets": Row(
+        batch(several_targets(3, weights=np.ones(6, np.float32))), INVALID, "SHAPE_MISMATCH",
+        ("weights", "[6]", "[6, 3]"), {"field": 'data[0].loss_inputs["weights"]'},
+    ),
+    **{
+        f"several-targets-{loss}": Row(
+            batch(policy_datum(target_tokens=np.ones((6, 2), np.int64)), loss=loss),
+            INVALID, "SHAPE_MISMATCH", ("one target", loss),
+            {"field": 'data[0].loss_inputs["target_tokens"]'},
+        )
+        for loss in ("importance_sampling", "ppo", "cispo", "dro", "gspo")
+    },
+    "missing-mask": Row(
+        batch(policy_datum(), loss="gspo"), INVALID, "MISSING_LOSS_INPUT",
+        ("sequence_ratio_mask", "gspo"), {"field": 'data[0].loss_inputs["sequence_ratio_mask"]'},
+    ),
+    "mask-between": Row(
+        batch(policy_datum(sequence_ratio_mask=np.full(6, 0.5, np.float32)), loss="gspo"),
+        INVALID, "INVALID_FIELD", ("0 or 1", "0.5 at position 0"),
+        {"field": 'data[0].loss_inputs["sequence_ratio_mask"]'},
+    ),
+    "own-bound-negative": Row(
+        batch(policy_datum(clip_low_threshold=np.full(6, -1.0, np.float32)), loss="cispo"),
+        INVALID, "INVALID_FIELD", ("range of ratios", "position 0"),
+        {"field": 'data[0].loss_inputs["clip_low_threshold"]'},
+    ),
+    "own-bounds-cross": Row(
+        batch(policy_datum(clip_high_threshold=np.full(6, 0.5, np.float32)), loss="ppo"),
+        INVALID, "INVALID_FIELD", ("0.8", "0.5", "position 0"),
+        {"field": 'data[0].loss_inputs["clip_high_threshold"]'},
+    ),
+    "own-bound-of-a-loss-without": Row(
+        batch(policy_datum(clip_low_threshold=np.ones(6, np.float32)), loss="dro"),
+        INVALID, "INVALID_FIELD", ("not an input", "dro"),
+        {"field": 'data[0].loss_inputs["clip_low_threshold"]'},
+    ),
+    "beta-negative": Row(
+        batch(policy_datum(), loss="dro", config={"beta": -1.0}), INVALID, "INVALID_FIELD",
+        ("beta", "not be negative"), {"field": 'loss.config["beta"]'},
+    ),
+    "beta-nan": Row(
+        batch(policy_datum(), loss="dro", config={"beta": NAN}), INVALID, "NOT_FINITE",
+        ("beta", "nan"), {"field": 'loss.config["beta"]'},
+    ),
+    "bounds-cross": Row(
+        batch(policy_datum(), loss="cispo", config={"clip_low_threshold": 1.3}), INVALID,
+        "INVALID_FIELD", ("clip_low_threshold", "1.2", "1.3"),
+        {"field": 'loss.config["clip_low_threshold"]'},
     ),
     # Numbers and ids.
     "number-taken": Row(

@@ -340,7 +340,14 @@ async def test_capabilities_name_models_losses_and_limits(rig: TrainerRig, run: 
     request = trainer_pb2.TrainerServiceGetCapabilitiesRequest()
     found = await run.call("GetCapabilities", request)
     assert [model.base_model for model in found.models] == ["tiny"]
-    assert set(found.losses) >= {"cross_entropy", "importance_sampling", "ppo"}
+    assert set(found.losses) == {
+        "cross_entropy",
+        "importance_sampling",
+        "ppo",
+        "cispo",
+        "dro",
+        "gspo",
+    }
     assert (found.max_queued_operations, found.max_resident_runs) == (8, 8)
     request.base_model = "other"
     assert not (await run.call("GetCapabilities", request)).models

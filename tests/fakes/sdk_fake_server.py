@@ -135,7 +135,7 @@ class FakeState:
             for datum in request.data:
                 targets = tensors.decode_tensor(datum.loss_inputs["target_tokens"])
                 weights = tensors.decode_tensor(datum.loss_inputs["weights"]).astype(np.float32)
-                logprobs = np.array([self.logprob(int(t)) for t in targets], dtype=np.float32)
+                logprobs = np.vectorize(self.logprob, otypes=[np.float32])(targets)
                 loss -= float((weights * logprobs).sum())
                 response.outputs.add(logprobs=tensors.encode_tensor(logprobs))
             response.metrics["loss:sum"] = loss

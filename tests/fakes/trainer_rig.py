@@ -59,6 +59,17 @@ def make_datum(num_tokens: int = 6, seed: int = 0, **changes: Any) -> trajectori
     )
 
 
+def policy_datum(num_tokens: int = 6, seed: int = 0, **changes: Any) -> trajectories_pb2.Datum:
+    """Return a sequence for the policy losses, a third of it prompt; for gspo give it a mask."""
+    random = np.random.default_rng(seed)
+    logprobs_T = random.normal(-4.6, 0.5, num_tokens).astype(np.float32)
+    advantages_T = random.normal(size=num_tokens).astype(np.float32)
+    for values_T in (logprobs_T, advantages_T):
+        values_T[: num_tokens // 3] = 0.0
+    tensors = {"weights": None, "logprobs": logprobs_T, "advantages": advantages_T}
+    return make_datum(num_tokens, seed, **tensors | changes)
+
+
 def metadata_of(operation: Any) -> trainer_pb2.OperationMetadata:
     """Return what an operation says of itself."""
     metadata = trainer_pb2.OperationMetadata()

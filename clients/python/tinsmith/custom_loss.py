@@ -17,7 +17,7 @@ from tinsmith.errors import InvalidArgumentError
 from tinsmith.types import Datum, FloatArray
 
 CustomLoss = Callable[[Sequence[Datum], list[Any]], tuple[Any, ...]]
-"""`loss(data, logprobs)`, with log-probabilities as a list, [T] for each datum.
+"""`loss(data, logprobs)`, with log-probabilities as a list, [T] or [T, K] for each datum.
 
 A loss written with torch gets tensors that require grad and returns `(value, metrics)`. A loss that
 computes its own gradients gets numpy arrays and returns `(value, gradients, metrics)`. Which of the
@@ -31,7 +31,7 @@ class EvaluatedLoss:
 
     value: float
     gradients: list[FloatArray]
-    """By datum: dC/dlogprob, float32 [T]."""
+    """By datum: dC/dlogprob, float32 [T] or [T, K]."""
     metrics: dict[str, float]
 
 

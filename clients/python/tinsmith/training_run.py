@@ -98,8 +98,9 @@ class TrainingRun:
 
         Args:
             data: The batch.
-            loss: Name of the loss, a sum over tokens and datums.
-            config: Its settings, such as `clip_low_threshold` of `ppo`.
+            loss: Name of the loss, a sum over tokens and datums: `cross_entropy`,
+                `importance_sampling`, `ppo`, `cispo`, `dro` or `gspo`.
+            config: Its settings, such as `clip_low_threshold` of `ppo` or `beta` of `dro`.
         """
         return self._stream.submit(
             operations.FORWARD_BACKWARD,
@@ -118,7 +119,8 @@ class TrainingRun:
 
         Args:
             data: The batch; each datum needs `target_tokens`.
-            loss_fn: Called with the batch and a list of log-probabilities, each [T]. It
+            loss_fn: Called with the batch and a list of log-probabilities, each [T] or, for so
+                many targets, [T, K]. It
                 returns `(value, metrics)` if written with torch, `(value, gradients, metrics)`
                 if with numpy: see `tinsmith.CustomLoss`.
         """

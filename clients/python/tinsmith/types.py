@@ -71,7 +71,8 @@ class Datum:
     """One training sequence: an input of T tokens and the tensors, each [T], that a loss needs.
 
     Values may be lists, numpy arrays or torch tensors. `target_tokens` become int64, all others
-    float32.
+    float32. `cross_entropy` also takes `target_tokens` and `weights` of shape [T, K]: K targets by
+    position.
     """
 
     __slots__ = ("loss_inputs", "model_input")
@@ -87,7 +88,9 @@ class Datum:
 
         Args:
             model_input: What the model reads.
-            loss_inputs: Tensors by name: `target_tokens`, `weights`, `logprobs`, `advantages`.
+            loss_inputs: Tensors by name: `target_tokens`, and what the loss takes of `weights`,
+                `logprobs`, `advantages`, `sequence_ratio_mask`, `clip_low_threshold` and
+                `clip_high_threshold`.
             loss_fn_inputs: Another name of `loss_inputs`, as Tinker has it.
         """
         if (loss_inputs is None) == (loss_fn_inputs is None):
@@ -144,7 +147,10 @@ class DatumOutput:
     """Result for one datum."""
 
     logprobs: FloatArray
-    """Natural-log probability of each target token, float32 [T]."""
+    """Natural-log probability of each target token, float32 [T] or [T, K], as `target_tokens`.
+
+    `forward_backward` does not compute tokens without a loss, and has 0 for them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +254,7 @@ class ServedModel:
     max_context_tokens: int
     num_parameters: int
     exactness: str
-    """`exact` or `fallback`."""
+    """`exact`, `fallback` or `fast`."""
     stop_token_ids: list[int]
     numerics_fingerprint: str
 

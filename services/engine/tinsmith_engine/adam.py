@@ -18,6 +18,10 @@ from torch import Tensor
 from tinsmith_engine.rows import Row
 from tinsmith_engine.values import AdamParams
 
+# Far above the square root of the smallest number that float32 holds exactly, 1e-38.
+_LEAST_EPS = 1e-15
+_LARGEST_CHANGE = 1e18
+
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
@@ -101,13 +105,19 @@ class RowBound:
 
         m' / sqrt(v') is at most `beta1 / sqrt(beta2)` of what it was, plus
         `(1 - beta1) / sqrt(1 - beta2)`; bias correction divides m by no less than 1 - beta1, and v
-        by no more than 1.
+        by no more than 1. Where v is too small for float32 to hold it exactly, |m| is below 1e-18
+        of that ratio, and eps in the denominator stands in for what v has lost, unless it is as
+        small itself.
         """
         if params.beta2 <= 0.0 or params.beta2 >= 1.0 or params.beta1 >= 1.0:
             return RowBound.unknown()
+        if params.eps < _LEAST_EPS:
+            return RowBound.unknown()
         ratio = self.moment_ratio * params.beta1 / math.sqrt(params.beta2)
         ratio += (1.0 - params.beta1) / math.sqrt(1.0 - params.beta2)
+        # The kernel multiplies by m before it divides by sqrt(v), which is at most 2e19.
+        change = params.learning_rate * ratio / (1.0 - params.beta1)
+        if change > _LARGEST_CHANGE:
+            return RowBound.unknown()
         decay = 1.0 + params.learning_rate * params.weight_decay
-        return RowBound(
-            self.largest * decay + params.learning_rate * ratio / (1.0 - params.beta1), ratio
-        )
+        return RowBound(self.largest * decay + change, ratio)

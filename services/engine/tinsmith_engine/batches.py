@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec
+from tinsmith_engine.loss_specs import CLIP_BOUNDS, LOSS_SPECS, LossSpec, full_config
 from tinsmith_engine.values import AdamParams, Datum, ModelInfo
 from tinsmith_runtime.errors import (
     EmptyBatchError,
@@ -26,6 +27,10 @@ from tinsmith_runtime.errors import (
     TokenOutOfVocabularyError,
     UnknownLossError,
 )
+
+MAX_TARGETS = 128
+"""Most targets of one position, for losses that take several."""
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def validate_batch(
@@ -43,8 +48,11 @@ def validate_batch(
         EmptyBatchError: No datum, or a datum without tokens.
         UnknownLossError: No loss has this name.
         MissingLossInputError: A datum lacks an input of the loss.
-        InvalidFieldError: A loss input or setting that the loss does not have.
-        ShapeMismatchError: Arrays of one datum differ in length, rank or type.
+        InvalidFieldError: A loss input or setting that the loss does not have, or one out of its
+            range: clip bounds that are negative or cross, a negative beta, a mask that is not 0
+            or 1.
+        ShapeMismatchError: Arrays of one datum differ in length, rank or type; or several targets
+            by position for a loss that takes one, or more than `MAX_TARGETS`.
         TokenOutOfVocabularyError: A token or target is negative or not below the vocabulary size.
         NotFiniteInputError: A loss input or setting is NaN or infinite.
         SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
@@ -55,10 +63,11 @@ def validate_batch(
             "loss.name", f"{loss!r} is not one of {', '.join(LOSS_SPECS)}", loss=loss
         )
     _check_config(spec, loss_config)
+    config = full_config(loss, loss_config)
     if not batch:
         raise EmptyBatchError("data", "holds no datum")
     for index, datum in enumerate(batch):
-        _check_datum(f"data[{index}]", datum, spec, info)
+        _check_datum(f"data[{index}]", datum, spec, config, info)
 
 
 def validate_adam(params: AdamParams) -> None:
@@ -86,6 +95,10 @@ def _check_config(spec: LossSpec, config: Mapping[str, float]) -> None:
             raise InvalidFieldError(path, f"is not a setting of loss {spec.name}")
         if not math.isfinite(value):
             raise NotFiniteInputError(path, f"is {value}")
+        if abs(value) > _LARGEST:
+            raise InvalidFieldError(path, f"must fit into float32, got {value}")
+        if value < 0.0 and key not in CLIP_BOUNDS:
+            raise InvalidFieldError(path, f"must not be negative, got {value}")
     merged = {**spec.config, **config}
     low, high = merged.get("clip_low_threshold"), merged.get("clip_high_threshold")
     if low is not None and high is not None and not 0.0 <= low <= high:
@@ -95,7 +108,9 @@ def _check_config(spec: LossSpec, config: Mapping[str, float]) -> None:
         )
 
 
-def _check_datum(path: str, datum: Datum, spec: LossSpec, info: ModelInfo) -> None:
+def _check_datum(
+    path: str, datum: Datum, spec: LossSpec, config: Mapping[str, float], info: ModelInfo
+) -> None:
     num_tokens = datum.tokens_T.size
     if num_tokens == 0:
         raise EmptyBatchError(f"{path}.model_input", "holds no token")
@@ -107,12 +122,11 @@ def _check_datum(path: str, datum: Datum, spec: LossSpec, info: ModelInfo) -> No
             num_tokens=num_tokens,
             max_context_tokens=info.max_context_tokens,
         )
-    for field, ids in (
-        (f"{path}.model_input", datum.tokens_T),
-        (f'{path}.loss_inputs["target_tokens"]', datum.targets_T),
-    ):
-        _check_array(field, ids, num_tokens, kinds="iu", wanted="int64")
-        _check_vocabulary(field, ids, info.vocab_size)
+    _check_array(f"{path}.model_input", datum.tokens_T, num_tokens, _IDS)
+    _check_vocabulary(f"{path}.model_input", datum.tokens_T, info.vocab_size)
+    targets_path = f'{path}.loss_inputs["target_tokens"]'
+    num_targets = _check_targets(targets_path, datum, spec)
+    _check_vocabulary(targets_path, datum.targets_T, info.vocab_size)
     for name in spec.inputs:
         if name not in datum.loss_inputs:
             raise MissingLossInputError(
@@ -120,33 +134,102 @@ def _check_datum(path: str, datum: Datum, spec: LossSpec, info: ModelInfo) -> No
             )
     for name, values in datum.loss_inputs.items():
         field = f'{path}.loss_inputs["{name}"]'
-        if name not in spec.inputs:
+        if name not in (*spec.inputs, *spec.optional_inputs):
             raise InvalidFieldError(field, f"is not an input of loss {spec.name}")
-        _check_array(field, values, num_tokens, kinds="f", wanted="float32")
+        _check_array(field, values, num_tokens, _NUMBERS, num_targets)
         if not np.isfinite(values).all():
-            position = int(np.argmin(np.isfinite(values)))
-            raise NotFiniteInputError(field, f"is {values[position]} at position {position}")
+            position = _row_of_first(~np.isfinite(values))
+            value = values.flat[int(np.argmin(np.isfinite(values)))]
+            raise NotFiniteInputError(field, f"is {value} at position {position}")
+        if name == "sequence_ratio_mask" and not np.isin(values, (0.0, 1.0)).all():
+            position = int(np.argmin(np.isin(values, (0.0, 1.0))))
+            raise InvalidFieldError(
+                field, f"must be 0 or 1, got {values[position]} at position {position}"
+            )
+    _check_clip_bounds(path, datum, config)
+
+
+def _check_targets(field: str, datum: Datum, spec: LossSpec) -> int | None:
+    """Return how many targets each position has; None for targets of shape [T]."""
+    num_tokens, shape = datum.tokens_T.size, datum.targets_T.shape
+    if datum.targets_T.ndim != 2 or shape[0] != num_tokens:
+        _check_array(field, datum.targets_T, num_tokens, _IDS)
+        return None
+    if not spec.allows_several_targets:
+        raise ShapeMismatchError(
+            field, f"has shape {list(shape)}; loss {spec.name} takes one target for each position"
+        )
+    if not 1 <= shape[1] <= MAX_TARGETS:
+        raise ShapeMismatchError(
+            field,
+            f"has shape {list(shape)}; a position has 1 to {MAX_TARGETS} targets",
+        )
+    _check_array(field, datum.targets_T, num_tokens, _IDS, shape[1])
+    return int(shape[1])
+
+
+def _check_clip_bounds(path: str, datum: Datum, config: Mapping[str, float]) -> None:
+    """Check bounds that a datum gives by token; the request's stand in for what is absent."""
+    given = [name for name in CLIP_BOUNDS if name in datum.loss_inputs]
+    if not given:
+        return
+    low, high = (
+        np.broadcast_to(datum.loss_inputs.get(name, np.float32(config[name])), datum.tokens_T.shape)
+        for name in CLIP_BOUNDS
+    )
+    is_wrong = ~((low >= 0.0) & (low <= high))
+    if is_wrong.any():
+        position = int(np.argmax(is_wrong))
+        raise InvalidFieldError(
+            f'{path}.loss_inputs["{given[0]}"]',
+            "must make a range of ratios from 0 or more upwards, got "
+            f"{low[position]} to {high[position]} at position {position}",
+        )
+
+
+class _Kind(NamedTuple):
+    """The dtypes that an array may have, and how to name them."""
+
+    kinds: str
+    wanted: str
+
+
+_IDS, _NUMBERS = _Kind("iu", "int64"), _Kind("f", "float32")
 
 
 def _check_array(
-    field: str, values: NDArray[np.generic], num_tokens: int, *, kinds: str, wanted: str
+    field: str,
+    values: NDArray[np.generic],
+    num_tokens: int,
+    kind: _Kind,
+    num_targets: int | None = None,
 ) -> None:
-    if values.shape != (num_tokens,):
+    if num_targets is not None and values.shape != (num_tokens, num_targets):
+        raise ShapeMismatchError(
+            field,
+            f"has shape {list(values.shape)}, target_tokens has {[num_tokens, num_targets]}",
+        )
+    if num_targets is None and values.shape != (num_tokens,):
         raise ShapeMismatchError(
             field, f"has shape {list(values.shape)}, the datum has {num_tokens} tokens"
         )
-    if values.dtype.kind not in kinds:
-        raise ShapeMismatchError(field, f"has dtype {values.dtype}, must be {wanted}")
+    if values.dtype.kind not in kind.kinds:
+        raise ShapeMismatchError(field, f"has dtype {values.dtype}, must be {kind.wanted}")
 
 
 def _check_vocabulary(field: str, ids: NDArray[np.int64], vocab_size: int) -> None:
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= vocab_size:
         token = lowest if lowest < 0 else highest
-        position = int(np.argmax(ids == token))
+        position = _row_of_first(ids == token)
         raise TokenOutOfVocabularyError(
             field,
             f"holds token {token} at position {position}, the vocabulary has {vocab_size}",
             token=token,
             vocab_size=vocab_size,
         )
+
+
+def _row_of_first(is_wrong: NDArray[np.bool_]) -> int:
+    """Return the first row [T] or [T, K] in which something is wrong."""
+    return int(np.argmax(is_wrong.reshape(len(is_wrong), -1).any(axis=1)))

@@ -95,14 +95,24 @@ def decode_input(message: trajectories_pb2.ModelInput, *, field: str) -> Any:
     return np.concatenate(parts)
 
 
-def decode_array(message: Any, path: str, dtype: type[np.generic]) -> Any:
-    """Return a 1-D array, converted within its kind: ids stay ids, numbers stay numbers."""
+def decode_array(
+    message: Any, path: str, dtype: type[np.generic], *, allows_several: bool = False
+) -> Any:
+    """Return an array, converted within its kind: ids stay ids, numbers stay numbers.
+
+    Args:
+        message: A `Tensor`.
+        path: The field that it is, for errors.
+        dtype: What to convert to.
+        allows_several: Whether the shape may be [T, K] as well as [T].
+    """
     try:
         array = decode_tensor(message)
     except TensorFormatError as error:
         raise ShapeMismatchError(path, f"is not a tensor: {error}") from error
-    if array.ndim != 1:
-        raise ShapeMismatchError(path, f"must have shape [T], got {list(array.shape)}")
+    if array.ndim != 1 and not (allows_several and array.ndim == 2):
+        wanted = "[T] or [T, K]" if allows_several else "[T]"
+        raise ShapeMismatchError(path, f"must have shape {wanted}, got {list(array.shape)}")
     is_float = np.issubdtype(array.dtype, np.floating)
     if is_float != np.issubdtype(dtype, np.floating):
         wanted = "float32" if np.issubdtype(dtype, np.floating) else "int64 or int32"

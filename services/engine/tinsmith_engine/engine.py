@@ -213,6 +213,7 @@ class Engine:
             RunNotFoundError: The engine has no such run.
             InvalidArgumentError: See `validate_batch`.
             SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
+            NonFiniteLossError: The loss is NaN or infinite.
             OutOfMemoryError: A sequence does not fit into memory.
         """
         request = BatchRequest(

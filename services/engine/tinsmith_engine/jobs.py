@@ -108,8 +108,11 @@ class Job:
         whole = np.zeros(datum.targets_T.shape, dtype=np.float32)
         whole[is_scored] = logprobs if whole.ndim == 2 else logprobs[:, 0]
         self._logprobs[index] = whole
-        self._losses[index] = losses.sum(axis=1) if losses.shape[1] > 1 else losses[:, 0]
-        if ratio is not None:
+        # A forward pass scores tokens that have no loss, such as those of a prompt.
+        is_active = self.spec.is_active(datum)[is_scored]
+        summed = losses.sum(axis=1) if losses.shape[1] > 1 else losses[:, 0]
+        self._losses[index] = np.where(is_active, summed, np.float32(0.0))
+        if ratio is not None and is_active.any():
             self._ratios[index] = ratio
 
     def end_piece(self) -> None:
@@ -134,24 +137,28 @@ class Job:
         self._num_done = 0
 
     def _end(self) -> None:
-        found = self._metrics()
-        if self.request.is_backward and self.run is not None:
-            norm = grad_norm(self.run.row.grad_P)
+        # Sums of infinities of both signs are no numbers, which is for the caller to hear.
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._metrics()
+        is_finite = math.isfinite(found["loss:sum"])
+        run = self.run if self.request.is_backward else None
+        if run is not None:
+            norm = grad_norm(run.row.grad_P)
             # A square may overflow where no number does.
-            is_finite = math.isfinite(norm) or is_finite_row(self.run.row.grad_P)
-            if not (np.isfinite(found["loss:sum"]) and is_finite):
-                name = self.run.name
-                self.fail(
-                    NonFiniteLossError(
-                        f"the batch gave run {name} a NaN or infinite loss or gradient; the "
-                        "gradient accumulated before it is unchanged",
-                        run=name,
-                        loss=found["loss:sum"],
-                    )
+            is_finite &= math.isfinite(norm) or is_finite_row(run.row.grad_P)
+        if not is_finite:
+            whose = "the base model" if self.run is None else f"run {self.run.name}"
+            self.fail(
+                NonFiniteLossError(
+                    f"the batch gave {whose} a NaN or infinite loss or gradient; a gradient "
+                    "accumulated before it is unchanged",
+                    run="" if self.run is None else self.run.name,
+                    loss=found["loss:sum"],
                 )
-                return
-            self.run.has_gradient = True
-            self.run.grad_norm = norm
+            )
+            return
+        if run is not None:
+            run.has_gradient, run.grad_norm = True, norm
             self._gradient_before = None
         in_order = range(len(self.request.batch))
         self.outcome = ForwardResult([self._logprobs[index] for index in in_order], found)

@@ -97,13 +97,19 @@ def _input_columns(loss: str, parts: Sequence[LossRows], device: torch.device) -
     spec = LOSS_SPECS[loss]
     columns = {}
     for name in (*spec.inputs, *spec.config):
+        # Of the rows of a group all have as many targets, but [n] and [n, 1] are both one.
         arrays = [
-            part.inputs[name] if part.loss == loss else np.zeros(part.num_rows, np.float32)
+            part.inputs[name].reshape(part.num_rows, -1) if part.loss == loss else None
             for part in parts
         ]
-        wide = max(array.ndim for array in arrays)
-        stacked = np.concatenate(arrays).astype(np.float32, copy=False)
-        columns[name] = torch.from_numpy(stacked if wide == 2 else stacked[:, None]).to(device)
+        width = max(array.shape[1] for array in arrays if array is not None)
+        stacked = np.concatenate(
+            [
+                np.zeros((part.num_rows, width), np.float32) if array is None else array
+                for part, array in zip(parts, arrays, strict=True)
+            ]
+        )
+        columns[name] = torch.from_numpy(stacked.astype(np.float32, copy=False)).to(device)
     return columns
 
 

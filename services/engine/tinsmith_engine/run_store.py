@@ -5,6 +5,7 @@ Rows of equal layout share an arena (`rows.py`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from tinsmith_runtime.errors import (
 )
 
 MAX_RANK = 128
+_REVISIONS = itertools.count()
 
 
 @dataclass(slots=True)
@@ -40,8 +42,9 @@ class Run:
     has_gradient: bool = False
     grad_norm: float | None = None
     """L2 norm of the gradient; None if nobody has looked."""
-    revision: int = 0
-    """Counts changes of theta, for whoever keeps a copy of it."""
+    revision: int = field(default_factory=lambda: next(_REVISIONS))
+    """Changes with theta, for whoever keeps a copy of it. No two runs ever have the same one: a row
+    passes from a run that is dropped to the next."""
     bound_of_row: RowBound = field(default_factory=RowBound.unknown)
     bound: Any = None
     """Of a full-parameter run, what its model reads; made on first use."""
@@ -73,7 +76,7 @@ class Run:
     def note_step(self, bound: RowBound) -> None:
         """Record that theta was written to, and a bound of what the row holds now."""
         self.bound_of_row = bound
-        self.revision += 1
+        self.revision = next(_REVISIONS)
         self.bound = None
 
 

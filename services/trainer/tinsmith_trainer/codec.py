@@ -253,9 +253,12 @@ def _decode_datum(message: trajectories_pb2.Datum, path: str) -> Datum:
     target = inputs.pop("target_tokens", None)
     if target is None:
         raise MissingLossInputError(f'{path}.loss_inputs["target_tokens"]', "is required")
-    targets_T = decode_array(target, f'{path}.loss_inputs["target_tokens"]', np.int64)
+    # Which loss takes [T, K], and how wide, is `validate_batch`'s to say.
+    targets_T = decode_array(
+        target, f'{path}.loss_inputs["target_tokens"]', np.int64, allows_several=True
+    )
     loss_inputs = {
-        key: decode_array(tensor, f'{path}.loss_inputs["{key}"]', np.float32)
+        key: decode_array(tensor, f'{path}.loss_inputs["{key}"]', np.float32, allows_several=True)
         for key, tensor in inputs.items()
     }
     return Datum(tokens_T, targets_T, loss_inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +67,40 @@ def engine(qwen3_dir: Path) -> Engine:
 
 
 def make_batch(
-    loss: str = "cross_entropy", lengths: Sequence[int] = (5, 23, 17, 23), seed: int = 0
+    loss: str = "cross_entropy",
+    lengths: Sequence[int] = (5, 23, 17, 23),
+    seed: int = 0,
+    *,
+    num_targets: int | None = None,
 ) -> list[Datum]:
-    """Random sequences; some tokens have weight or advantage 0."""
+    """Random sequences; some tokens have weight or advantage 0.
+
+    With `num_targets`, cross_entropy has targets and weights [T, num_targets].
+    """
     random = np.random.default_rng(seed)
     batch = []
     for length in lengths:
         tokens = random.integers(0, VOCAB, length + 1)
+        targets = tokens[1:]
         coefficients = random.normal(size=length).astype(np.float32)
         coefficients[: length // 3] = 0.0
-        inputs = (
-            {"weights": coefficients}
-            if loss == "cross_entropy"
-            else {
-                # Near log(1 / VOCAB), so that ratios fall on both sides of the clip bounds.
+        if loss == "cross_entropy":
+            inputs = {"weights": coefficients}
+            if num_targets is not None:
+                targets = random.integers(0, VOCAB, (length, num_targets))
+                shares = random.random((length, num_targets)).astype(np.float32)
+                inputs = {"weights": coefficients[:, None] * shares}
+        else:
+            # Near log(1 / VOCAB), so that ratios fall on both sides of the clip bounds.
+            inputs = {
                 "logprobs": random.normal(-4.6, 0.8, length).astype(np.float32),
                 "advantages": coefficients,
             }
-        )
-        batch.append(Datum(tokens[:-1], tokens[1:], inputs))
+        if loss == "gspo":
+            # The mean over a sequence is nearer to 1 than most bounds; some sequences are clipped.
+            inputs["logprobs"] = (inputs["logprobs"] + random.normal(0.0, 0.4)).astype(np.float32)
+            inputs["sequence_ratio_mask"] = (coefficients != 0).astype(np.float32)
+        batch.append(Datum(tokens[:-1], targets, inputs))
     return batch
 
 
@@ -99,8 +114,14 @@ def randomise_b(engine: Engine, run: str, seed: int = 1) -> None:
     engine.load_adapter_tensors(run, tensors)
 
 
-def peft_model(model_dir: Path, engine: Engine, run: str, adapter_dir: Path) -> Any:
-    """Load a run's exported adapter with PEFT, trainable."""
+def peft_model(
+    model_dir: Path,
+    engine: Engine,
+    run: str,
+    adapter_dir: Path,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    """Load a run's exported adapter with PEFT, trainable, with all weights in `dtype`."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -108,31 +129,51 @@ def peft_model(model_dir: Path, engine: Engine, run: str, adapter_dir: Path) -> 
     adapter_dir.mkdir(exist_ok=True)
     save_file(tensors, adapter_dir / "adapter_model.safetensors")
     (adapter_dir / "adapter_config.json").write_text(json.dumps(config))
-    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
     with warnings.catch_warnings():
         # peft 0.21 reads a property that transformers 5.23 deprecates; loading an adapter for a
         # tied unembedding warns too.
         warnings.simplefilter("ignore")
-        return PeftModel.from_pretrained(base, adapter_dir, is_trainable=True).eval()
+        model = PeftModel.from_pretrained(base, adapter_dir, is_trainable=True)
+        return model.to(dtype).eval()
 
 
 def reference_logprobs(model: Any, datum: Datum) -> torch.Tensor:
     """Target log-probabilities by a plain forward of one sequence, with grad."""
     logits = model(torch.from_numpy(datum.tokens_T)[None]).logits[0]
-    targets = torch.from_numpy(datum.targets_T)[:, None]
-    return torch.log_softmax(logits.float(), -1).gather(1, targets)[:, 0]
+    log_softmax = torch.log_softmax(logits, -1)
+    targets = torch.from_numpy(datum.targets_T)
+    return log_softmax.gather(1, targets.view(len(targets), -1)).view(targets.shape)
 
 
-def reference_loss(loss: str, logprobs: torch.Tensor, datum: Datum) -> torch.Tensor:
+def reference_loss(
+    loss: str, logprobs: torch.Tensor, datum: Datum, config: Mapping[str, float] | None = None
+) -> torch.Tensor:
     """The loss formulas, written a second time for autograd."""
-    inputs = {name: torch.from_numpy(value) for name, value in datum.loss_inputs.items()}
+    settings = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2, "beta": 0.05}
+    settings |= config or {}
+    inputs = {name: torch.from_numpy(v).to(logprobs.dtype) for name, v in datum.loss_inputs.items()}
     if loss == "cross_entropy":
         return -(inputs["weights"] * logprobs).sum()
-    ratio = torch.exp(logprobs - inputs["logprobs"])
+    advantages, differences = inputs["advantages"], logprobs - inputs["logprobs"]
+    low, high = (
+        inputs.get(name, torch.tensor(settings[name], dtype=logprobs.dtype))
+        for name in ("clip_low_threshold", "clip_high_threshold")
+    )
+    ratio = differences.exp()
     if loss == "importance_sampling":
-        return -(ratio * inputs["advantages"]).sum()
-    clipped = torch.clamp(ratio, 0.8, 1.2)
-    return -torch.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"]).sum()
+        return -(ratio * advantages).sum()
+    if loss == "cispo":
+        clipped = torch.maximum(torch.minimum(ratio, high), low)
+        return -(clipped.detach() * logprobs * advantages).sum()
+    if loss == "dro":
+        return -(logprobs * advantages - settings["beta"] / 2 * differences**2).sum()
+    if loss == "gspo":
+        mask = inputs["sequence_ratio_mask"]
+        sequence_ratio = torch.exp((differences * mask).sum() / mask.sum()).detach()
+        ratio = sequence_ratio * torch.exp(logprobs - logprobs.detach())
+    clipped = torch.maximum(torch.minimum(ratio, high), low)
+    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
 
 
 def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -110,6 +110,25 @@ def test_a_bad_datum_is_named(bad: Datum, error: type[TinsmithError], field: str
             InvalidFieldError,
             'loss.config["clip_low_threshold"]',
         ),
+        (
+            "gspo",
+            {"clip_low_threshold": -0.1},
+            InvalidFieldError,
+            'loss.config["clip_low_threshold"]',
+        ),
+        ("dro", {"beta": -0.01}, InvalidFieldError, 'loss.config["beta"]'),
+        (
+            "dro",
+            {"clip_low_threshold": 0.5},
+            InvalidFieldError,
+            'loss.config["clip_low_threshold"]',
+        ),
+        (
+            "cispo",
+            {"clip_high_threshold": 1e39},
+            InvalidFieldError,
+            'loss.config["clip_high_threshold"]',
+        ),
     ],
 )
 def test_a_bad_loss_is_named(
@@ -118,6 +137,150 @@ def test_a_bad_loss_is_named(
     with pytest.raises(error) as caught:
         validate_batch([datum()], loss, config, INFO)
     assert caught.value.metadata["field"] == field
+
+
+def policy_datum(**changes: Any) -> Datum:
+    """A datum of 4 tokens for the policy losses; a change of None leaves an input out."""
+    found = {"logprobs": [-1.0] * 4, "advantages": [0.0, 1.0, 1.0, -1.0], **changes}
+    return datum(
+        **inputs(**{k: np.array(v, np.float32) for k, v in found.items() if v is not None})
+    )
+
+
+def wide_datum(num_targets: int, weights: tuple[int, ...] | None = None) -> Datum:
+    targets = np.ones((4, num_targets), np.int64)
+    shape = (4, num_targets) if weights is None else weights
+    return datum(targets_T=targets, **inputs(weights=np.ones(shape, np.float32)))
+
+
+MASK = [0.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "config", "good"),
+    [
+        pytest.param("cross_entropy", {}, wide_datum(1), id="one-target-in-a-column"),
+        pytest.param("cross_entropy", {}, wide_datum(128), id="most-targets"),
+        pytest.param("importance_sampling", {}, policy_datum(), id="importance_sampling"),
+        pytest.param("ppo", {}, policy_datum(clip_low_threshold=[0.0] * 4), id="own-low-bound"),
+        pytest.param("cispo", {}, policy_datum(clip_high_threshold=[0.8] * 4), id="bounds-meet"),
+        pytest.param("dro", {"beta": 0.0}, policy_datum(), id="beta-of-0"),
+        pytest.param("gspo", {}, policy_datum(sequence_ratio_mask=MASK), id="gspo"),
+        pytest.param("gspo", {}, policy_datum(sequence_ratio_mask=[0.0] * 4), id="empty-mask"),
+    ],
+)
+def test_a_good_batch_of_each_loss(loss: str, config: dict[str, float], good: Datum) -> None:
+    validate_batch([good], loss, config, INFO)
+
+
+@pytest.mark.parametrize(
+    ("loss", "bad", "error", "field", "says"),
+    [
+        pytest.param(
+            "cross_entropy", wide_datum(0), ShapeMismatchError, "target_tokens", "1 to 128",
+            id="no-targets",
+        ),
+        pytest.param(
+            "cross_entropy", wide_datum(129), ShapeMismatchError, "target_tokens", "1 to 128",
+            id="too-many-targets",
+        ),
+        pytest.param(
+            "cross_entropy", wide_datum(3, (4,)), ShapeMismatchError, "weights", r"\[4, 3\]",
+            id="one-weight-for-three-targets",
+        ),
+        pytest.param(
+            "cross_entropy", wide_datum(3, (4, 2)), ShapeMismatchError, "weights", r"\[4, 2\]",
+            id="two-weights-for-three-targets",
+        ),
+        pytest.param(
+            "cross_entropy", datum(**inputs(weights=np.ones((4, 1), np.float32))),
+            ShapeMismatchError, "weights", "4 tokens", id="wide-weights-for-plain-targets",
+        ),
+        pytest.param(
+            "cross_entropy", datum(targets_T=np.ones((3, 4), np.int64)), ShapeMismatchError,
+            "target_tokens", r"\[3, 4\]", id="wide-targets-too-short",
+        ),
+        pytest.param(
+            "cross_entropy", datum(targets_T=np.ones((4, 1, 1), np.int64)), ShapeMismatchError,
+            "target_tokens", r"\[4, 1, 1\]", id="three-axes",
+        ),
+        pytest.param(
+            "cross_entropy", datum(targets_T=np.array([[1, 2], [3, 4], [5, 50], [6, 7]])),
+            TokenOutOfVocabularyError, "target_tokens", "position 2", id="wide-token-too-high",
+        ),
+        pytest.param(
+            "cross_entropy",
+            datum(
+                targets_T=np.ones((4, 2), np.int64),
+                **inputs(weights=np.array([[0, 1], [1, 1], [1, np.inf], [0, 0]], np.float32)),
+            ),
+            NotFiniteInputError, "weights", "is inf at position 2", id="wide-weight-infinite",
+        ),
+        *(
+            pytest.param(
+                loss,
+                datum(
+                    targets_T=np.ones((4, 2), np.int64),
+                    **inputs(**dict.fromkeys(LOSS_SPECS[loss].inputs, np.ones(4, np.float32))),
+                ),
+                ShapeMismatchError, "target_tokens", "one target", id=f"{loss}-wide",
+            )
+            for loss in ("importance_sampling", "ppo", "cispo", "dro", "gspo")
+        ),
+        pytest.param(
+            "gspo", policy_datum(), MissingLossInputError, "sequence_ratio_mask", "gspo",
+            id="no-mask",
+        ),
+        pytest.param(
+            "gspo", policy_datum(sequence_ratio_mask=[0.0, 1.0, 0.5, 1.0]), InvalidFieldError,
+            "sequence_ratio_mask", "0.5 at position 2", id="mask-is-no-mask",
+        ),
+        pytest.param(
+            "ppo", policy_datum(sequence_ratio_mask=MASK), InvalidFieldError,
+            "sequence_ratio_mask", "not an input of loss ppo", id="mask-for-ppo",
+        ),
+        pytest.param(
+            "dro", policy_datum(clip_low_threshold=[0.5] * 4), InvalidFieldError,
+            "clip_low_threshold", "not an input of loss dro", id="bounds-for-dro",
+        ),
+        pytest.param(
+            "ppo", policy_datum(clip_low_threshold=[0.5, -0.1, 0.5, 0.5]), InvalidFieldError,
+            "clip_low_threshold", "position 1", id="low-bound-negative",
+        ),
+        pytest.param(
+            "ppo", policy_datum(clip_low_threshold=[0.5, 0.5, 1.3, 0.5]), InvalidFieldError,
+            "clip_low_threshold", "position 2", id="low-bound-above-the-setting",
+        ),
+        pytest.param(
+            "cispo", policy_datum(clip_high_threshold=[0.7, 1.0, 1.0, 1.0]), InvalidFieldError,
+            "clip_high_threshold", "position 0", id="high-bound-below-the-setting",
+        ),
+        pytest.param(
+            "gspo",
+            policy_datum(
+                sequence_ratio_mask=MASK,
+                clip_low_threshold=[0.5] * 4,
+                clip_high_threshold=[0.6, 0.6, 0.6, 0.4],
+            ),
+            InvalidFieldError, "clip_low_threshold", "position 3", id="bounds-cross",
+        ),
+        pytest.param(
+            "ppo", policy_datum(clip_high_threshold=[np.nan] * 4), NotFiniteInputError,
+            "clip_high_threshold", "nan at position 0", id="bound-nan",
+        ),
+        pytest.param(
+            "ppo", policy_datum(clip_high_threshold=[1.0] * 3), ShapeMismatchError,
+            "clip_high_threshold", r"\[3\]", id="bounds-too-short",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_loss_does_not_take_is_named(
+    loss: str, bad: Datum, error: type[TinsmithError], field: str, says: str
+) -> None:
+    with pytest.raises(error, match=says) as caught:
+        validate_batch([bad], loss, {}, INFO)
+    assert type(caught.value) is error
+    assert caught.value.metadata["field"] == f'data[0].loss_inputs["{field}"]'
 
 
 def test_an_empty_batch_and_a_good_one() -> None:

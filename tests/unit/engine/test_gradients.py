@@ -1,7 +1,9 @@
-"""Losses, gradients and steps against plain transformers, PEFT and torch.optim, in float32.
+"""Losses, gradients and steps against plain transformers, PEFT and torch.optim.
 
-Tolerance 1e-5 relative by tensor: both sides compute in float32 and differ in the order of sums
-over at most a few hundred terms, which measures about 1e-6.
+The engine computes in float32, the reference in float64 (but for the norms, the rotary angles and
+the softmax of attention, which transformers takes in float32 whatever the model's dtype). Measured
+over all families and losses here: the engine is at most 2.2e-6 from it, relative by tensor, and
+transformers with PEFT in float32 at most 1.8e-6; so a tolerance of 3e-6.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from tests.unit.engine.conftest import (
 
 from tinsmith_engine import LOSS_SPECS, AdamParams, Datum, Engine, FullConfig, LoraConfig
 
-TOLERANCE = 1e-5
+TOLERANCE = 3e-6
+# After a step, or where the reference is float32 as well: both sides round.
+STEP_TOLERANCE = 1e-5
 
 
 def total_loss(model: Any, batch: list[Datum]) -> torch.Tensor:
@@ -35,13 +39,18 @@ def total_loss(model: Any, batch: list[Datum]) -> torch.Tensor:
 
 
 def assert_matches_peft(
-    model_dir: Path, tmp_path: Path, loss: str, config: LoraConfig = LORA
+    model_dir: Path,
+    tmp_path: Path,
+    loss: str,
+    config: LoraConfig = LORA,
+    *,
+    num_targets: int | None = None,
 ) -> Engine:
     engine = Engine.load(model_dir, micro_batch_tokens=32)
     engine.create_run("run", config)
     randomise_b(engine, "run")
-    batch = make_batch(loss)
-    model = peft_model(model_dir, engine, "run", tmp_path / "adapter")
+    batch = make_batch(loss, num_targets=num_targets)
+    model = peft_model(model_dir, engine, "run", tmp_path / "adapter", torch.float64)
 
     wanted = [reference_logprobs(model, datum) for datum in batch]
     total = torch.stack(
@@ -52,14 +61,13 @@ def assert_matches_peft(
 
     for datum, logprobs, reference in zip(batch, found.logprobs, wanted, strict=True):
         is_active = LOSS_SPECS[loss].is_active(datum)
-        np.testing.assert_allclose(
-            logprobs, np.where(is_active, reference.detach().numpy(), 0.0), atol=1e-5
-        )
+        active = np.where(is_active, reference.detach().numpy().T, 0.0).T
+        np.testing.assert_allclose(logprobs, active, atol=3e-6)
     scored = engine.forward("run", batch, loss, {})
     for logprobs, reference in zip(scored.logprobs, wanted, strict=True):
-        np.testing.assert_allclose(logprobs, reference.detach().numpy(), atol=1e-5)
+        np.testing.assert_allclose(logprobs, reference.detach().numpy(), atol=3e-6)
     assert scored.metrics == pytest.approx(found.metrics, rel=1e-6)
-    assert found.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-5)
+    assert found.metrics["loss:sum"] == pytest.approx(total.item(), rel=1e-6)
     references = {
         name.replace(".default", ""): parameter.grad
         for name, parameter in model.named_parameters()
@@ -72,12 +80,26 @@ def assert_matches_peft(
     return engine
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "importance_sampling", "ppo"])
-def test_loss_and_gradient_equal_peft(qwen3_dir: Path, tmp_path: Path, loss: str) -> None:
-    engine = assert_matches_peft(qwen3_dir, tmp_path, loss)
+ALL_LOSSES = [
+    *(pytest.param(loss, None, id=loss) for loss in LOSS_SPECS),
+    pytest.param("cross_entropy", 3, id="cross_entropy-3-targets"),
+]
+FALLBACK_LOSSES = [
+    pytest.param("ppo", None, id="ppo"),
+    pytest.param("gspo", None, id="gspo"),
+    pytest.param("cross_entropy", 3, id="cross_entropy-3-targets"),
+]
+
+
+@pytest.mark.parametrize(("loss", "num_targets"), ALL_LOSSES)
+def test_loss_and_gradient_equal_peft(
+    qwen3_dir: Path, tmp_path: Path, loss: str, num_targets: int | None
+) -> None:
+    engine = assert_matches_peft(qwen3_dir, tmp_path, loss, num_targets=num_targets)
     assert engine.info.exactness == "exact"
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "ppo"])
 @pytest.mark.parametrize(
     ("family", "overrides"),
     [
@@ -102,21 +124,26 @@ def test_loss_and_gradient_equal_peft(qwen3_dir: Path, tmp_path: Path, loss: str
         pytest.param("qwen3", {"tie_word_embeddings": False}, id="qwen3-untied"),
     ],
 )
-def test_packed_families_equal_peft(tmp_path: Path, family: str, overrides: dict[str, Any]) -> None:
+def test_packed_families_equal_peft(
+    tmp_path: Path, family: str, overrides: dict[str, Any], loss: str
+) -> None:
     model_dir = save_tiny(tmp_path / "model", family, **overrides)
-    engine = assert_matches_peft(model_dir, tmp_path, "cross_entropy")
+    engine = assert_matches_peft(model_dir, tmp_path, loss)
     assert engine.info.exactness == "exact"
 
 
+@pytest.mark.parametrize(("loss", "num_targets"), FALLBACK_LOSSES)
 @pytest.mark.parametrize("family", ["gpt_neox", "gemma2", "opt"])
-def test_fallback_families_equal_peft(tmp_path: Path, family: str) -> None:
+def test_fallback_families_equal_peft(
+    tmp_path: Path, family: str, loss: str, num_targets: int | None
+) -> None:
     overrides: dict[str, Any] = {}
     if family == "opt":
         overrides = {"ffn_dim": 96, "word_embed_proj_dim": 64, "dropout": 0.0}
     if family == "gemma2":
         overrides = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
     model_dir = save_tiny(tmp_path / "model", family, **overrides)
-    engine = assert_matches_peft(model_dir, tmp_path, "ppo")
+    engine = assert_matches_peft(model_dir, tmp_path, loss, num_targets=num_targets)
     assert engine.info.exactness == "fallback"
 
 
@@ -151,7 +178,7 @@ def test_full_parameter_step_equals_transformers(tmp_path: Path, family: str) ->
     engine.forward_backward("run", batch, "cross_entropy", {})
     ours = gradients(engine, "run")
     for name, parameter in model.named_parameters():
-        assert relative_error(ours[name], parameter.grad) <= TOLERANCE, name
+        assert relative_error(ours[name], parameter.grad) <= STEP_TOLERANCE, name
 
     # With eps 1e-12 a first step is the sign of each gradient, and where a gradient is nothing but
     # rounding noise, noise decides the sign.
@@ -163,7 +190,7 @@ def test_full_parameter_step_equals_transformers(tmp_path: Path, family: str) ->
     tensors, config = engine.adapter_tensors("run")
     assert config == {}
     for name, parameter in model.named_parameters():
-        assert relative_error(tensors[name], parameter.detach()) <= TOLERANCE, name
+        assert relative_error(tensors[name], parameter.detach()) <= STEP_TOLERANCE, name
 
 
 def test_steps_equal_torch_adamw(qwen3_dir: Path, tmp_path: Path) -> None:
@@ -188,7 +215,7 @@ def test_steps_equal_torch_adamw(qwen3_dir: Path, tmp_path: Path) -> None:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             found = tensors[name.replace(".default", "")]
-            assert relative_error(found, parameter.detach()) <= TOLERANCE, name
+            assert relative_error(found, parameter.detach()) <= STEP_TOLERANCE, name
 
 
 def test_exported_adapter_gives_equal_logits_in_peft(qwen3_dir: Path, tmp_path: Path) -> None:

@@ -55,6 +55,24 @@ def test_the_linear_pass_has_the_gradient_of_the_loss(
     )
 
 
+def test_several_targets_by_position_are_several_log_probabilities(
+    server: FakeServer, run: tinsmith.TrainingRun
+) -> None:
+    targets = np.array([[2, 3], [4, 5], [6, 7]])
+    wide = tinsmith.Datum(
+        tinsmith.ModelInput.from_ints([1, 2, 3]),
+        {"target_tokens": targets, "weights": np.ones((3, 2))},
+    )
+    plain = run.forward_backward([wide]).result(timeout_s=10)
+    np.testing.assert_allclose(plain.outputs[0].logprobs, -0.1 * (targets + 1), rtol=1e-6)
+    run.forward_backward_custom([wide], square_torch).result(timeout_s=10)
+    sent = [request.data[0].loss_inputs for _, request in server.state.requests]
+    for inputs in sent:
+        assert tensors.decode_tensor(inputs["target_tokens"]).tolist() == targets.tolist()
+    weights = tensors.decode_tensor(sent[-1]["weights"])
+    np.testing.assert_allclose(weights, 0.2 * (targets + 1), rtol=1e-6)
+
+
 async def test_the_async_form_gives_a_future(server: FakeServer, data: Data) -> None:
     async with await tinsmith.Client.connect_async(server.address, "tsk_test") as client:
         run = await client.create_lora_training_run_async("tiny")

@@ -359,7 +359,19 @@ Global___PublishWeightsResponse: _TypeAlias = PublishWeightsResponse  # noqa: Y0
 
 @_typing.final
 class Loss(_message.Message):
-    """Names a loss function and its settings."""
+    """Names a loss function and its settings.
+
+    Each loss is a sum over tokens and datums, never an average. With `lp` the log-probability of a
+    target under the current weights, `q` the input `logprobs`, `A` the input `advantages` and
+    `r = exp(lp - q)`:
+    * `cross_entropy`: `-w lp`, with the input `weights` for `w`; also for K targets by position.
+    * `importance_sampling`: `-r A`.
+    * `ppo`: `-min(r A, clip(r) A)`.
+    * `cispo`: `-clip(r) lp A`, no gradient through the clipped ratio.
+    * `dro`: `-(lp A - beta / 2 (lp - q)^2)`.
+    * `gspo`: that of `ppo` with one ratio for the whole datum: `exp` of the mean of `lp - q` over
+      the tokens whose `sequence_ratio_mask` is 1. A token's gradient is that of its own `lp`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -386,11 +398,14 @@ class Loss(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     CONFIG_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Names the function: `cross_entropy`, `importance_sampling` or `ppo`."""
+    """Names the function."""
     @_builtins.property
     def config(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Holds its settings; `ppo` has `clip_low_threshold` (0.8) and `clip_high_threshold` (1.2), the
-        bounds of the probability ratio.
+        """Holds its settings.
+
+        `ppo`, `cispo` and `gspo` have `clip_low_threshold` (0.8) and `clip_high_threshold` (1.2): the
+        bounds of the ratio itself, 0 <= low <= high. A datum may bring its own, by token, as inputs of
+        the same names. `dro` has `beta` (0.05), at least 0. A setting that a loss lacks is refused.
         """
 
     def __init__(
@@ -416,7 +431,13 @@ class DatumOutput(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def logprobs(self) -> _tensors_pb2.Tensor:
-        """Holds the natural-log probability of each target token, float32 [T]."""
+        """Holds the natural-log probability of each target token, float32, in the shape of
+        `target_tokens`: [T], or [T, K].
+
+        `ForwardBackward` does not compute tokens without a loss and reports 0 for them: those with
+        weight 0 (for all K targets), or in the other losses with 0 for every input of the loss.
+        `Forward` computes all.
+        """
 
     def __init__(
         self,
@@ -507,7 +528,14 @@ class ForwardResponse(_message.Message):
 
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Holds metrics named `<name>:<reduction>`; always `loss:sum`."""
+        """Holds metrics named `<name>:<reduction>`: `loss:sum` and `num_loss_tokens:sum` always.
+
+        The losses with `logprobs` add means over the tokens whose advantage is not 0: `ratio:mean`,
+        `kl_v1:mean` (of q - lp) and `kl_v2:mean` (of (q - lp)^2 / 2), which estimate KL(sampler ||
+        trainer), and `entropy:mean` (of -lp). Those with clip bounds add `clip_fraction:mean`, the
+        share of tokens whose ratio is above the upper bound with an advantage above 0, or below the
+        lower one with an advantage below 0; `gspo` adds `sequence_ratio:mean`, over datums.
+        """
 
     def __init__(
         self,
@@ -599,7 +627,7 @@ class ForwardBackwardResponse(_message.Message):
 
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Holds metrics named `<name>:<reduction>`; always `loss:sum`."""
+        """Holds metrics, as in `ForwardResponse`."""
 
     def __init__(
         self,

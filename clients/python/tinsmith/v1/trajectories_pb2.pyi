@@ -137,11 +137,17 @@ class Datum(_message.Message):
 
     @_builtins.property
     def loss_inputs(self) -> _containers.MessageMap[_builtins.str, _tensors_pb2.Tensor]:
-        """Holds the tensors that the loss function names, each of shape [T].
+        """Holds the tensors that the loss function names (`Loss`), each of shape [T].
 
         `target_tokens` (int64): the token that position i predicts. `weights` (float32): its weight in
-        `cross_entropy`. `logprobs` (float32): its natural-log probability when it was sampled.
-        `advantages` (float32): its advantage; 0 on tokens the model did not emit.
+        `cross_entropy`, of any sign. `logprobs` (float32): its natural-log probability when it was
+        sampled. `advantages` (float32): its advantage; 0 on tokens the model did not emit.
+        `sequence_ratio_mask` (float32, 0 or 1): whether it counts in the mean of `gspo`.
+        `clip_low_threshold`, `clip_high_threshold` (float32, 0 <= low <= high): bounds of its own, in
+        place of the setting of the loss.
+
+        In `cross_entropy`, `target_tokens` and `weights` may be [T, K] instead, K from 1 to 128: each
+        position then learns a distribution over K tokens.
         """
 
     def __init__(
