@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -57,11 +58,15 @@ class DecoderWeights:
 
     embedding: Tensor
     embedding_grad: Tensor | None
-    layers: tuple[LayerWeights, ...]
+    layers: Sequence[LayerWeights]
     final_norm: Norm
     head: LinearUnit
     trains_input: bool
     """Whether the gradient must reach the embedding."""
+
+    def with_layers(self, layers: Sequence[LayerWeights]) -> DecoderWeights:
+        """Return the weights with other layers."""
+        return dataclasses.replace(self, layers=layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +113,44 @@ def wear(
     """
     if not adapted:
         return weights
+    worn: Sequence[LayerWeights] = _WornLayers(weights.layers, adapted)
+    if isinstance(weights.layers, tuple):
+        worn = tuple(worn)
+    return weights.with_layers(worn)
 
-    def unit(plain: LinearUnit, index: int) -> LinearUnit:
+
+class _WornLayers(Sequence[LayerWeights]):
+    """Layers that put on their adapters when they are read: they may not be in memory before."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerWeights],
+        adapted: Sequence[BoundRows[DecoderWeights | AdapterWeights]],
+    ) -> None:
+        self._layers, self._adapted = layers, adapted
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    @overload
+    def __getitem__(self, index: int) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
+    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        layer, first = self._layers[index], index * LAYER_UNITS
+        return dataclasses.replace(
+            layer,
+            qkv=self._unit(layer.qkv, first),
+            o=self._unit(layer.o, first + 1),
+            gate_up=self._unit(layer.gate_up, first + 2),
+            down=self._unit(layer.down, first + 3),
+        )
+
+    def _unit(self, plain: LinearUnit, index: int) -> LinearUnit:
         worn = []
-        for one in adapted:
+        for one in self._adapted:
             if not isinstance(one.bound, AdapterWeights):
                 raise TypeError("rows wear adapters, not whole models")
             lora = one.bound.units[index]
@@ -119,19 +158,12 @@ def wear(
                 worn.append(AdaptedRows(one.rows, lora, one.accumulates))
         return plain.adapt(tuple(worn))
 
-    layers = []
-    for index, layer in enumerate(weights.layers):
-        first = index * LAYER_UNITS
-        layers.append(
-            dataclasses.replace(
-                layer,
-                qkv=unit(layer.qkv, first),
-                o=unit(layer.o, first + 1),
-                gate_up=unit(layer.gate_up, first + 2),
-                down=unit(layer.down, first + 3),
-            )
-        )
-    return dataclasses.replace(weights, layers=tuple(layers))
+
+def bind_layer(
+    config: DecoderConfig, layout: RowLayout, row: Tensor, index: int, ladder: RowLadder
+) -> LayerWeights:
+    """Return one frozen layer, from a row that may hold no other."""
+    return _Binder(config, layout, row, None, ladder, ladder).layer(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +181,7 @@ class _Binder:
         return DecoderWeights(
             embedding=self.layout.view(self.row, embedding),
             embedding_grad=self._grad([embedding]),
-            layers=tuple(self._layer(index) for index in range(self.config.num_layers)),
+            layers=tuple(self.layer(index) for index in range(self.config.num_layers)),
             final_norm=self._norm("model.norm.weight"),
             head=dataclasses.replace(
                 self._unit(head, [embedding] if self.config.is_tied else ["lm_head.weight"]),
@@ -158,7 +190,8 @@ class _Binder:
             trains_input=self.grad_row is not None,
         )
 
-    def _layer(self, index: int) -> LayerWeights:
+    def layer(self, index: int) -> LayerWeights:
+        """Return one layer."""
         prefix = f"model.layers.{index}"
         qkv, o, gate_up, down = layer_units(self.config, index)
         qk_norm, qk_norm_grads = None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,13 @@ import torch
 from tinsmith_engine.compiled_ops import compile_ops
 from tinsmith_engine.decoder import Decoder, Ladders
 from tinsmith_engine.decoder_config import DecoderConfig, decoder_config, full_layout
-from tinsmith_engine.decoder_weights import DecoderWeights, bind_weights
+from tinsmith_engine.decoder_weights import LayerWeights, bind_weights
 from tinsmith_engine.devices import prepare_device
 from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import chunk_rows
 from tinsmith_engine.loading import load_hf_config, read_row, resolve_model, stored_tensors
 from tinsmith_engine.models import Model
-from tinsmith_engine.ops import EAGER
+from tinsmith_engine.ops import EAGER, Ops
 from tinsmith_engine.packing import PADDING_RULE
 from tinsmith_engine.row_ladder import RowLadder, probe_ladder
 from tinsmith_engine.rows import RowLayout
@@ -38,6 +39,34 @@ class LoadedModel:
     """Where it came from, as the caller named it."""
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderFiles:
+    """A model directory that the packed decoder can run, and how it is wanted."""
+
+    directory: Path
+    config: DecoderConfig
+    layout: RowLayout
+    dtype: torch.dtype
+    device: torch.device
+    ops: Ops
+    tape_rows: int
+    exact: bool
+
+
+def whole_decoder(files: DecoderFiles) -> tuple[Decoder, Ladders]:
+    """Return the decoder with all weights in this process, and its ladders."""
+    row = read_row(files.directory, files.layout, files.dtype, files.device)
+    ladders = Ladders(RowLadder(()), RowLadder(()))
+    if files.exact:
+        free = RowLadder(())
+        weights = bind_weights(files.config, files.layout, row, None, free, free)
+        ladders = find_ladders(weights.layers[0], weights.head.weight)
+    decoder = Decoder(
+        files.config, files.layout, row, ladders, files.ops, tape_rows=files.tape_rows
+    )
+    return decoder, ladders
+
+
 def load_model(
     model_dir: str | Path,
     *,
@@ -49,8 +78,13 @@ def load_model(
     tape_rows: int,
     exact: bool,
     compiled: bool,
+    build: Callable[[DecoderFiles], tuple[Decoder, Ladders]] = whole_decoder,
+    more_details: Mapping[str, object] | None = None,
 ) -> LoadedModel:
-    """Load a base model; see `Engine.load`."""
+    """Load a base model; see `Engine.load`.
+
+    `build` makes the packed decoder, `more_details` join the fingerprint.
+    """
     if dtype not in DTYPES:
         raise InvalidFieldError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if num_threads is not None:
@@ -68,10 +102,10 @@ def load_model(
         max_positions = getattr(text_config, "max_position_embeddings", max_sequence_tokens)
     else:
         layout = full_layout(config, set(stored_tensors(directory)))
-        row = read_row(directory, layout, DTYPES[dtype], place)
-        ladders = _ladders(config, layout, row) if exact else Ladders(RowLadder(()), RowLadder(()))
         ops = compile_ops(config, DTYPES[dtype], place) if compiled else EAGER
-        model = Decoder(config, layout, row, ladders, ops, tape_rows=tape_rows)
+        model, ladders = build(
+            DecoderFiles(directory, config, layout, DTYPES[dtype], place, ops, tape_rows, exact)
+        )
         found = {"ops": ops.name, "rows": _rungs(ladders.layers), "head_rows": _rungs(ladders.head)}
         exactness = "exact" if exact else "fast"
         vocab_size, max_positions = config.vocab_size, config.max_positions
@@ -85,6 +119,7 @@ def load_model(
         "micro_batch_tokens": micro_batch_tokens,
         "attention_padding": PADDING_RULE,
         **found,
+        **(more_details or {}),
     }
     info = ModelInfo(
         vocab_size=vocab_size,
@@ -103,19 +138,17 @@ def _rungs(ladder: RowLadder) -> str:
     return "/".join(map(str, ladder.rungs)) or "any"
 
 
-def _ladders(config: DecoderConfig, layout: RowLayout, row: torch.Tensor) -> Ladders:
-    """Find the row counts at which the model's frozen products agree."""
-    free = RowLadder(())
-    weights = bind_weights(config, layout, row, None, free, free)
-    head = weights.head.weight
-    layers = probe_ladder(_layer_factors(weights))
-    most = chunk_rows(config.vocab_size)
-    return Ladders(layers, probe_ladder([(head.t(), None), (head, None)], max_rows=most))
+def find_ladders(layer: LayerWeights, head: torch.Tensor) -> Ladders:
+    """Find the row counts at which the frozen products of a layer, and of the head, agree."""
+    most = chunk_rows(len(head))
+    return Ladders(
+        probe_ladder(_layer_factors(layer)),
+        probe_ladder([(head.t(), None), (head, None)], max_rows=most),
+    )
 
 
-def _layer_factors(weights: DecoderWeights) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+def _layer_factors(layer: LayerWeights) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
     """Return the factors of forward and backward; the shapes of all layers are those of one."""
-    layer = weights.layers[0]
     factors: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     for unit in (layer.qkv, layer.o, layer.gate_up, layer.down):
         factors += [(unit.weight.t(), unit.bias), (unit.weight, None)]

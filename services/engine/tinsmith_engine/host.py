@@ -47,6 +47,7 @@ class EngineHost:
         max_rows: int,
         exact: bool = True,
         compiled: bool | None = None,
+        load: Callable[..., Engine] = Engine.load,
     ) -> EngineHost:
         """Load base models; takes as long as reading them does.
 
@@ -58,6 +59,7 @@ class EngineHost:
             max_rows: Runs that each engine can hold.
             exact: Whether a run's bits must not depend on its neighbours; see `Engine.load`.
             compiled: Whether elementwise kernels are compiled; None does so on a GPU alone.
+            load: Loads one model, with the arguments of `Engine.load`.
 
         Raises:
             ModelNotFoundError: If one is neither a directory nor a model of the hub.
@@ -70,7 +72,7 @@ class EngineHost:
         for name, source in models.items():
             directories[name] = resolve_model(source)
             engines[name] = thread.submit(
-                Engine.load,
+                load,
                 directories[name],
                 dtype=dtype,
                 device=device,

@@ -34,12 +34,15 @@ class Job:
         request: What was asked for; valid.
         run: Whose weights are used; None for the base model.
         micro_batch_tokens: How the batch is split.
+        starts_fresh: Whether this process computes a part of the gradient that does not continue
+            what the run accumulated before (`distributed.lanes`).
         outcome: What became of it, once it ended.
     """
 
     request: BatchRequest
     run: Run | None
     micro_batch_tokens: int
+    starts_fresh: bool = False
     outcome: ForwardResult | TinsmithError | None = None
     _pieces: list[list[int]] = field(default_factory=list)
     _num_done: int = 0
@@ -56,7 +59,9 @@ class Job:
     @property
     def accumulates(self) -> bool:
         """Whether the run's gradient row holds something that the next piece adds to."""
-        return self.run is not None and (self.run.has_gradient or self._num_done > 0)
+        if self.run is None:
+            return False
+        return self._num_done > 0 or (self.run.has_gradient and not self.starts_fresh)
 
     def begin(self) -> None:
         """Split the batch, and remember the gradient that a failure must leave behind."""
@@ -114,6 +119,21 @@ class Job:
         self._losses[index] = np.where(is_active, summed, np.float32(0.0))
         if ratio is not None and is_active.any():
             self._ratios[index] = ratio
+
+    def found(self, piece: Sequence[int]) -> list[tuple[FloatArray, FloatArray, float | None]]:
+        """Return what a pass found for the datums of a piece, for another process."""
+        return [
+            (self._logprobs[index], self._losses[index], self._ratios.get(index)) for index in piece
+        ]
+
+    def take_found(
+        self, piece: Sequence[int], found: Sequence[tuple[FloatArray, FloatArray, float | None]]
+    ) -> None:
+        """Keep what a pass of another process found for the datums of a piece."""
+        for index, (logprobs, losses, ratio) in zip(piece, found, strict=True):
+            self._logprobs[index], self._losses[index] = logprobs, losses
+            if ratio is not None:
+                self._ratios[index] = ratio
 
     def end_piece(self) -> None:
         """Go on to the next piece; after the last one, end."""
@@ -182,7 +202,8 @@ class Job:
             {name: _joined([one[name] for one in inputs]) for name in names},
         )
         if self._ratios:
-            found |= _sequence_metrics(batch, self._ratios, config)
+            # In the order of the batch, not of the passes that found them.
+            found |= _sequence_metrics(batch, dict(sorted(self._ratios.items())), config)
         return found
 
 

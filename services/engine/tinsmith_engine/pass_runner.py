@@ -113,9 +113,8 @@ class PassRunner:
             for job in wave:
                 if not job.is_begun:
                     self._begin_backward(job)
-            segments = [(job, job.pieces[0]) for job in wave]
-            for part in self._passes(segments):
-                self._run_pass(part, needs_gradient=True)
+            segments = [(job, piece) for job in wave for piece in self._next_pieces(job)]
+            self._run_segments(segments, needs_gradient=True)
             waiting = [job for job in waiting if job.outcome is None]
 
     def _run_forward(self, jobs: Sequence[Job]) -> None:
@@ -123,8 +122,14 @@ class PassRunner:
         for job in jobs:
             job.begin()
             segments += [(job, piece) for piece in job.pieces]
+        self._run_segments(segments, needs_gradient=False)
+
+    def _run_segments(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
+        """Compute segments, no two of a run if they have a gradient, and end their pieces."""
         for part in self._passes(segments):
-            self._run_pass(part, needs_gradient=False)
+            self._run_pass(part, needs_gradient=needs_gradient)
+            for job, _ in part:
+                job.end_piece()
 
     def _run_alone(self, job: Job) -> None:
         while job.outcome is None:
@@ -162,10 +167,18 @@ class PassRunner:
             extra={"micro_batch_tokens": job.micro_batch_tokens},
         )
 
+    def _next_pieces(self, job: Job) -> list[list[int]]:
+        """Return the pieces of a job that are computed beside each other: here the next one."""
+        return job.pieces[:1]
+
     def _begin_backward(self, job: Job) -> None:
         job.begin()
+        self._clear_row(job)
+
+    def _clear_row(self, job: Job) -> None:
+        """Empty the gradient row for a first piece that adds to it rather than overwrites it."""
         run = job.run
-        if run is not None and not run.has_gradient and not self._overwrites(run):
+        if run is not None and not job.accumulates and not self._overwrites(run):
             run.row.grad_P.zero_()
 
     def _overwrites(self, run: Run) -> bool:
@@ -207,8 +220,6 @@ class PassRunner:
             Pass(rows, weights, adapted, heads.groups), needs_gradient=needs_gradient
         )
         heads.hand_out([(found.logprobs, found.loss) for found in scores])
-        for job, _ in segments:
-            job.end_piece()
 
     def _wearer(self, job: Job, piece: Sequence[int]) -> Wearer | None:
         run = job.run

@@ -393,6 +393,10 @@ class StorageBusyError(UnavailableError):
     """Another program holds the database; nothing was written, the request may be sent again."""
 
 
+class RanksLostError(UnavailableError):
+    """A process of the engine died, or its state may differ from the others'; all must restart."""
+
+
 class VersionNotLoadedError(UnavailableError):
     """The sampler does not hold weights as new as the request asks for."""
 

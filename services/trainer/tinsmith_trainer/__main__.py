@@ -1,4 +1,7 @@
-"""`python -m tinsmith_trainer [--config FILE]`: one trainer as its own process."""
+"""`python -m tinsmith_trainer [--config FILE]`: one trainer as its own process.
+
+Or as several, by `torchrun --nproc-per-node N -m tinsmith_trainer [--config FILE]`; see `ranks`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from tinsmith_runtime.process import run_pod
 from tinsmith_runtime.server import wait_for_signal
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.pod import TrainerPod, load_engines
+from tinsmith_trainer.ranks import RankedTrainer, check_alone, runs_ranked, serve_follower
 
 logger = logging.getLogger(__name__)
 
@@ -20,13 +24,26 @@ _FAILED_EXIT_CODE = 4
 
 
 async def _serve(config: TrainerConfig) -> None:
+    if not runs_ranked(os.environ):
+        check_alone(config)
+        await _serve_clients(config, is_ranked=False)
+    elif os.environ["RANK"] == "0":
+        await _serve_clients(config, is_ranked=True)
+    else:
+        await serve_follower(config)
+
+
+async def _serve_clients(config: TrainerConfig, *, is_ranked: bool) -> None:
     stopped = asyncio.create_task(wait_for_signal())
-    host = await asyncio.to_thread(load_engines, config)
+    ranked = await RankedTrainer.start(config, stopped) if is_ranked else None
+    host = await asyncio.to_thread(load_engines, config) if ranked is None else ranked.host
     pod = TrainerPod(config, host, on_fenced=_exit_fenced, on_failed=_exit_failed)
     await pod.start()
     await stopped
     await pod.stop()
     await asyncio.to_thread(host.thread.close, config.drain_timeout_s)
+    if ranked is not None:
+        await asyncio.to_thread(ranked.close)
 
 
 def _exit_fenced(error: FencedError) -> None:

@@ -40,6 +40,11 @@ class TrainerConfig:
     compiled: bool | None = None
     """Whether elementwise kernels are compiled at start, which takes a compiler and up to a minute;
     unset does so on a GPU alone. Trainer and sampler must agree."""
+    shard_base: bool = False
+    """Under torchrun: whether each rank keeps a part of the base models, for bases that are larger
+    than a device. Full-parameter runs are spread over the ranks in any case."""
+    rank_timeout_s: float = 300.0
+    """Under torchrun: how long a rank waits for another one before all of them end."""
     max_resident_runs: int = 64
     """Runs in memory at once; idle ones are parked."""
     max_parked_bytes: int = 2**31
@@ -87,6 +92,7 @@ class TrainerConfig:
             "gap_timeout_s",
             "max_attempts",
             "snapshot_replay_s",
+            "rank_timeout_s",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
-from tinsmith_engine import Published
+from tinsmith_engine import Engine, Published
 from tinsmith_engine.catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
@@ -39,8 +39,8 @@ from tinsmith_trainer.solo_work import SoloWork
 logger = logging.getLogger(__name__)
 
 
-def load_engines(config: TrainerConfig) -> EngineHost:
-    """Load the base models of a trainer.
+def load_engines(config: TrainerConfig, load: Callable[..., Engine] = Engine.load) -> EngineHost:
+    """Load the base models of a trainer, each with `load`.
 
     Raises:
         ModelNotFoundError: If one is neither a directory nor a model of the hub.
@@ -53,6 +53,7 @@ def load_engines(config: TrainerConfig) -> EngineHost:
         exact=config.exact,
         compiled=config.compiled,
         max_rows=config.max_resident_runs,
+        load=load,
     )
 
 

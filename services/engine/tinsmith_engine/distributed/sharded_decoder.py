@@ -1,0 +1,198 @@
+"""The packed decoder over a base model that no rank holds as a whole.
+
+Nothing of the decoder is written twice: it reads the embedding, one layer after the other, and the
+head, and here each of these reads is a gathering (`sharded_base`). What was read before may be
+overwritten then, so whoever uses these weights must not keep them; the decoder does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from tinsmith_engine.decoder import Bound, Decoder, Ladders
+from tinsmith_engine.decoder_config import DecoderConfig
+from tinsmith_engine.decoder_weights import (
+    DecoderWeights,
+    LayerWeights,
+    Norm,
+    bind_layer,
+)
+from tinsmith_engine.distributed.ranks import Ranks
+from tinsmith_engine.distributed.sharded_base import (
+    EMBEDDING,
+    HEAD,
+    GatherStream,
+    ShardedBase,
+)
+from tinsmith_engine.factory import DecoderFiles, find_ladders
+from tinsmith_engine.linear import LinearUnit
+from tinsmith_engine.models import RunTensors
+from tinsmith_engine.row_ladder import RowLadder
+from tinsmith_runtime.errors import InvalidFieldError
+
+
+class ShardedWeights(DecoderWeights):
+    """Frozen weights, each part gathered when it is read; see `GatherStream` for the order."""
+
+    _config: DecoderConfig
+    _base: ShardedBase
+    _stream: GatherStream
+    _ladders: Ladders
+    _found: Sequence[LayerWeights]
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        base: ShardedBase,
+        stream: GatherStream,
+        ladders: Ladders,
+        layers: Sequence[LayerWeights] | None = None,
+    ) -> None:
+        found = layers or _Layers(config, base, stream, ladders.layers)
+        # Not by assignment: the parent class is frozen.
+        for name, value in zip(
+            ("_config", "_base", "_stream", "_ladders", "_found"),
+            (config, base, stream, ladders, found),
+            strict=True,
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def embedding(self) -> Tensor:
+        """The embedding [V, H]."""
+        return self._base.blocks[0].layout.view(self._stream.take(0), EMBEDDING)
+
+    @property
+    def embedding_grad(self) -> None:
+        """Frozen weights have no gradient."""
+
+    @property
+    def layers(self) -> Sequence[LayerWeights]:
+        """The layers, gathered one by one."""
+        return self._found
+
+    @property
+    def final_norm(self) -> Norm:
+        """The final norm, which every rank holds."""
+        return Norm(self._base.final_norm, None)
+
+    @property
+    def head(self) -> LinearUnit:
+        """The unembedding."""
+        index = self._base.head_block
+        name = HEAD if index else EMBEDDING
+        weight = self._base.blocks[index].layout.view(self._stream.take(index), name)
+        return LinearUnit(weight=weight, ladder=self._ladders.head)
+
+    @property
+    def trains_input(self) -> bool:
+        """Frozen weights end the backward at the first layer."""
+        return False
+
+    def with_layers(self, layers: Sequence[LayerWeights]) -> DecoderWeights:
+        """Return the weights with other layers."""
+        return ShardedWeights(self._config, self._base, self._stream, self._ladders, layers)
+
+
+class _Layers(Sequence[LayerWeights]):
+    """The layers; reading one gathers it."""
+
+    def __init__(
+        self, config: DecoderConfig, base: ShardedBase, stream: GatherStream, ladder: RowLadder
+    ) -> None:
+        self._config, self._base, self._stream, self._ladder = config, base, stream, ladder
+
+    def __len__(self) -> int:
+        return self._config.num_layers
+
+    @overload
+    def __getitem__(self, index: int) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerWeights]: ...
+    def __getitem__(self, index: int | slice) -> LayerWeights | Sequence[LayerWeights]:
+        if isinstance(index, slice):
+            raise TypeError("layers of a sharded base are in memory one at a time")
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.bind(index, self._stream.take(1 + index))
+
+    def bind(self, index: int, row: Tensor) -> LayerWeights:
+        """Return a layer from its gathered row."""
+        layout = self._base.blocks[1 + index].layout
+        return bind_layer(self._config, layout, row, index, self._ladder)
+
+
+class ShardedDecoder(Decoder):
+    """A decoder whose base model lies in parts on all ranks.
+
+    Args:
+        files: The model.
+        base: The parts.
+        ladders: See `row_ladder`.
+    """
+
+    def __init__(self, files: DecoderFiles, base: ShardedBase, ladders: Ladders) -> None:
+        nothing = torch.empty(0, dtype=files.dtype, device=files.device)
+        super().__init__(
+            files.config, files.layout, nothing, ladders, files.ops, tape_rows=files.tape_rows
+        )
+        self.base = base
+        self.stream = GatherStream(base)
+
+    def initial_row(self) -> Tensor:
+        """Refuse: no rank has the row.
+
+        Raises:
+            InvalidFieldError: Always.
+        """
+        raise _no_row()
+
+    def bind(self, run: RunTensors | None) -> Bound:
+        """Return the base model's weights, or the adapters of a stack.
+
+        Raises:
+            InvalidFieldError: The run trains all weights.
+        """
+        if run is None:
+            return ShardedWeights(self.config, self.base, self.stream, self._ladders)
+        if run.is_full:
+            raise _no_row()
+        return super().bind(run)
+
+
+def sharded_decoder(
+    ranks: Ranks,
+) -> Callable[[DecoderFiles], tuple[Decoder, Ladders]]:
+    """Return what builds a decoder that is sharded over all ranks; they call it together."""
+
+    def build(files: DecoderFiles) -> tuple[Decoder, Ladders]:
+        base = ShardedBase(files.config, files.layout, files.directory, files.dtype, ranks)
+        ranks.meet()
+        ladders = Ladders(RowLadder(()), RowLadder(()))
+        if files.exact:
+            ladders = find_ladders(*_first_layer_and_head(files, base))
+        return ShardedDecoder(files, base, ladders), ladders
+
+    return build
+
+
+def _first_layer_and_head(files: DecoderFiles, base: ShardedBase) -> tuple[LayerWeights, Tensor]:
+    for index in (1, base.head_block):
+        pending = base.begin_gather(index)
+        if pending is not None:
+            pending.wait()
+    name = HEAD if base.head_block else EMBEDDING
+    block = base.blocks[1]
+    layer = bind_layer(files.config, block.layout, base.row(1), 0, RowLadder(()))
+    head = base.blocks[base.head_block]
+    return layer, head.layout.view(base.row(base.head_block), name)
+
+
+def _no_row() -> InvalidFieldError:
+    return InvalidFieldError(
+        "adapter.full", "needs the weights of the base model, which are spread over the ranks"
+    )
