@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tinsmith_engine.decoder import Decoder, Ladders
-from tinsmith_engine.decoder_config import DecoderConfig, decoder_config, full_layout
+from tinsmith_engine.decoder import Decoder
+from tinsmith_engine.decoder_config import (
+    DecoderConfig,
+    decoder_config,
+    full_layout,
+    fused_experts,
+    stored_names,
+)
 from tinsmith_engine.decoder_weights import DecoderWeights, bind_weights
+from tinsmith_engine.experts import MoeMlp
 from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import chunk_rows
+from tinsmith_engine.images import read_image_rules
 from tinsmith_engine.loading import load_hf_config, read_row, resolve_model, stored_tensors
+from tinsmith_engine.mlp import DenseMlp
 from tinsmith_engine.models import Model
-from tinsmith_engine.packing import PADDING_RULE
-from tinsmith_engine.row_ladder import RowLadder, probe_ladder
+from tinsmith_engine.packing import PADDING_RULE, SEGMENT_ROWS
+from tinsmith_engine.row_ladder import Ladders, RowLadder, probe_ladder
 from tinsmith_engine.rows import RowLayout
-from tinsmith_engine.values import ModelInfo
+from tinsmith_engine.values import ImageRules, ModelInfo
+from tinsmith_engine.vision import VisionTower
 from tinsmith_runtime.errors import InvalidFieldError
+
+Factor = tuple[torch.Tensor, torch.Tensor | None]
+"""Weight [in, out] and bias of a product."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -57,18 +71,26 @@ def load_model(
     config = decoder_config(hf_config)
     model: Model[Any]
     rungs: dict[str, tuple[int, ...]] = {}
+    images: ImageRules | None = None
     if config is None:
         model, exactness = FallbackModel.load(directory, DTYPES[dtype], place), "fallback"
         text_config = hf_config.get_text_config()
         vocab_size = text_config.vocab_size
         max_positions = getattr(text_config, "max_position_embeddings", max_sequence_tokens)
     else:
-        layout = full_layout(config, set(stored_tensors(directory)))
-        row = read_row(directory, layout, DTYPES[dtype], place)
-        ladders = _ladders(config, layout, row) if exact else Ladders(RowLadder(()), RowLadder(()))
-        model = Decoder(config, layout, row, ladders, tape_rows=tape_rows)
+        stored_as = stored_names(config, stored_tensors(directory).keys())
+        layout = full_layout(config, stored_as.keys())
+        row = read_row(directory, layout, DTYPES[dtype], place, fused_experts(config), stored_as)
+        ladders = _ladders(config, layout, row) if exact else Ladders()
+        vision = None
+        if config.rope_axes is not None:
+            images = read_image_rules(directory, hf_config)
+            vision = VisionTower.load(directory, hf_config, images, DTYPES[dtype], place)
+        model = Decoder(config, layout, row, ladders, tape_rows=tape_rows, vision=vision)
         exactness = "exact" if exact else "fast"
         rungs = {"rows": ladders.layers.rungs, "head_rows": ladders.head.rungs}
+        if config.moe is not None:
+            rungs["expert_rows"] = ladders.experts.rungs
         vocab_size, max_positions = config.vocab_size, config.max_positions
     details = {
         "torch": torch.__version__,
@@ -90,24 +112,54 @@ def load_model(
         family=hf_config.model_type,
         fingerprint=" ".join(f"{key}={value}" for key, value in details.items()),
         details=details,
+        images=images,
     )
     return LoadedModel(model, info, place, str(model_dir))
 
 
 def _ladders(config: DecoderConfig, layout: RowLayout, row: torch.Tensor) -> Ladders:
     """Find the row counts at which the model's frozen products agree."""
-    free = RowLadder(())
-    weights = bind_weights(config, layout, row, None, free, free)
+    weights = bind_weights(config, layout, row, None, Ladders())
     head = weights.head.weight
-    layers = probe_ladder(_layer_factors(weights))
-    most = chunk_rows(config.vocab_size)
-    return Ladders(layers, probe_ladder([(head.t(), None), (head, None)], max_rows=most))
+    factors, expert_factors = _layer_factors(weights)
+    return Ladders(
+        layers=probe_ladder(factors),
+        head=probe_ladder([(head.t(), None), (head, None)], max_rows=chunk_rows(config.vocab_size)),
+        experts=_expert_ladder(expert_factors) if expert_factors else RowLadder(()),
+    )
 
 
-def _layer_factors(weights: DecoderWeights) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Return the factors of forward and backward; the shapes of all layers are those of one."""
-    layer = weights.layers[0]
-    factors: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    for unit in (layer.qkv, layer.o, layer.gate_up, layer.down):
+def _expert_ladder(factors: Sequence[Factor]) -> RowLadder:
+    """Find the ladder of the experts' products.
+
+    An expert gets few of a pass's rows, and each expert's are filled up to the lowest rung: a low
+    one is worth more than high ones.
+    """
+    ladder = probe_ladder(factors)
+    for most in (256, 64, SEGMENT_ROWS):
+        if ladder.quantum == SEGMENT_ROWS:
+            break
+        ladder = min(ladder, probe_ladder(factors, max_rows=most), key=lambda one: one.quantum)
+    return ladder
+
+
+def _layer_factors(weights: DecoderWeights) -> tuple[list[Factor], list[Factor]]:
+    """Return the factors of forward and backward, those of experts apart.
+
+    Layers have the shapes of one of two: the first with a dense MLP, the first with experts.
+    """
+    first = weights.layers[0]
+    units = [first.qkv, first.o]
+    experts: list[Factor] = []
+    for kind in (DenseMlp, MoeMlp):
+        mlp = next((layer.mlp for layer in weights.layers if isinstance(layer.mlp, kind)), None)
+        if isinstance(mlp, DenseMlp):
+            units += [mlp.gate_up, mlp.down]
+        elif mlp is not None:
+            units.append(mlp.router)
+            for weight in (mlp.gate_up.weight[0], mlp.down.weight[0]):
+                experts += [(weight.t(), None), (weight, None)]
+    factors: list[Factor] = []
+    for unit in units:
         factors += [(unit.weight.t(), unit.bias), (unit.weight, None)]
-    return factors
+    return factors, experts

@@ -8,7 +8,7 @@ depend on the split.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec, full_config, token_settings
 from tinsmith_engine.losses import metrics
 from tinsmith_engine.packing import segment_rows, split_batch
+from tinsmith_engine.routing import Routes
 from tinsmith_engine.run_store import Run
 from tinsmith_engine.values import BatchRequest, Datum, FloatArray, ForwardResult
 from tinsmith_runtime.errors import NonFiniteLossError, TinsmithError
@@ -44,6 +45,7 @@ class Job:
     _logprobs: dict[int, FloatArray] = field(default_factory=dict)
     _losses: dict[int, FloatArray] = field(default_factory=dict)
     _ratios: dict[int, float] = field(default_factory=dict)
+    _experts: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     _gradient_before: Tensor | None = None
 
     @property
@@ -61,6 +63,7 @@ class Job:
         lengths = [datum.tokens_T.size for datum in self.request.batch]
         self._pieces = split_batch(lengths, self.micro_batch_tokens)
         self._num_done = 0
+        self._experts = {}
         if self.run is not None and self.request.is_backward and self.run.has_gradient:
             self._gradient_before = self.run.row.grad_P.clone()
 
@@ -109,6 +112,12 @@ class Job:
         self._losses[index] = losses.sum(axis=1) if losses.shape[1] > 1 else losses[:, 0]
         if ratio is not None:
             self._ratios[index] = ratio
+
+    def note_experts(self, routes: Mapping[int, Routes], tokens: slice) -> None:
+        """Keep which experts of each layer saw the tokens of a piece."""
+        for layer, found in routes.items():
+            seen = found.seen(tokens)
+            self._experts[layer] = seen | self._experts.get(layer, seen)
 
     def end_piece(self) -> None:
         """Go on to the next piece; after the last one, end."""
@@ -170,6 +179,9 @@ class Job:
         )
         if self._ratios:
             found |= _sequence_metrics(batch, self._ratios, config)
+        if self._experts:
+            fractions = [float(seen.mean()) for seen in self._experts.values()]
+            found["e_frac_with_tokens:mean"] = float(np.mean(fractions))
         return found
 
 
