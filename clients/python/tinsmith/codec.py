@@ -189,6 +189,7 @@ def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ServedModel:
         exactness=_enum_word(exactness, "EXACTNESS_"),
         stop_token_ids=list(model.stop_token_ids),
         numerics_fingerprint=model.numerics_fingerprint,
+        reads_images=model.reads_images,
     )
 
 

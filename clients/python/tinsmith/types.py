@@ -257,6 +257,8 @@ class ServedModel:
     """`exact`, `fallback` or `fast`."""
     stop_token_ids: list[int]
     numerics_fingerprint: str
+    reads_images: bool = False
+    """Whether prompts may hold images."""
 
 
 @dataclass(frozen=True, slots=True)

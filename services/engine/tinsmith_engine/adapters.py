@@ -60,9 +60,15 @@ def import_tensors_(
 
 
 def export_config(
-    config: AdapterConfig, units: Sequence[UnitSpec], base_model: str
+    config: AdapterConfig,
+    units: Sequence[UnitSpec],
+    base_model: str,
+    other_modules: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return PEFT's adapter_config.json for an adapter; empty for a full-parameter run."""
+    """Return PEFT's adapter_config.json for an adapter; empty for a full-parameter run.
+
+    `other_modules` are linear layers of the model that are in no unit.
+    """
     if isinstance(config, FullConfig):
         return {}
     return {
@@ -75,14 +81,17 @@ def export_config(
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "target_modules": _target_modules(config, units),
+        "target_modules": _target_modules(config, units, other_modules),
     }
 
 
-def _target_modules(config: LoraConfig, units: Sequence[UnitSpec]) -> list[str]:
+def _target_modules(
+    config: LoraConfig, units: Sequence[UnitSpec], other_modules: Sequence[str]
+) -> list[str]:
     """Return last path components, or whole paths where a component alone would match too much."""
     adapted = {name for unit in units if unit.is_adapted_by(config) for name in unit.names}
     others = {name for unit in units if not unit.is_adapted_by(config) for name in unit.names}
+    others |= set(other_modules)
     suffixes = {name.rsplit(".", 1)[-1] for name in adapted}
     if suffixes & {name.rsplit(".", 1)[-1] for name in others}:
         return sorted(adapted)

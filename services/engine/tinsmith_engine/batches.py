@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tinsmith_engine.images import place_datum
 from tinsmith_engine.loss_specs import CLIP_BOUNDS, LOSS_SPECS, LossSpec, full_config
 from tinsmith_engine.values import AdamParams, Datum, ModelInfo
 from tinsmith_runtime.errors import (
@@ -56,6 +57,7 @@ def validate_batch(
         TokenOutOfVocabularyError: A token or target is negative or not below the vocabulary size.
         NotFiniteInputError: A loss input or setting is NaN or infinite.
         SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
+        InvalidFieldError: An image can not be read, or the model reads none.
     """
     spec = LOSS_SPECS.get(loss)
     if spec is None:
@@ -67,7 +69,8 @@ def validate_batch(
     if not batch:
         raise EmptyBatchError("data", "holds no datum")
     for index, datum in enumerate(batch):
-        _check_datum(f"data[{index}]", datum, spec, config, info)
+        path = f"data[{index}]"
+        _check_datum(path, place_datum(datum, info, path), spec, config, info)
 
 
 def validate_adam(params: AdamParams) -> None:

@@ -10,7 +10,14 @@ import numpy as np
 
 from tinsmith.tensors import TensorFormatError, decode_tensor
 from tinsmith.v1 import models_pb2, trajectories_pb2
-from tinsmith_engine.values import AdapterConfig, FullConfig, LoraConfig, ModelInfo
+from tinsmith_engine.values import (
+    AdapterConfig,
+    FullConfig,
+    ImageInput,
+    IntArray,
+    LoraConfig,
+    ModelInfo,
+)
 from tinsmith_runtime.errors import EmptyBatchError, InvalidFieldError, ShapeMismatchError
 
 
@@ -74,25 +81,38 @@ def encode_model(
         numerics_fingerprint=info.fingerprint,
         tokenizer_digest=tokenizer_digest,
         stop_token_ids=stop_token_ids,
+        reads_images=info.reads_images,
     )
 
 
-def decode_input(message: trajectories_pb2.ModelInput, *, field: str) -> Any:
-    """Return the token ids of a prompt, int64 [T].
+def decode_input(
+    message: trajectories_pb2.ModelInput, *, field: str
+) -> tuple[IntArray, tuple[ImageInput, ...]]:
+    """Return the token ids of a prompt, int64 [T], and its images between them.
+
+    Whether the model reads images, and whether these can be read, is seen where the model is known
+    (`images.place_images`).
 
     Raises:
-        EmptyBatchError: If it holds no token.
-        InvalidFieldError: If a chunk is not made of tokens.
+        EmptyBatchError: If it holds neither a token nor an image.
+        InvalidFieldError: If a chunk holds nothing.
     """
-    parts = []
+    parts: list[IntArray] = [np.zeros(0, dtype=np.int64)]
+    images = []
     for index, chunk in enumerate(message.chunks):
         path = f"{field}.chunks[{index}]"
-        if chunk.WhichOneof("content") != "tokens":
-            raise InvalidFieldError(path, "must hold tokens; the base model reads no images")
-        parts.append(decode_array(chunk.tokens, f"{path}.tokens", np.int64))
-    if not sum(part.size for part in parts):
+        match chunk.WhichOneof("content"):
+            case "tokens":
+                parts.append(decode_array(chunk.tokens, f"{path}.tokens", np.int64))
+            case "image":
+                position = sum(part.size for part in parts)
+                image = ImageInput(position, chunk.image.data, chunk.image.format, path)
+                images.append(image)
+            case _:
+                raise InvalidFieldError(path, "must hold tokens or an image")
+    if not images and not sum(part.size for part in parts):
         raise EmptyBatchError(field, "holds no token")
-    return np.concatenate(parts)
+    return np.concatenate(parts), tuple(images)
 
 
 def decode_array(

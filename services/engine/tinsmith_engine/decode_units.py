@@ -11,17 +11,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from tinsmith_engine.decoder_weights import LAYER_UNITS, AdapterWeights, DecoderWeights
+from tinsmith_engine.experts import AdaptedExperts, ExpertUnit
 from tinsmith_engine.linear import LinearUnit, Saved
 from tinsmith_engine.lora import LoraUnit
+from tinsmith_engine.mlp import DenseMlp
 from tinsmith_engine.row_ladder import RowLadder
 
 ROW_TILE = 16
 _LORA_TILE = 4
+_TILES = RowLadder((ROW_TILE,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class DecodeUnit(LinearUnit):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Saved]:
         """Return y [N, out] for x [N, in]."""
-        y = RowLadder((ROW_TILE,)).product(x, self.weight.t(), self.bias)
+        y = _TILES.product(x, self.weight.t(), self.bias)
         for mix in self.mixes:
             mix.add_forward_(y, x)
         return y, ()
@@ -92,6 +96,7 @@ def decode_weights(
         adapters: The bound adapter versions that take part.
         adapter_of_row: Which of them each row wears, filling included; None for the base alone.
     """
+    runs = _runs_of_rows(adapter_of_row)
     shapes: dict[tuple[object, ...], list[int]] = {}
     for index, adapter in enumerate(adapters):
         shapes.setdefault(_shape(adapter), []).append(index)
@@ -103,30 +108,57 @@ def decode_weights(
         mixes = []
         for tiles, members in tilings:
             if adapters[members[0]].units[index] is not None:
-                mixes.append(_mix(tiles, [adapter.units[index] for adapter in adapters]))
-        return DecodeUnit(
-            weight=plain.weight, ladder=plain.ladder, bias=plain.bias, mixes=tuple(mixes)
+                mixes.append(_mix(tiles, [adapter.linear(index) for adapter in adapters]))
+        return dataclasses.replace(_plain(plain), mixes=tuple(mixes))
+
+    def experts(plain: ExpertUnit, index: int) -> ExpertUnit:
+        worn = [(rows, adapters[adapter].experts(index)) for adapter, rows in runs]
+        return ExpertUnit(
+            weight=plain.weight,
+            ladder=_TILES,
+            adapted=tuple(AdaptedExperts(rows, lora) for rows, lora in worn if lora is not None),
         )
 
     layers = []
     for index, layer in enumerate(base.layers):
-        first = index * LAYER_UNITS
+        first, mlp = index * LAYER_UNITS, layer.mlp
         layers.append(
             dataclasses.replace(
                 layer,
                 qkv=unit(layer.qkv, first),
                 o=unit(layer.o, first + 1),
-                gate_up=unit(layer.gate_up, first + 2),
-                down=unit(layer.down, first + 3),
+                mlp=DenseMlp(unit(mlp.gate_up, first + 2), unit(mlp.down, first + 3), mlp.ops)
+                if isinstance(mlp, DenseMlp)
+                else dataclasses.replace(
+                    mlp,
+                    router=_plain(mlp.router),
+                    gate_up=experts(mlp.gate_up, first + 2),
+                    down=experts(mlp.down, first + 3),
+                    group_tile=_LORA_TILE,
+                ),
             )
         )
     head = unit(base.head, len(base.layers) * LAYER_UNITS)
     return dataclasses.replace(base, layers=tuple(layers), head=head)
 
 
+def _plain(unit: LinearUnit) -> DecodeUnit:
+    return DecodeUnit(weight=unit.weight, ladder=unit.ladder, bias=unit.bias)
+
+
+def _runs_of_rows(adapter_of_row: Sequence[int | None]) -> list[tuple[int, slice]]:
+    """Return which neighbouring rows wear which adapter."""
+    found = []
+    for adapter, group in groupby(range(len(adapter_of_row)), key=lambda row: adapter_of_row[row]):
+        rows = list(group)
+        if adapter is not None:
+            found.append((adapter, slice(rows[0], rows[-1] + 1)))
+    return found
+
+
 def _shape(adapter: AdapterWeights) -> tuple[object, ...]:
     """Return what must be equal for adapters to be stacked: which units they adapt, and rank."""
-    return tuple(None if unit is None else unit.b[0].shape[2] for unit in adapter.units)
+    return tuple(None if unit is None else unit.b[0].shape[-1] for unit in adapter.units)
 
 
 def _tiles(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,23 +32,18 @@ from tinsmith_engine.decoder_weights import (
 from tinsmith_engine.head import HeadScores, run_head
 from tinsmith_engine.linear import Saved
 from tinsmith_engine.lora import LoraUnit
+from tinsmith_engine.mlp import given
 from tinsmith_engine.models import Pass, RunTensors
 from tinsmith_engine.ops import Ops, add_norm_gradient_
 from tinsmith_engine.packing import SEGMENT_ROWS
-from tinsmith_engine.row_ladder import RowLadder, padded_rows
+from tinsmith_engine.row_ladder import Ladders, padded_rows
 from tinsmith_engine.rows import RowLayout
-from tinsmith_engine.units import UnitSpec
+from tinsmith_engine.units import LayerSpec, UnitSpec, unit_specs
+from tinsmith_engine.values import ImageInput
+from tinsmith_engine.vision import VisionTower
 
 Bound = DecoderWeights | AdapterWeights
 """The weights that all rows see, or what some rows wear."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ladders:
-    """At how many rows frozen products are issued: in the layers, and in the head."""
-
-    layers: RowLadder
-    head: RowLadder
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +61,8 @@ class LayerTape:
     middle: Tensor
     middle_inverse_rms: Tensor
     middle_normed: Tensor
-    gate_up: Tensor
-    gate_up_saved: Saved
-    activated: Tensor
-    down_saved: Saved
+    mlp_saved: Any
+    """What the MLP's own backward asks for."""
 
 
 @dataclass(slots=True)
@@ -81,7 +75,7 @@ class Tape:
 
 
 class Decoder:
-    """A Qwen3, Qwen2 or Llama model held as one row of weights.
+    """A Qwen3, Qwen3-MoE, Qwen2 or Llama model held as one row of weights.
 
     Args:
         config: Shapes and flags.
@@ -91,6 +85,7 @@ class Decoder:
         ops: The elementwise operations.
         tape_rows: Passes with more rows keep only the input of each layer, and compute the rest
             again in the backward: gradient checkpointing. It changes no bit.
+        vision: Reads images, in a vision-language model.
     """
 
     stacks_runs = True
@@ -104,18 +99,24 @@ class Decoder:
         ops: Ops,
         *,
         tape_rows: int,
+        vision: VisionTower | None = None,
     ) -> None:
         self.config = config
+        self.trains_all = vision is None
+        self.other_modules: Sequence[str] = vision.linear_modules if vision is not None else ()
+        self._vision = vision
         self.full_layout = layout
         self.row_quantum = padded_rows(SEGMENT_ROWS, ladders.layers.quantum)
-        self.lora_units: Sequence[UnitSpec] = [
+        self._specs: Sequence[LayerSpec] = [
             unit for layer in range(config.num_layers) for unit in layer_units(config, layer)
         ] + [head_unit(config)]
+        self.lora_units: Sequence[UnitSpec] = unit_specs(self._specs)
         self._base_row = base_row
         self._ladders = ladders
         self.ops = ops
         self._tape_rows = tape_rows
         self._frequencies = config.inverse_frequencies.to(base_row.device)
+        self._rope_axes = None if config.rope_axes is None else config.rope_axes.to(base_row.device)
 
     def initial_row(self) -> Tensor:
         """Return the base model's weights, in the base model's dtype."""
@@ -124,29 +125,28 @@ class Decoder:
     def bind(self, run: RunTensors | None) -> Bound:
         """Return the weights of a full run or of the base model, or the adapters of a stack."""
         if run is not None and not run.is_full:
-            return bind_adapters(self.lora_units, self._base_row.dtype, run)
-        ladders = self._ladders
+            return bind_adapters(self._specs, self._base_row.dtype, run)
         return bind_weights(
-            self.config, self.full_layout, self._base_row, run, ladders.layers, ladders.head
+            self.config, self.full_layout, self._base_row, run, self._ladders, self.ops
         )
 
     def head_adapter(self, bound: Bound, index: int) -> LoraUnit | None:
         """Return the adapter of the unembedding of one run of a stack, or None."""
-        unit = bound.units[-1] if isinstance(bound, AdapterWeights) else None
+        unit = bound.linear(-1) if isinstance(bound, AdapterWeights) else None
         return None if unit is None else unit.run(index)
 
     def score(self, one: Pass[Bound], *, needs_gradient: bool) -> list[HeadScores]:
         """Score the heads of a pass; with `needs_gradient`, also add to the gradient rows."""
         if not isinstance(one.weights, DecoderWeights):
             raise TypeError("a pass needs the weights of the base model or of a full run")
-        weights = wear(one.weights, one.adapted)
         rows = one.rows
+        weights = wear(one.weights, one.adapted, rows.token_rows, one.routes)
         keeps_all = len(rows) <= self._tape_rows
         tape = Tape(keeps_all=keeps_all) if needs_gradient else None
         attention = PackedAttention(rows, keeps_graph=needs_gradient and keeps_all)
         with torch.no_grad():
             cos, sin = self.rotary(rows.positions_N)
-            embedded = weights.embedding.index_select(0, rows.tokens_N)
+            embedded = self.embed(weights, rows.tokens_N, one.images)
             hidden = self.forward(weights, embedded, cos, sin, attention, tape)
             norm = weights.final_norm
             normed, inverse_rms = self.ops.rms_norm(hidden, norm.weight, self.config.rms_eps)
@@ -160,9 +160,26 @@ class Decoder:
                 self._backward(weights, rows.tokens_N, cos, sin, attention, tape, dx)
         return scores
 
+    def embed(
+        self, weights: DecoderWeights, tokens_N: Tensor, images: Sequence[tuple[int, ImageInput]]
+    ) -> Tensor:
+        """Return embeddings [N, H]; images, each given with its first row, bring their own."""
+        embedded = weights.embedding.index_select(0, tokens_N)
+        for row, image in images:
+            if self._vision is None:
+                raise TypeError("the model reads no images")
+            embedded[row : row + image.num_tokens] = self._vision.features(image)
+        return embedded
+
     def rotary(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the rotary angles, [N, 1, D / 2] in the model's dtype."""
-        angles = positions_N[:, None].float() * self._frequencies
+        """Return cos and sin of the rotary angles, [N, 1, D / 2] in the model's dtype.
+
+        Positions are [N], or [3, N] where a pass holds images.
+        """
+        by_frequency = positions_N[:, None].float()
+        if positions_N.dim() == 2:
+            by_frequency = positions_N.float()[self._rope_axes].t()
+        angles = by_frequency * self._frequencies
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         scale, dtype = self.config.rope_scale, self._base_row.dtype
         return (cos * scale).to(dtype), (sin * scale).to(dtype)
@@ -212,9 +229,7 @@ class Decoder:
         middle, middle_normed, middle_inverse_rms = ops.add_rms_norm(
             projected, x, layer.post_norm.weight, config.rms_eps
         )
-        gate_up, gate_up_saved = layer.gate_up.forward(middle_normed)
-        activated = ops.swiglu(gate_up)
-        out, down_saved = layer.down.forward(activated)
+        out, mlp_saved = layer.mlp.forward(middle_normed)
         out += middle
         return out, LayerTape(
             x=x,
@@ -228,10 +243,7 @@ class Decoder:
             middle=middle,
             middle_inverse_rms=middle_inverse_rms,
             middle_normed=middle_normed,
-            gate_up=gate_up,
-            gate_up_saved=gate_up_saved,
-            activated=activated,
-            down_saved=down_saved,
+            mlp_saved=mlp_saved,
         )
 
     def _backward(
@@ -251,15 +263,11 @@ class Decoder:
                 saved = tape.layers.pop()
             else:
                 _, saved = self._layer(layer, index, tape.inputs.pop(), cos, sin, attention)
-            dactivated = _given(layer.down.backward(dx, saved.activated, saved.down_saved))
-            dgate_up = self.ops.swiglu_backward(dactivated, saved.gate_up)
-            dnormed = _given(
-                layer.gate_up.backward(dgate_up, saved.middle_normed, saved.gate_up_saved)
-            )
+            dnormed = layer.mlp.backward(dx, saved.middle_normed, saved.mlp_saved)
             dx = self._norm_backward(
                 layer.post_norm, dnormed, saved.middle, saved.middle_inverse_rms, dx
             )
-            dattended = _given(layer.o.backward(dx, saved.attended, saved.o_saved))
+            dattended = given(layer.o.backward(dx, saved.attended, saved.o_saved))
             dqkv = self._attention_backward(layer, index, saved, dattended, cos, sin, attention)
             # Below the first layer of a frozen model there is nothing left to train.
             needs_dx = index > 0 or weights.trains_input
@@ -317,9 +325,3 @@ class Decoder:
         if norm.grad is not None:
             add_norm_gradient_(norm.grad, dy, x, inverse_rms)
         return self.ops.rms_norm_backward(dy, x, inverse_rms, norm.weight, residual)
-
-
-def _given(gradient: Tensor | None) -> Tensor:
-    if gradient is None:
-        raise AssertionError("a unit that was asked for the input gradient returned none")
-    return gradient

@@ -1,14 +1,14 @@
 """Which models the packed forward can run, and their shapes.
 
-Qwen3, Qwen2 and Llama are one decoder with flags: biases on some projections, norms on q and k,
-tied embeddings. Anything that this module does not recognise in full (sliding windows, rotary
-schemes whose frequencies depend on the sequence length, another activation) is left to the fallback
-rather than run approximately.
+Qwen3, Qwen2, Llama and Qwen3-MoE are one decoder with flags: biases on some projections, norms on q
+and k, tied embeddings, experts in place of some layers' MLP. Anything that this module does not
+recognise in full (sliding windows, rotary schemes whose frequencies depend on the sequence length,
+another activation) is left to the fallback rather than run approximately.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,26 @@ import torch
 from torch import Tensor
 
 from tinsmith_engine.rows import RowLayout
-from tinsmith_engine.units import UnitSpec
+from tinsmith_engine.units import ExpertSpecs, LayerSpec, UnitSpec, unit_specs
 
-_FAMILIES = ("qwen3", "qwen2", "llama")
+_FAMILIES = ("qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_5_vl")
+_VISION_FAMILIES = ("qwen2_5_vl",)
+_QK_NORM_FAMILIES = ("qwen3", "qwen3_moe")
 _STATIC_ROPE_TYPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """Which layers have experts, and how tokens are routed to them."""
+
+    layers: frozenset[int]
+    num_experts: int
+    num_chosen: int
+    """Experts of each token."""
+    normalises: bool
+    """Whether the weights of a token's experts are made to sum to 1."""
+    intermediate_size: int
+    """Of one expert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +58,28 @@ class DecoderConfig:
     """Rotary angles per position, float32 [D / 2]."""
     rope_scale: float
     """Multiplies cos and sin."""
+    moe: MoeConfig | None = None
+    prefix: str = "model"
+    """Module path of the decoder."""
+    rope_axes: Tensor | None = None
+    """Of a model that reads images, which of a token's three positions each frequency turns with,
+    int64 [D / 2]."""
 
     @property
     def num_qk_heads(self) -> int:
         """Heads that are normed and rotated: q and k."""
         return self.num_heads + self.num_kv_heads
 
+    def experts_of(self, layer: int) -> MoeConfig | None:
+        """Return how a layer's experts work, or None if its MLP is dense."""
+        return self.moe if self.moe is not None and layer in self.moe.layers else None
+
 
 def decoder_config(hf_config: Any) -> DecoderConfig | None:
     """Return the decoder for a transformers configuration, or None if the fallback must run it."""
-    if hf_config.model_type not in _FAMILIES or hf_config.hidden_act != "silu":
+    family, outer = hf_config.model_type, hf_config
+    hf_config = hf_config.get_text_config()
+    if family not in _FAMILIES or hf_config.hidden_act != "silu":
         return None
     layer_types = getattr(hf_config, "layer_types", None) or ()
     if any(kind != "full_attention" for kind in layer_types):
@@ -65,7 +93,7 @@ def decoder_config(hf_config: Any) -> DecoderConfig | None:
     if rope is None:
         return None
     return DecoderConfig(
-        family=hf_config.model_type,
+        family=family,
         vocab_size=hf_config.vocab_size,
         hidden_size=hf_config.hidden_size,
         intermediate_size=hf_config.intermediate_size,
@@ -75,10 +103,52 @@ def decoder_config(hf_config: Any) -> DecoderConfig | None:
         head_dim=head_dim,
         rms_eps=hf_config.rms_norm_eps,
         max_positions=hf_config.max_position_embeddings,
-        is_tied=bool(hf_config.tie_word_embeddings),
-        has_qk_norm=hf_config.model_type == "qwen3",
+        is_tied=bool(outer.tie_word_embeddings),
+        has_qk_norm=family in _QK_NORM_FAMILIES,
         inverse_frequencies=rope[0],
         rope_scale=rope[1],
+        moe=_moe(hf_config) if family == "qwen3_moe" else None,
+        prefix="model.language_model" if family in _VISION_FAMILIES else "model",
+        rope_axes=_rope_axes(hf_config) if family in _VISION_FAMILIES else None,
+    )
+
+
+def _rope_axes(hf_config: Any) -> Tensor:
+    sections = torch.tensor(hf_config.rope_parameters["mrope_section"])
+    return torch.arange(len(sections)).repeat_interleave(sections)
+
+
+def stored_names(config: DecoderConfig, names: Collection[str]) -> Mapping[str, str]:
+    """Return under which name a checkpoint stores each tensor, by its name here.
+
+    The hub and `save_pretrained` write the decoder of a vision-language model without the part of
+    the path that tells it from the vision tower.
+    """
+    found = {name: name for name in names}
+    if config.prefix != "model":
+        found |= {
+            name.replace("model.", f"{config.prefix}.", 1): name
+            for name in names
+            if name.startswith("model.") and not name.startswith(f"{config.prefix}.")
+        }
+    return found
+
+
+def _moe(hf_config: Any) -> MoeConfig | None:
+    layers = frozenset(
+        layer
+        for layer in range(hf_config.num_hidden_layers)
+        if layer not in (hf_config.mlp_only_layers or ())
+        and (layer + 1) % hf_config.decoder_sparse_step == 0
+    )
+    if not layers or not hf_config.num_experts:
+        return None
+    return MoeConfig(
+        layers=layers,
+        num_experts=hf_config.num_experts,
+        num_chosen=hf_config.num_experts_per_tok,
+        normalises=bool(hf_config.norm_topk_prob),
+        intermediate_size=hf_config.moe_intermediate_size,
     )
 
 
@@ -101,19 +171,68 @@ def _rope(hf_config: Any, head_dim: int) -> tuple[Tensor, float] | None:
     return 1.0 / (float(theta) ** exponents), 1.0
 
 
-def layer_units(config: DecoderConfig, layer: int) -> tuple[UnitSpec, ...]:
-    """Return the four fused linear layers of a block: qkv, o, gate and up, down."""
-    attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
-    hidden, inner = config.hidden_size, config.intermediate_size
+def layer_units(
+    config: DecoderConfig, layer: int
+) -> tuple[UnitSpec, UnitSpec, LayerSpec, LayerSpec]:
+    """Return the four fused linear layers of a block: qkv, o, gate and up, down.
+
+    The last two are there for each expert where the layer has experts. The router is none of them:
+    it takes no adapter.
+    """
+    attention, mlp = (
+        f"{config.prefix}.layers.{layer}.self_attn",
+        f"{config.prefix}.layers.{layer}.mlp",
+    )
+    hidden = config.hidden_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    moe = config.experts_of(layer)
+    gate_up: LayerSpec
+    down: LayerSpec
+    if moe is None:
+        gate_up, down = _mlp_units(mlp, hidden, config.intermediate_size)
+    else:
+        experts = [
+            _mlp_units(f"{mlp}.experts.{expert}", hidden, moe.intermediate_size)
+            for expert in range(moe.num_experts)
+        ]
+        gate_up, down = (ExpertSpecs(units) for units in zip(*experts, strict=True))
     return (
         UnitSpec(
             tuple(f"{attention}.{name}_proj" for name in "qkv"), hidden, (q, kv, kv), "attention"
         ),
         UnitSpec((f"{attention}.o_proj",), q, (hidden,), "attention"),
+        gate_up,
+        down,
+    )
+
+
+def _mlp_units(mlp: str, hidden: int, inner: int) -> tuple[UnitSpec, UnitSpec]:
+    return (
         UnitSpec((f"{mlp}.gate_proj", f"{mlp}.up_proj"), hidden, (inner, inner), "mlp"),
         UnitSpec((f"{mlp}.down_proj",), inner, (hidden,), "mlp"),
     )
+
+
+def router_name(config: DecoderConfig, layer: int) -> str:
+    """Return the weight that chooses a token's experts, [experts, hidden]."""
+    return f"{config.prefix}.layers.{layer}.mlp.gate.weight"
+
+
+def fused_experts(config: DecoderConfig) -> Mapping[str, Sequence[str]]:
+    """Return the tensors that a checkpoint may hold as one, by the name of that one.
+
+    The hub has a tensor for each expert; transformers computes with one for all, [experts, out,
+    in], and may be asked to save that.
+    """
+    found: dict[str, Sequence[str]] = {}
+    for layer in sorted(config.moe.layers) if config.moe is not None else ():
+        _, _, gate_up, down = layer_units(config, layer)
+        for name, spec in (("gate_up_proj", gate_up), ("down_proj", down)):
+            parts = [part for unit in unit_specs([spec]) for part in unit.names]
+            found[f"{config.prefix}.layers.{layer}.mlp.experts.{name}"] = [
+                f"{part}.weight" for part in parts
+            ]
+    return found
 
 
 def head_unit(config: DecoderConfig) -> UnitSpec:
@@ -128,7 +247,7 @@ def full_layout(config: DecoderConfig, stored_names: Collection[str]) -> RowLayo
     """
     hidden = (config.hidden_size,)
     tensors: list[tuple[str, tuple[int, ...]]] = [
-        ("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        (f"{config.prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size))
     ]
 
     def add_unit(unit: UnitSpec) -> None:
@@ -138,7 +257,7 @@ def full_layout(config: DecoderConfig, stored_names: Collection[str]) -> RowLayo
             tensors.extend((f"{name}.bias", (size,)) for name, size in sizes)
 
     for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
+        prefix = f"{config.prefix}.layers.{layer}"
         qkv, o, gate_up, down = layer_units(config, layer)
         tensors.append((f"{prefix}.input_layernorm.weight", hidden))
         add_unit(qkv)
@@ -147,9 +266,12 @@ def full_layout(config: DecoderConfig, stored_names: Collection[str]) -> RowLayo
             tensors.append((f"{prefix}.self_attn.k_norm.weight", (config.head_dim,)))
         add_unit(o)
         tensors.append((f"{prefix}.post_attention_layernorm.weight", hidden))
-        add_unit(gate_up)
-        add_unit(down)
-    tensors.append(("model.norm.weight", hidden))
+        moe = config.experts_of(layer)
+        if moe is not None:
+            tensors.append((router_name(config, layer), (moe.num_experts, config.hidden_size)))
+        for unit in unit_specs([gate_up, down]):
+            add_unit(unit)
+    tensors.append((f"{config.prefix}.norm.weight", hidden))
     if not config.is_tied:
         tensors.append(("lm_head.weight", (config.vocab_size, config.hidden_size)))
     return RowLayout(tensors)

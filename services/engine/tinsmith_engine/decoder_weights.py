@@ -16,13 +16,19 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from tinsmith_engine.decoder_config import DecoderConfig, head_unit, layer_units
+from tinsmith_engine.decoder_config import DecoderConfig, head_unit, layer_units, router_name
+from tinsmith_engine.expert_lora import ExpertLora
+from tinsmith_engine.experts import AdaptedExperts, ExpertUnit, MoeMlp
 from tinsmith_engine.linear import AdaptedRows, LinearUnit
 from tinsmith_engine.lora import LoraUnit
+from tinsmith_engine.mlp import DenseMlp
 from tinsmith_engine.models import BoundRows, RunTensors
-from tinsmith_engine.row_ladder import RowLadder
+from tinsmith_engine.ops import EAGER, Ops
+from tinsmith_engine.routing import Routes
+from tinsmith_engine.row_ladder import Ladders
 from tinsmith_engine.rows import RowLayout
-from tinsmith_engine.units import UnitSpec
+from tinsmith_engine.units import ExpertSpecs, LayerSpec, UnitSpec
+from tinsmith_engine.values import IntArray
 
 LAYER_UNITS = 4
 """Units of a layer, in the order of `decoder_config.layer_units`."""
@@ -48,8 +54,7 @@ class LayerWeights:
     """Views for q and for k, [D] each."""
     o: LinearUnit
     post_norm: Norm
-    gate_up: LinearUnit
-    down: LinearUnit
+    mlp: DenseMlp | MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,21 @@ class DecoderWeights:
 class AdapterWeights:
     """The adapters of a stack of runs, by unit: those of each layer in turn, then the head's."""
 
-    units: tuple[LoraUnit | None, ...]
+    units: tuple[LoraUnit | ExpertLora | None, ...]
+
+    def linear(self, index: int) -> LoraUnit | None:
+        """Return the adapters of a unit that is not one of experts."""
+        unit = self.units[index]
+        if isinstance(unit, ExpertLora):
+            raise TypeError(f"unit {index} is one of experts")
+        return unit
+
+    def experts(self, index: int) -> ExpertLora | None:
+        """Return the adapters of a unit of experts."""
+        unit = self.units[index]
+        if isinstance(unit, LoraUnit):
+            raise TypeError(f"unit {index} is not one of experts")
+        return unit
 
 
 def bind_weights(
@@ -81,17 +100,19 @@ def bind_weights(
     layout: RowLayout,
     base_row: Tensor,
     run: RunTensors | None,
-    ladder: RowLadder,
-    head_ladder: RowLadder,
+    ladders: Ladders,
+    ops: Ops = EAGER,
 ) -> DecoderWeights:
     """Return the weights of a full-parameter run, or of the base model."""
     row, grad_row = base_row, None
     if run is not None:
         row, grad_row = run.theta_P.to(base_row.dtype), run.grad_P
-    return _Binder(config, layout, row, grad_row, ladder, head_ladder).bind()
+    return _Binder(config, layout, row, grad_row, ladders, ops).bind()
 
 
-def bind_adapters(specs: Sequence[UnitSpec], dtype: torch.dtype, run: RunTensors) -> AdapterWeights:
+def bind_adapters(
+    specs: Sequence[LayerSpec], dtype: torch.dtype, run: RunTensors
+) -> AdapterWeights:
     """Return the adapters of a run, or of a stack of runs, in the dtype of the passes."""
     width = run.layout.width
     theta_RP = run.theta_P.view(-1, width) if run.theta_P.dim() == 1 else run.theta_P
@@ -100,20 +121,36 @@ def bind_adapters(specs: Sequence[UnitSpec], dtype: torch.dtype, run: RunTensors
     if grad_RP is not None and grad_RP.dim() == 1:
         grad_RP = grad_RP[None]
     return AdapterWeights(
-        tuple(LoraUnit.of(spec, run.layout, theta_RP, grad_RP, run.scale) for spec in specs)
+        tuple(
+            ExpertLora.of(spec, run.layout, theta_RP, grad_RP, run.scale)
+            if isinstance(spec, ExpertSpecs)
+            else LoraUnit.of(spec, run.layout, theta_RP, grad_RP, run.scale)
+            for spec in specs
+        )
     )
 
 
 def wear(
-    weights: DecoderWeights, adapted: Sequence[BoundRows[DecoderWeights | AdapterWeights]]
+    weights: DecoderWeights,
+    adapted: Sequence[BoundRows[DecoderWeights | AdapterWeights]],
+    tokens: IntArray,
+    routes: dict[int, Routes] | None = None,
 ) -> DecoderWeights:
     """Return weights whose layers apply adapters to some rows of a pass.
 
     The head is left as it is: its chunks have rows of their own (`head.py`).
+
+    Args:
+        weights: What all rows see.
+        adapted: What some rows wear.
+        tokens: The rows that are tokens; others are filling, which no expert needs to see.
+        routes: Where to leave which experts the tokens went to, by layer.
     """
-    if not adapted:
+    # Layers that are not in memory, a sharded base's, are dense, and are not read for nothing.
+    in_memory = weights.layers if isinstance(weights.layers, tuple) else ()
+    if not adapted and not any(isinstance(layer.mlp, MoeMlp) for layer in in_memory):
         return weights
-    worn: Sequence[LayerWeights] = _WornLayers(weights.layers, adapted)
+    worn: Sequence[LayerWeights] = _WornLayers(weights.layers, adapted, tokens, routes)
     if isinstance(weights.layers, tuple):
         worn = tuple(worn)
     return weights.with_layers(worn)
@@ -126,8 +163,11 @@ class _WornLayers(Sequence[LayerWeights]):
         self,
         layers: Sequence[LayerWeights],
         adapted: Sequence[BoundRows[DecoderWeights | AdapterWeights]],
+        tokens: IntArray,
+        routes: dict[int, Routes] | None,
     ) -> None:
-        self._layers, self._adapted = layers, adapted
+        self._layers, self._tokens, self._routes = layers, tokens, routes
+        self._stacks = [(one, _adapters(one.bound)) for one in adapted]
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -140,30 +180,49 @@ class _WornLayers(Sequence[LayerWeights]):
         if isinstance(index, slice):
             return [self[one] for one in range(*index.indices(len(self)))]
         layer, first = self._layers[index], index * LAYER_UNITS
+        mlp = layer.mlp
         return dataclasses.replace(
             layer,
             qkv=self._unit(layer.qkv, first),
             o=self._unit(layer.o, first + 1),
-            gate_up=self._unit(layer.gate_up, first + 2),
-            down=self._unit(layer.down, first + 3),
+            mlp=DenseMlp(
+                self._unit(mlp.gate_up, first + 2), self._unit(mlp.down, first + 3), mlp.ops
+            )
+            if isinstance(mlp, DenseMlp)
+            else dataclasses.replace(
+                mlp,
+                gate_up=self._experts(mlp.gate_up, first + 2),
+                down=self._experts(mlp.down, first + 3),
+                tokens=self._tokens,
+                layer=index,
+                routes=self._routes,
+            ),
         )
 
     def _unit(self, plain: LinearUnit, index: int) -> LinearUnit:
-        worn = []
-        for one in self._adapted:
-            if not isinstance(one.bound, AdapterWeights):
-                raise TypeError("rows wear adapters, not whole models")
-            lora = one.bound.units[index]
-            if lora is not None:
-                worn.append(AdaptedRows(one.rows, lora, one.accumulates))
-        return plain.adapt(tuple(worn))
+        found = [(one, bound.linear(index)) for one, bound in self._stacks]
+        return plain.adapt(
+            tuple(AdaptedRows(one.rows, lora, one.accumulates) for one, lora in found if lora)
+        )
+
+    def _experts(self, plain: ExpertUnit, index: int) -> ExpertUnit:
+        found = [(one, bound.experts(index)) for one, bound in self._stacks]
+        return plain.adapt(
+            tuple(AdaptedExperts(one.rows, lora, one.accumulates) for one, lora in found if lora)
+        )
 
 
 def bind_layer(
-    config: DecoderConfig, layout: RowLayout, row: Tensor, index: int, ladder: RowLadder
+    config: DecoderConfig, layout: RowLayout, row: Tensor, index: int, ladders: Ladders, ops: Ops
 ) -> LayerWeights:
     """Return one frozen layer, from a row that may hold no other."""
-    return _Binder(config, layout, row, None, ladder, ladder).layer(index)
+    return _Binder(config, layout, row, None, ladders, ops).layer(index)
+
+
+def _adapters(bound: DecoderWeights | AdapterWeights) -> AdapterWeights:
+    if not isinstance(bound, AdapterWeights):
+        raise TypeError("rows wear adapters, not whole models")
+    return bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,27 +231,27 @@ class _Binder:
     layout: RowLayout
     row: Tensor
     grad_row: Tensor | None
-    ladder: RowLadder
-    head_ladder: RowLadder
+    ladders: Ladders
+    ops: Ops
 
     def bind(self) -> DecoderWeights:
-        embedding = "model.embed_tokens.weight"
+        embedding = f"{self.config.prefix}.embed_tokens.weight"
         head = head_unit(self.config)
         return DecoderWeights(
             embedding=self.layout.view(self.row, embedding),
             embedding_grad=self._grad([embedding]),
             layers=tuple(self.layer(index) for index in range(self.config.num_layers)),
-            final_norm=self._norm("model.norm.weight"),
+            final_norm=self._norm(f"{self.config.prefix}.norm.weight"),
             head=dataclasses.replace(
                 self._unit(head, [embedding] if self.config.is_tied else ["lm_head.weight"]),
-                ladder=self.head_ladder,
+                ladder=self.ladders.head,
             ),
             trains_input=self.grad_row is not None,
         )
 
     def layer(self, index: int) -> LayerWeights:
         """Return one layer."""
-        prefix = f"model.layers.{index}"
+        prefix = f"{self.config.prefix}.layers.{index}"
         qkv, o, gate_up, down = layer_units(self.config, index)
         qk_norm, qk_norm_grads = None, None
         if self.config.has_qk_norm:
@@ -210,8 +269,36 @@ class _Binder:
             qk_norm_grads=qk_norm_grads,
             o=self._unit(o),
             post_norm=self._norm(f"{prefix}.post_attention_layernorm.weight"),
-            gate_up=self._unit(gate_up),
-            down=self._unit(down),
+            mlp=self._mlp(index, gate_up, down),
+        )
+
+    def _mlp(self, index: int, gate_up: LayerSpec, down: LayerSpec) -> DenseMlp | MoeMlp:
+        moe = self.config.experts_of(index)
+        if isinstance(gate_up, UnitSpec) and isinstance(down, UnitSpec):
+            return DenseMlp(self._unit(gate_up), self._unit(down), self.ops)
+        if moe is None or isinstance(gate_up, UnitSpec) or isinstance(down, UnitSpec):
+            raise AssertionError("a layer has experts for both units or for none")
+        router = router_name(self.config, index)
+        return MoeMlp(
+            router=LinearUnit(
+                weight=self.layout.view(self.row, router),
+                ladder=self.ladders.layers,
+                weight_grad=self._grad([router]),
+            ),
+            gate_up=self._experts(gate_up),
+            down=self._experts(down),
+            num_chosen=moe.num_chosen,
+            normalises=moe.normalises,
+        )
+
+    def _experts(self, specs: ExpertSpecs) -> ExpertUnit:
+        names = [f"{name}.weight" for unit in specs.experts for name in unit.names]
+        shape = (len(specs.experts), sum(specs.first.num_outputs), specs.first.num_inputs)
+        grad = self._grad(names)
+        return ExpertUnit(
+            weight=self.layout.fused(self.row, names).view(shape),
+            ladder=self.ladders.experts,
+            weight_grad=None if grad is None else grad.view(shape),
         )
 
     def _norm(self, name: str) -> Norm:
@@ -223,7 +310,7 @@ class _Binder:
         has_bias = biases[0] in self.layout
         return LinearUnit(
             weight=self.layout.fused(self.row, weights),
-            ladder=self.ladder,
+            ladder=self.ladders.layers,
             bias=self.layout.fused(self.row, biases) if has_bias else None,
             weight_grad=self._grad(weights),
             bias_grad=self._grad(biases) if has_bias else None,

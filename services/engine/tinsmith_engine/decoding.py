@@ -20,13 +20,14 @@ from tinsmith_engine.decoder import Bound, Decoder
 from tinsmith_engine.decoder_weights import AdapterWeights, DecoderWeights, wear
 from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import chunk_rows
+from tinsmith_engine.images import rope_positions
 from tinsmith_engine.kv_cache import DecodeAttention, KvCache, PrefillAttention
 from tinsmith_engine.linear import AdaptedRows, LinearUnit
 from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.models import BoundRows
 from tinsmith_engine.packing import PackedRows, pack
 from tinsmith_engine.row_ladder import padded_rows
-from tinsmith_engine.values import Published
+from tinsmith_engine.values import ImageInput, Published
 from tinsmith_engine.versions import VersionStore
 
 
@@ -38,13 +39,21 @@ class DecodeRow:
     weights: Published | None
     tokens: Sequence[int]
     """Prompt and completion so far; all but the last are cached."""
+    rope_shift: int = 0
+    """What the rotary position of the last token is ahead of its place."""
 
 
 class Decoding(Protocol):
     """Source of logits."""
 
     def prefill(
-        self, weights: Published | None, tokens: Sequence[int], slots: Sequence[int], *, all_: bool
+        self,
+        weights: Published | None,
+        tokens: Sequence[int],
+        slots: Sequence[int],
+        images: Sequence[ImageInput] = (),
+        *,
+        all_: bool,
     ) -> Iterator[Tensor]:
         """Read a prompt into slots; yield logits [rows, V] of all positions, or of the last."""
 
@@ -64,7 +73,13 @@ class CachedDecoding:
         self._composed: dict[int | None, tuple[list[int | None], DecoderWeights]] = {}
 
     def prefill(
-        self, weights: Published | None, tokens: Sequence[int], slots: Sequence[int], *, all_: bool
+        self,
+        weights: Published | None,
+        tokens: Sequence[int],
+        slots: Sequence[int],
+        images: Sequence[ImageInput] = (),
+        *,
+        all_: bool,
     ) -> Iterator[Tensor]:
         """Read a prompt into slots; yield logits [rows, V] of all positions, or of the last."""
         num_tokens = len(tokens)
@@ -73,12 +88,14 @@ class CachedDecoding:
             [[np.asarray(tokens, dtype=np.int64)]],
             quantum=self._decoder.row_quantum,
             device=self._device,
+            positions=[[rope_positions(num_tokens, images)]] if images else None,
         )
         bound, lora = self._prompt_weights(weights, rows)
         with torch.no_grad():
             cos, sin = self._decoder.rotary(rows.positions_N)
             attention = PrefillAttention(self._cache, slots[0], num_tokens, rows)
-            embedded = bound.embedding.index_select(0, rows.tokens_N)
+            placed = [(image.position, image) for image in images]
+            embedded = self._decoder.embed(bound, rows.tokens_N, placed)
             hidden = self._decoder.forward(bound, embedded, cos, sin, attention, None)
             self._cache.copy_prefix(slots[0], slots[1:], num_tokens)
             first = 0 if all_ else num_tokens - 1
@@ -91,9 +108,9 @@ class CachedDecoding:
         """Return the weights of a prompt's rows, and the adapter of the unembedding."""
         bound: Bound = self._base if weights is None else self._versions.bound(weights)
         if isinstance(bound, DecoderWeights):
-            return bound, None
+            return wear(bound, [], rows.token_rows), None
         worn: BoundRows[Bound] = BoundRows(rows.segments[0], bound, accumulates=True)
-        return wear(self._base, [worn]), self._decoder.head_adapter(bound, 0)
+        return wear(self._base, [worn], rows.token_rows), self._decoder.head_adapter(bound, 0)
 
     def _chunks(
         self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor, first: int, last: int
@@ -134,11 +151,12 @@ class CachedDecoding:
         self._cache.reserve(max(positions) + 1)
         with torch.no_grad():
             tokens = torch.tensor([row.tokens[-1] for row in rows] + filling, device=self._device)
-            cos, sin = self._decoder.rotary(torch.tensor(positions + filling, device=self._device))
+            places = [at + row.rope_shift for at, row in zip(positions, rows, strict=True)]
+            cos, sin = self._decoder.rotary(torch.tensor(places + filling, device=self._device))
             attention = DecodeAttention(
                 self._cache, [row.slot for row in rows], positions, num_rows
             )
-            embedded = weights.embedding.index_select(0, tokens)
+            embedded = self._decoder.embed(weights, tokens, ())
             hidden = self._decoder.forward(weights, embedded, cos, sin, attention, None)
             return self._logits(weights, weights.head, hidden)[: len(rows)]
 
@@ -193,10 +211,16 @@ class RecomputeDecoding:
         self._base = model.bind(None)
 
     def prefill(
-        self, weights: Published | None, tokens: Sequence[int], slots: Sequence[int], *, all_: bool
+        self,
+        weights: Published | None,
+        tokens: Sequence[int],
+        slots: Sequence[int],
+        images: Sequence[ImageInput] = (),
+        *,
+        all_: bool,
     ) -> Iterator[Tensor]:
         """Yield logits [rows, V] of all positions, or of the last; nothing is cached."""
-        del slots
+        del slots, images
         logits = self._logits(weights, tokens)
         yield logits if all_ else logits[-1:]
 

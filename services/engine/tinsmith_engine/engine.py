@@ -8,6 +8,7 @@ run as it found it: gradients are restored from a copy, not by subtraction.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from tinsmith_engine.adapters import export_config, export_tensors, import_tenso
 from tinsmith_engine.batches import validate_adam, validate_batch
 from tinsmith_engine.exactness import NUM_PROBE_RUNS, check_exactness
 from tinsmith_engine.factory import LoadedModel, load_model
+from tinsmith_engine.images import place_datum
 from tinsmith_engine.jobs import is_finite_row
 from tinsmith_engine.models import RunTensors
 from tinsmith_engine.pass_runner import PassRunner
@@ -195,7 +197,12 @@ class Engine:
         for index, request in enumerate(requests):
             try:
                 run = None if request.run is None else self._runs.get(request.run)
-                validate_batch(request.batch, request.loss, request.loss_config, self.info)
+                placed = [
+                    place_datum(datum, self.info, f"data[{place}]")
+                    for place, datum in enumerate(request.batch)
+                ]
+                request = dataclasses.replace(request, batch=placed)
+                validate_batch(placed, request.loss, request.loss_config, self.info)
                 valid.append((index, request, run))
             except TinsmithError as error:
                 found[index] = error
@@ -320,7 +327,7 @@ class Engine:
             CapacityExhaustedError: The run is new and all rows are taken.
             InvalidFieldError: The state's configuration can not be built.
         """
-        check_config(state.config, self.model.lora_units)
+        check_config(state.config, self.model)
         if self.has_run(run) and not same_layout(self._runs.get(run).config, state.config):
             raise CheckpointIncompatibleError(
                 f"run {run} is {self._runs.get(run).config}, the state is {state.config}", run=run
@@ -351,7 +358,9 @@ class Engine:
         state = self._runs.get(run)
         return (
             export_tensors(state.config, state.layout, state.row.theta_P),
-            export_config(state.config, self.model.lora_units, self._source),
+            export_config(
+                state.config, self.model.lora_units, self._source, self.model.other_modules
+            ),
         )
 
     def load_adapter_tensors(self, run: str, tensors: Mapping[str, Tensor]) -> None:
@@ -398,7 +407,7 @@ class Engine:
             CheckpointIncompatibleError: See `load_adapter_tensors`.
             InvalidFieldError: The configuration can not be built.
         """
-        check_config(config, self.model.lora_units)
+        check_config(config, self.model)
         layout = self._runs.layout(config)
         theta_P = torch.zeros(layout.width, device=self.device)
         import_tensors_(config, layout, theta_P, tensors)

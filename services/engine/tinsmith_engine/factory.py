@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,33 @@ from typing import Any
 import torch
 
 from tinsmith_engine.compiled_ops import compile_ops
-from tinsmith_engine.decoder import Decoder, Ladders
-from tinsmith_engine.decoder_config import DecoderConfig, decoder_config, full_layout
+from tinsmith_engine.decoder import Decoder
+from tinsmith_engine.decoder_config import (
+    DecoderConfig,
+    decoder_config,
+    full_layout,
+    fused_experts,
+    stored_names,
+)
 from tinsmith_engine.decoder_weights import LayerWeights, bind_weights
 from tinsmith_engine.devices import prepare_device
+from tinsmith_engine.experts import MoeMlp
 from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import chunk_rows
+from tinsmith_engine.images import read_image_rules
 from tinsmith_engine.loading import load_hf_config, read_row, resolve_model, stored_tensors
+from tinsmith_engine.mlp import DenseMlp
 from tinsmith_engine.models import Model
 from tinsmith_engine.ops import EAGER, Ops
-from tinsmith_engine.packing import PADDING_RULE
-from tinsmith_engine.row_ladder import RowLadder, probe_ladder
+from tinsmith_engine.packing import PADDING_RULE, SEGMENT_ROWS
+from tinsmith_engine.row_ladder import Ladders, RowLadder, probe_ladder
 from tinsmith_engine.rows import RowLayout
-from tinsmith_engine.values import ModelInfo
+from tinsmith_engine.values import ImageRules, ModelInfo
+from tinsmith_engine.vision import VisionTower
 from tinsmith_runtime.errors import InvalidFieldError
+
+Factor = tuple[torch.Tensor, torch.Tensor | None]
+"""Weight [in, out] and bias of a product."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -51,18 +64,33 @@ class DecoderFiles:
     ops: Ops
     tape_rows: int
     exact: bool
+    stored_as: Mapping[str, str]
+    """The name in the files of each tensor of the layout."""
+    vision: VisionTower | None
 
 
 def whole_decoder(files: DecoderFiles) -> tuple[Decoder, Ladders]:
     """Return the decoder with all weights in this process, and its ladders."""
-    row = read_row(files.directory, files.layout, files.dtype, files.device)
-    ladders = Ladders(RowLadder(()), RowLadder(()))
+    row = read_row(
+        files.directory,
+        files.layout,
+        files.dtype,
+        files.device,
+        fused_experts(files.config),
+        files.stored_as,
+    )
+    ladders = Ladders()
     if files.exact:
-        free = RowLadder(())
-        weights = bind_weights(files.config, files.layout, row, None, free, free)
-        ladders = find_ladders(weights.layers[0], weights.head.weight)
+        weights = bind_weights(files.config, files.layout, row, None, ladders)
+        ladders = find_ladders(weights.layers, weights.head.weight)
     decoder = Decoder(
-        files.config, files.layout, row, ladders, files.ops, tape_rows=files.tape_rows
+        files.config,
+        files.layout,
+        row,
+        ladders,
+        files.ops,
+        tape_rows=files.tape_rows,
+        vision=files.vision,
     )
     return decoder, ladders
 
@@ -95,18 +123,37 @@ def load_model(
     config = decoder_config(hf_config)
     model: Model[Any]
     found: dict[str, str] = {}
+    images: ImageRules | None = None
     if config is None:
         model, exactness = FallbackModel.load(directory, DTYPES[dtype], place), "fallback"
         text_config = hf_config.get_text_config()
         vocab_size = text_config.vocab_size
         max_positions = getattr(text_config, "max_position_embeddings", max_sequence_tokens)
     else:
-        layout = full_layout(config, set(stored_tensors(directory)))
+        stored_as = stored_names(config, stored_tensors(directory).keys())
+        layout = full_layout(config, stored_as.keys())
         ops = compile_ops(config, DTYPES[dtype], place) if compiled else EAGER
+        vision = None
+        if config.rope_axes is not None:
+            images = read_image_rules(directory, hf_config)
+            vision = VisionTower.load(directory, hf_config, images, DTYPES[dtype], place)
         model, ladders = build(
-            DecoderFiles(directory, config, layout, DTYPES[dtype], place, ops, tape_rows, exact)
+            DecoderFiles(
+                directory,
+                config,
+                layout,
+                DTYPES[dtype],
+                place,
+                ops,
+                tape_rows,
+                exact,
+                stored_as,
+                vision,
+            )
         )
         found = {"ops": ops.name, "rows": _rungs(ladders.layers), "head_rows": _rungs(ladders.head)}
+        if config.moe is not None:
+            found["expert_rows"] = _rungs(ladders.experts)
         exactness = "exact" if exact else "fast"
         vocab_size, max_positions = config.vocab_size, config.max_positions
     details = {
@@ -130,6 +177,7 @@ def load_model(
         family=hf_config.model_type,
         fingerprint=" ".join(f"{key}={value}" for key, value in details.items()),
         details=details,
+        images=images,
     )
     return LoadedModel(model, info, place, str(model_dir))
 
@@ -138,18 +186,47 @@ def _rungs(ladder: RowLadder) -> str:
     return "/".join(map(str, ladder.rungs)) or "any"
 
 
-def find_ladders(layer: LayerWeights, head: torch.Tensor) -> Ladders:
-    """Find the row counts at which the frozen products of a layer, and of the head, agree."""
-    most = chunk_rows(len(head))
+def find_ladders(layers: Sequence[LayerWeights], head: torch.Tensor) -> Ladders:
+    """Find the row counts at which the frozen products of layers, and of the head, agree."""
+    factors, expert_factors = _layer_factors(layers)
     return Ladders(
-        probe_ladder(_layer_factors(layer)),
-        probe_ladder([(head.t(), None), (head, None)], max_rows=most),
+        layers=probe_ladder(factors),
+        head=probe_ladder([(head.t(), None), (head, None)], max_rows=chunk_rows(len(head))),
+        experts=_expert_ladder(expert_factors) if expert_factors else RowLadder(()),
     )
 
 
-def _layer_factors(layer: LayerWeights) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Return the factors of forward and backward; the shapes of all layers are those of one."""
-    factors: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    for unit in (layer.qkv, layer.o, layer.gate_up, layer.down):
+def _expert_ladder(factors: Sequence[Factor]) -> RowLadder:
+    """Find the ladder of the experts' products.
+
+    An expert gets few of a pass's rows, and each expert's are filled up to the lowest rung: a low
+    one is worth more than high ones.
+    """
+    ladder = probe_ladder(factors)
+    for most in (256, 64, SEGMENT_ROWS):
+        if ladder.quantum == SEGMENT_ROWS:
+            break
+        ladder = min(ladder, probe_ladder(factors, max_rows=most), key=lambda one: one.quantum)
+    return ladder
+
+
+def _layer_factors(layers: Sequence[LayerWeights]) -> tuple[list[Factor], list[Factor]]:
+    """Return the factors of forward and backward, those of experts apart.
+
+    Layers have the shapes of one of two: the first with a dense MLP, the first with experts.
+    """
+    first = layers[0]
+    units = [first.qkv, first.o]
+    experts: list[Factor] = []
+    for kind in (DenseMlp, MoeMlp):
+        mlp = next((layer.mlp for layer in layers if isinstance(layer.mlp, kind)), None)
+        if isinstance(mlp, DenseMlp):
+            units += [mlp.gate_up, mlp.down]
+        elif mlp is not None:
+            units.append(mlp.router)
+            for weight in (mlp.gate_up.weight[0], mlp.down.weight[0]):
+                experts += [(weight.t(), None), (weight, None)]
+    factors: list[Factor] = []
+    for unit in units:
         factors += [(unit.weight.t(), unit.bias), (unit.weight, None)]
-    return factors
+    return factors, experts

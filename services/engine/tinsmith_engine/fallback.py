@@ -26,6 +26,10 @@ from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.units import UnitSpec
 from tinsmith_runtime.errors import ModelNotFoundError
 
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+# What chooses experts is no layer of the model to be adapted: a small change of it moves tokens.
+_ROUTERS = {"gate", "router", "shared_expert_gate"}
+
 
 @dataclass(frozen=True, slots=True)
 class FallbackWeights:
@@ -42,6 +46,7 @@ class FallbackModel:
 
     row_quantum = 1
     stacks_runs = False
+    trains_all = True
 
     def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
         self._module = module.eval().requires_grad_(False)
@@ -53,8 +58,15 @@ class FallbackModel:
         # Autograd follows an operation only if an input needs a gradient; below the first layer
         # of a frozen model none does, so each adapter also takes this empty one.
         self._anchor = torch.empty(0, requires_grad=True)
+        has_experts = _has_experts(module)
+        others: list[str] = []
+        self.other_modules: Sequence[str] = others
         for name, layer in module.named_modules():
-            if isinstance(layer, nn.Linear):
+            if not isinstance(layer, nn.Linear):
+                continue
+            if has_experts and _ROUTERS & set(name.split(".")):
+                others.append(name)
+            else:
                 kind = "unembedding" if layer is head else _kind(name)
                 units.append(UnitSpec((name,), layer.in_features, (layer.out_features,), kind))
                 layer.register_forward_hook(self._hook(name))
@@ -253,6 +265,12 @@ def _members(rows: Tensor, wanted: slice) -> slice:
     bounds = torch.tensor([wanted.start, wanted.stop], device=rows.device)
     first, last = torch.searchsorted(rows, bounds).tolist()
     return slice(first, last)
+
+
+def _has_experts(module: nn.Module) -> bool:
+    config: Any = module.config
+    text = config.get_text_config()
+    return any(getattr(text, name, None) for name in _NUM_EXPERTS)
 
 
 def _kind(module_path: str) -> str:

@@ -9,7 +9,7 @@ depend on the split.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,7 @@ from tinsmith_engine.adam import grad_norm
 from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec, full_config, token_settings
 from tinsmith_engine.losses import metrics
 from tinsmith_engine.packing import segment_rows, split_batch
+from tinsmith_engine.routing import Routes
 from tinsmith_engine.run_store import Run
 from tinsmith_engine.values import BatchRequest, Datum, FloatArray, ForwardResult
 from tinsmith_runtime.errors import NonFiniteLossError, TinsmithError
@@ -49,6 +50,7 @@ class Job:
     _logprobs: dict[int, FloatArray] = field(default_factory=dict)
     _losses: dict[int, FloatArray] = field(default_factory=dict)
     _ratios: dict[int, float] = field(default_factory=dict)
+    _experts: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     _gradient_before: Tensor | None = None
 
     @property
@@ -68,6 +70,7 @@ class Job:
         lengths = [datum.tokens_T.size for datum in self.request.batch]
         self._pieces = split_batch(lengths, self.micro_batch_tokens)
         self._num_done = 0
+        self._experts = {}
         if self.run is not None and self.request.is_backward and self.run.has_gradient:
             self._gradient_before = self.run.row.grad_P.clone()
 
@@ -134,6 +137,12 @@ class Job:
             self._logprobs[index], self._losses[index] = logprobs, losses
             if ratio is not None:
                 self._ratios[index] = ratio
+
+    def note_experts(self, routes: Mapping[int, Routes], tokens: slice) -> None:
+        """Keep which experts of each layer saw the tokens of a piece."""
+        for layer, found in routes.items():
+            seen = found.seen(tokens)
+            self._experts[layer] = seen | self._experts.get(layer, seen)
 
     def end_piece(self) -> None:
         """Go on to the next piece; after the last one, end."""
@@ -204,6 +213,9 @@ class Job:
         if self._ratios:
             # In the order of the batch, not of the passes that found them.
             found |= _sequence_metrics(batch, dict(sorted(self._ratios.items())), config)
+        if self._experts:
+            fractions = [float(seen.mean()) for seen in self._experts.values()]
+            found["e_frac_with_tokens:mean"] = float(np.mean(fractions))
         return found
 
 

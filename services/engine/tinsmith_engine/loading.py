@@ -7,7 +7,7 @@ its place in the base row, so loading never holds the model twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,26 +87,51 @@ def stored_tensors(directory: Path) -> Mapping[str, Path]:
 
 
 def read_row(
-    directory: Path, layout: RowLayout, dtype: torch.dtype, device: torch.device
+    directory: Path,
+    layout: RowLayout,
+    dtype: torch.dtype,
+    device: torch.device,
+    fused: Mapping[str, Sequence[str]] | None = None,
+    stored_as: Mapping[str, str] | None = None,
 ) -> Tensor:
     """Return the weights of a checkpoint as one row of the layout.
+
+    Args:
+        directory: Of the checkpoint.
+        layout: The tensors that are wanted.
+        dtype: Of the row.
+        device: Where the row is wanted.
+        fused: Names under which the checkpoint may hold several neighbouring tensors as one, whose
+            numbers are those of its parts in order.
+        stored_as: For each tensor of the checkpoint, by its name here, its name there; None if it
+            has the same names.
 
     Raises:
         CheckpointIncompatibleError: A tensor is absent or has another shape than the
             configuration implies.
     """
     files = stored_tensors(directory)
+    fused = fused or {}
+    stored_as = {name: name for name in files} if stored_as is None else stored_as
     row = torch.zeros(layout.width, dtype=dtype, device=device)
+    places = {name: layout.view(row, name) for name in layout.entries}
+    for name, parts in fused.items():
+        if name in stored_as and parts[0] not in stored_as:
+            places[name] = layout.fused(row, parts)
+            for part in parts:
+                del places[part]
     by_file: dict[Path, list[str]] = {}
-    for name in layout.entries:
-        if name not in files:
+    for name in places:
+        if name not in stored_as:
             raise CheckpointIncompatibleError(f"{directory} lacks tensor {name}", tensor=name)
-        by_file.setdefault(files[name], []).append(name)
+        by_file.setdefault(files[stored_as[name]], []).append(name)
     for file, names in by_file.items():
         with safe_open(file, framework="pt") as weights:
             for name in names:
-                place = layout.view(row, name)
-                tensor = weights.get_tensor(name)
+                place = places[name]
+                tensor = weights.get_tensor(stored_as[name])
+                if name in fused and tensor.dim() == place.dim() + 1:
+                    tensor = tensor.flatten(0, 1)
                 if tensor.shape != place.shape:
                     raise CheckpointIncompatibleError(
                         f"tensor {name} of {file} has shape {list(tensor.shape)}, "

@@ -7,15 +7,17 @@ Both see a run as a row of numbers plus a layout, and neither keeps state betwee
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from tinsmith_engine.head import HeadGroup, HeadScores
 from tinsmith_engine.packing import PackedRows
+from tinsmith_engine.routing import Routes
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.units import UnitSpec
+from tinsmith_engine.values import ImageInput
 
 BoundT = TypeVar("BoundT")
 
@@ -55,12 +57,17 @@ class Pass(Generic[BoundT]):
             then alone in the pass.
         adapted: The rows that wear adapters; others see the weights as they are.
         heads: Which rows are scored, and how. `HeadGroup.lora` is filled in by `head_adapter`.
+        images: Images, with the row of the first of their placeholders.
+        routes: Filled in by `score`: which experts the tokens went to, by layer, if the model can
+            tell.
     """
 
     rows: PackedRows
     weights: BoundT
     adapted: Sequence[BoundRows[BoundT]]
     heads: Sequence[HeadGroup]
+    images: Sequence[tuple[int, ImageInput]] = ()
+    routes: dict[int, Routes] = field(default_factory=dict)
 
 
 class Model(Protocol, Generic[BoundT]):
@@ -72,6 +79,10 @@ class Model(Protocol, Generic[BoundT]):
     """A pass has a multiple of this many rows."""
     stacks_runs: bool
     """Whether several runs may share one `BoundRows`."""
+    trains_all: bool
+    """Whether a run may train all weights: `full_layout` holds them."""
+    other_modules: Sequence[str]
+    """Module paths of linear layers that take no adapter and are in no unit."""
 
     def initial_row(self) -> Tensor:
         """Return the base model's weights as a row of `full_layout`."""

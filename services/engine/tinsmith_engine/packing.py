@@ -75,6 +75,9 @@ class PackedRows:
 
     tokens_N: Tensor
     positions_N: Tensor
+    """[N], or [3, N] if some sequence holds images."""
+    token_rows: IntArray
+    """Which rows are tokens and not padding, ascending."""
     segments: tuple[slice, ...]
     """Rows of each segment, padding to `SEGMENT_ROWS` included."""
     sequences: tuple[tuple[tuple[int, int], ...], ...]
@@ -93,7 +96,11 @@ def segment_rows(lengths: Sequence[int]) -> int:
 
 
 def pack(
-    segments: Sequence[Sequence[IntArray]], *, quantum: int, device: torch.device
+    segments: Sequence[Sequence[IntArray]],
+    *,
+    quantum: int,
+    device: torch.device,
+    positions: Sequence[Sequence[IntArray]] | None = None,
 ) -> PackedRows:
     """Lay out segments of whole sequences, in this order.
 
@@ -101,28 +108,35 @@ def pack(
         segments: For each segment the tokens of its sequences, int64 [T] each.
         quantum: The number of rows is padded to a multiple of this.
         device: Where the rows are wanted.
+        positions: For each sequence its rotary positions, [3, T]; None if all count up from 0.
     """
     num_rows = padded_rows(
         sum(segment_rows([len(tokens) for tokens in one]) for one in segments), quantum
     )
     tokens_N = np.zeros(num_rows, dtype=np.int64)
-    positions_N = np.zeros(num_rows, dtype=np.int64)
+    num_axes = 1 if positions is None else 3
+    positions_AN = np.zeros((num_axes, num_rows), dtype=np.int64)
     slices, places = [], []
     begin = num_tokens = 0
-    for sequences in segments:
+    for segment, sequences in enumerate(segments):
         row = begin
         within = []
-        for tokens in sequences:
+        for index, tokens in enumerate(sequences):
             within.append((row, len(tokens)))
             tokens_N[row : row + len(tokens)] = tokens
-            positions_N[row : row + len(tokens)] = np.arange(len(tokens))
+            positions_AN[:, row : row + len(tokens)] = (
+                np.arange(len(tokens)) if positions is None else positions[segment][index]
+            )
             row += len(tokens)
         num_tokens += row - begin
         end = begin + padded_rows(row - begin, SEGMENT_ROWS)
         slices.append(slice(begin, end))
         places.append(tuple(within))
         begin = end
+    positions_N = positions_AN[0] if positions is None else positions_AN
+    ranges = [np.arange(row, row + length) for within in places for row, length in within]
     return PackedRows(
+        token_rows=np.concatenate(ranges),
         tokens_N=torch.from_numpy(tokens_N).to(device),
         positions_N=torch.from_numpy(positions_N).to(device),
         segments=tuple(slices),

@@ -22,13 +22,14 @@ import numpy as np
 import torch
 
 from tinsmith_engine.head import HeadGroup
+from tinsmith_engine.images import rope_positions
 from tinsmith_engine.jobs import Job
 from tinsmith_engine.models import BoundRows, Model, Pass, RunTensors
 from tinsmith_engine.packing import PackedRows, pack
 from tinsmith_engine.row_losses import LossRows, MixedLosses, SequenceLosses
 from tinsmith_engine.run_store import Run, adapter_scale
 from tinsmith_engine.stacks import Wearer, fill_passes, stack_wearers
-from tinsmith_engine.values import BatchRequest, ForwardResult, LoraConfig
+from tinsmith_engine.values import BatchRequest, ForwardResult, IntArray, LoraConfig
 from tinsmith_runtime.errors import InternalError, OutOfMemoryError, TinsmithError
 from tinsmith_runtime.status import internal_error
 
@@ -206,7 +207,14 @@ class PassRunner:
             [[job.request.batch[index].tokens_T for index in piece] for job, piece in segments],
             quantum=self._model.row_quantum,
             device=self._device,
+            positions=_rope_positions(segments),
         )
+        images = [
+            (first + image.position, image)
+            for (job, piece), sequences in zip(segments, rows.sequences, strict=True)
+            for index, (first, _) in zip(piece, sequences, strict=True)
+            for image in job.request.batch[index].images
+        ]
         adapted, first = [], 0
         for stack in stacks:
             members = [job for job, _ in segments[first : first + len(stack)]]
@@ -216,10 +224,14 @@ class PassRunner:
         one = segments[0][0].run
         weights = self._bound_full(one) if one is not None and one.is_full else self._base
         heads = _Heads(self._model, segments, rows, adapted, self._device)
-        scores = self._model.score(
-            Pass(rows, weights, adapted, heads.groups), needs_gradient=needs_gradient
-        )
+        one_pass: Pass[Any] = Pass(rows, weights, adapted, heads.groups, images)
+        scores = self._model.score(one_pass, needs_gradient=needs_gradient)
         heads.hand_out([(found.logprobs, found.loss) for found in scores])
+        start = 0
+        for (job, _), sequences in zip(segments, rows.sequences, strict=True):
+            stop = start + sum(length for _, length in sequences)
+            job.note_experts(one_pass.routes, slice(start, stop))
+            start = stop
 
     def _wearer(self, job: Job, piece: Sequence[int]) -> Wearer | None:
         run = job.run
@@ -358,6 +370,16 @@ def _head_adapters(
             if lora is not None:
                 found[segment] = lora
     return found
+
+
+def _rope_positions(segments: Sequence[Segment]) -> list[list[IntArray]] | None:
+    """Return the positions of each sequence where some have images, [3, T] each."""
+    batches = [[job.request.batch[index] for index in piece] for job, piece in segments]
+    if not any(datum.images for batch in batches for datum in batch):
+        return None
+    return [
+        [rope_positions(datum.tokens_T.size, datum.images) for datum in batch] for batch in batches
+    ]
 
 
 def _first_of_each_run(jobs: Iterable[Job]) -> list[Job]:

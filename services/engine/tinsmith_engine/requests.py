@@ -7,11 +7,15 @@ nothing else. Everything here can be built and checked without torch.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tinsmith_engine.values import FloatArray, ModelInfo, Published
+import numpy as np
+
+from tinsmith_engine.images import place_images
+from tinsmith_engine.values import FloatArray, ImageInput, ModelInfo, Published
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
@@ -52,6 +56,9 @@ class SampleRequest:
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
     """How many likeliest tokens to report at each position of the prompt."""
+    images: Sequence[ImageInput] = ()
+    """Of the prompt, in the order of their places; `prompt_tokens` holds their placeholders once
+    they are placed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,20 @@ class SampledSequence:
     """`stop`, `length` (also: the context is full), `error` (the model gave no finite
     distribution), or None while it grows."""
     prompt: PromptLogprobs | None = None
+
+
+def place_prompt(request: SampleRequest, info: ModelInfo, field: str) -> SampleRequest:
+    """Return a request with its images opened and their placeholders among the prompt's tokens.
+
+    Raises:
+        InvalidFieldError: The model reads no images, or an image can not be read.
+        SequenceTooLongError: The images exceed the context of the model.
+    """
+    if not request.images or request.images[0].pixels is not None:
+        return request
+    tokens_T = np.asarray(request.prompt_tokens, dtype=np.int64)
+    tokens_T, images = place_images(tokens_T, request.images, info, field)
+    return dataclasses.replace(request, prompt_tokens=tokens_T.tolist(), images=images)
 
 
 def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:

@@ -60,12 +60,14 @@ class RowLadder:
             raise ValueError(f"{num_rows} rows are no multiple of {self.quantum}")
         return parts
 
-    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return `x @ weight + bias` for x [N, in] and weight [in, out]."""
+    def product(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Return `x @ weight + bias` for x [N, in] and weight [in, out], in `out` if given."""
         parts = self.parts(len(x))
-        if len(parts) == 1:
+        if len(parts) == 1 and out is None:
             return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
-        out = x.new_empty(len(x), weight.shape[1])
+        out = x.new_empty(len(x), weight.shape[1]) if out is None else out
         start = 0
         for size in parts:
             rows = slice(start, start + size)
@@ -75,6 +77,15 @@ class RowLadder:
                 torch.addmm(bias, x[rows], weight, out=out[rows])
             start += size
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class Ladders:
+    """At how many rows a model's frozen products are issued: in layers, experts and the head."""
+
+    layers: RowLadder = RowLadder(())
+    head: RowLadder = RowLadder(())
+    experts: RowLadder = RowLadder(())
 
 
 def padded_rows(num_rows: int, quantum: int) -> int:
@@ -121,5 +132,20 @@ def _agreeing(weight: Tensor, bias: Tensor | None, rungs: Sequence[int]) -> set[
     if not torch.equal(moved, wanted[order]):
         return set()
     return {
-        rung for rung in rungs if torch.equal(RowLadder((rung,)).product(x, weight, bias), wanted)
+        rung
+        for rung in rungs
+        if torch.equal(RowLadder((rung,)).product(x, weight, bias), wanted)
+        and _keeps_nan_in_its_row(x[:rung], weight, bias)
     }
+
+
+def _keeps_nan_in_its_row(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether a NaN spoils no row but its own.
+
+    A kernel that reads beyond the end of a row and multiplies what it finds there by zero has the
+    right bits until the next row holds a NaN; bfloat16 kernels do this at some widths.
+    """
+    spoilt = x.clone()
+    spoilt[1::2] = float("nan")
+    found = RowLadder((len(x),)).product(spoilt, weight, bias)
+    return bool(torch.isfinite(found[::2]).all())

@@ -6,7 +6,6 @@ Rows of equal layout share an arena (`rows.py`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from tinsmith_engine.adam import RowBound
 from tinsmith_engine.models import Model, RunTensors
 from tinsmith_engine.rows import Arena, Row, RowLayout
-from tinsmith_engine.units import UnitSpec, initialise_lora_, lora_layout
+from tinsmith_engine.units import initialise_lora_, lora_layout
 from tinsmith_engine.values import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
@@ -85,9 +84,13 @@ def adapter_scale(config: AdapterConfig) -> float:
     return config.alpha / config.rank if isinstance(config, LoraConfig) else 1.0
 
 
-def check_config(config: AdapterConfig, units: Sequence[UnitSpec]) -> None:
-    """Raise InvalidFieldError for an adapter that can not be built on the model's units."""
+def check_config(config: AdapterConfig, model: Model[Any]) -> None:
+    """Raise InvalidFieldError for a run that can not be built on the model."""
     if isinstance(config, FullConfig):
+        if not model.trains_all:
+            raise InvalidFieldError(
+                "adapter.full", "can not be trained: the vision tower of this model is frozen"
+            )
         return
     if not 1 <= config.rank <= MAX_RANK:
         raise InvalidFieldError("lora.rank", f"must be 1 to {MAX_RANK}, got {config.rank}")
@@ -95,7 +98,7 @@ def check_config(config: AdapterConfig, units: Sequence[UnitSpec]) -> None:
         raise InvalidFieldError("lora.alpha", f"must be positive and finite, got {config.alpha}")
     if not -(1 << 63) <= config.seed < 1 << 63:
         raise InvalidFieldError("lora.seed", f"must fit into 64 bits, got {config.seed}")
-    if not any(unit.is_adapted_by(config) for unit in units):
+    if not any(unit.is_adapted_by(config) for unit in model.lora_units):
         raise InvalidFieldError("lora", "trains no layer of this model")
 
 
@@ -117,7 +120,7 @@ class RunStore:
             CapacityExhaustedError: All rows are taken.
             InvalidFieldError: The configuration can not be built.
         """
-        check_config(config, self.model.lora_units)
+        check_config(config, self.model)
         if name in self._runs:
             raise AlreadyExistsError(f"run {name} exists in this engine", run=name)
         if len(self._runs) >= self.max_rows:

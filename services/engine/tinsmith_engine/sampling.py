@@ -21,12 +21,14 @@ from tinsmith_engine.decoding import CachedDecoding, DecodeRow, Decoding, Recomp
 from tinsmith_engine.engine import Engine
 from tinsmith_engine.fallback import FallbackModel
 from tinsmith_engine.head import log_probabilities
+from tinsmith_engine.images import rope_shift
 from tinsmith_engine.kv_cache import cache_bytes_per_token
 from tinsmith_engine.picking import PickRule, pick, uniform
 from tinsmith_engine.requests import (
     PromptLogprobs,
     SampledSequence,
     SampleRequest,
+    place_prompt,
     validate_sample_request,
 )
 
@@ -55,6 +57,8 @@ class _Row:
     tokens: list[int]
     """Prompt and completion."""
     prompt: PromptLogprobs | None
+    rope_shift: int
+    """What the rotary position of the completion is ahead of the number of tokens."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
@@ -105,6 +109,7 @@ class Sampler:
             SequenceTooLongError: The prompt exceeds the context of the model.
             VersionNotLoadedError: Nobody holds the request's version any more.
         """
+        request = place_prompt(request, self._info, "prompt_tokens")
         validate_sample_request(request, self._info)
         if request.weights is not None:
             self._versions.acquire(request.weights)
@@ -138,7 +143,10 @@ class Sampler:
         if self._active:
             rows = self._active
             logits = self._decoding.decode(
-                [DecodeRow(row.slot, row.request.weights, row.tokens) for row in rows]
+                [
+                    DecodeRow(row.slot, row.request.weights, row.tokens, row.rope_shift)
+                    for row in rows
+                ]
             )
             finished += self._take_tokens(rows, logits)
         return finished
@@ -160,11 +168,14 @@ class Sampler:
         slots, self._free = self._free[: len(group.samples)], self._free[len(group.samples) :]
         scores_prompt = request.prompt_logprobs or request.topk_prompt_logprobs > 0
         chunks = self._decoding.prefill(
-            request.weights, request.prompt_tokens, slots, all_=scores_prompt
+            request.weights, request.prompt_tokens, slots, request.images, all_=scores_prompt
         )
         prompt, last = _read_prompt(request, chunks)
+        shift = rope_shift(request.images)
         rows = [
-            _Row(group.request_id, request, sample, slot, list(request.prompt_tokens), prompt)
+            _Row(
+                group.request_id, request, sample, slot, list(request.prompt_tokens), prompt, shift
+            )
             for sample, slot in zip(group.samples, slots, strict=True)
         ]
         self._active = self._active + rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,31 @@ class UnitSpec:
     def b_names(self) -> list[str]:
         """The tensors that hold each part's B."""
         return [f"{name}.lora_B.weight" for name in self.names]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSpecs:
+    """The same unit of every expert of a layer: equal sizes, one after the other in a row."""
+
+    experts: tuple[UnitSpec, ...]
+
+    @property
+    def first(self) -> UnitSpec:
+        """The unit of expert 0."""
+        return self.experts[0]
+
+
+LayerSpec = UnitSpec | ExpertSpecs
+"""What a decoder computes as one: a unit, or the units of all experts."""
+
+
+def unit_specs(specs: Iterable[LayerSpec]) -> list[UnitSpec]:
+    """Return all units, those of each expert apart."""
+    return [
+        unit
+        for spec in specs
+        for unit in (spec.experts if isinstance(spec, ExpertSpecs) else (spec,))
+    ]
 
 
 def lora_layout(specs: Sequence[UnitSpec], config: LoraConfig) -> RowLayout:

@@ -61,15 +61,60 @@ class AdamParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageInput:
+    """An image inside a sequence.
+
+    It arrives encoded. Once it is placed (`images.place_images`) it is opened and scaled, and the
+    sequence holds a placeholder token for each of its embeddings.
+    """
+
+    position: int
+    """How many tokens stand before it; once placed, where its placeholders begin."""
+    data: bytes
+    format: str
+    """`png` or `jpeg`."""
+    field: str = "images"
+    """Where it stood in the request, for errors."""
+    pixels: NDArray[np.uint8] | None = None
+    """[height, width, 3]; None until it is placed."""
+    grid: tuple[int, int] = (0, 0)
+    """Rows and columns of placeholder tokens; zeros until it is placed."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Placeholder tokens that it takes."""
+        return self.grid[0] * self.grid[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRules:
+    """How the images of a vision-language model are prepared."""
+
+    token_id: int
+    """The placeholder."""
+    patch_size: int
+    """Pixels along a side of a patch."""
+    merge_size: int
+    """Patches along a side of a token."""
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Datum:
-    """One training sequence of T tokens."""
+    """One training sequence of T tokens, placeholders of images included."""
 
     tokens_T: IntArray
-    """Input token ids, int64 [T]."""
+    """Input token ids, int64 [T]; without placeholders as long as the images are not placed."""
     targets_T: IntArray
     """Token id that each position predicts, int64 [T]; or [T, K] for K targets each."""
     loss_inputs: Mapping[str, FloatArray]
     """Per-token inputs of the loss, float32 [T] each; weights may be [T, K]."""
+    images: Sequence[ImageInput] = ()
+    """In the order of their places."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,3 +199,10 @@ class ModelInfo:
     """Names everything that may change bits: build, threads, dtype, device, tiles and splits."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """The parts of the fingerprint, by name."""
+    images: ImageRules | None = None
+    """How it reads images; None if it does not."""
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether sequences may hold images."""
+        return self.images is not None

@@ -72,9 +72,11 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
     for name in ("num_samples", "topk_prompt_logprobs", "min_version"):
         if getattr(request, name) < 0:
             raise InvalidFieldError(name, "must not be negative")
+    tokens_T, images = decode_input(request.prompt, field="prompt")
     return Prompt(
         session=request.sampling_session,
-        tokens=decode_input(request.prompt, field="prompt").tolist(),
+        tokens=tokens_T.tolist(),
+        images=images,
         num_samples=request.num_samples or 1,
         stop_tokens=None if stop is None else list(stop.token_ids),
         stop_strings=list(request.params.stop_strings),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tinsmith_engine import Published, SampledSequence, SampleRequest
 from tinsmith_engine.host import EngineHost
+from tinsmith_engine.images import place_images
 from tinsmith_engine.sampling import rows_within
+from tinsmith_engine.values import ImageInput
 from tinsmith_runtime.errors import (
     InvalidFieldError,
     NotFoundError,
@@ -48,6 +54,7 @@ class Prompt:
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
     min_version: int = 0
+    images: Sequence[ImageInput] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,8 @@ class SamplingService:
         """Draw completions; see `SamplerService.Sample` for the errors."""
         target = await self._sessions.get(prompt.session)
         seed = secrets.randbits(63) if prompt.seed is None else prompt.seed
+        if prompt.images:
+            prompt = await asyncio.to_thread(self._place, prompt, target)
         self._check(prompt, target)
         for attempt in range(_MAX_PUBLISH_RACES):
             published = await self._resolve(prompt, target)
@@ -152,6 +161,13 @@ class SamplingService:
             # The trainer may have moved, or the session ended: ask the scheduler next time.
             self._sessions.forget(prompt.session)
             raise
+
+    def _place(self, prompt: Prompt, target: Target) -> Prompt:
+        """Open the images of a prompt and put their placeholders among its tokens."""
+        info = self._host.engine(target.base_model).info
+        tokens_T = np.asarray(prompt.tokens, dtype=np.int64)
+        tokens_T, images = place_images(tokens_T, prompt.images, info, prompt.tokens_field)
+        return dataclasses.replace(prompt, tokens=tokens_T.tolist(), images=images)
 
     def _check(self, prompt: Prompt, target: Target) -> None:
         limits = self._host.engine(target.base_model).info
@@ -203,4 +219,5 @@ class SamplingService:
             decode_text=self._decoders.get(target.base_model),
             prompt_logprobs=prompt.prompt_logprobs,
             topk_prompt_logprobs=prompt.topk_prompt_logprobs,
+            images=prompt.images,
         )

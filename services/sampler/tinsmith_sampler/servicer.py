@@ -63,9 +63,11 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         _check_session(request.sampling_session)
         if request.min_version < 0:
             raise InvalidFieldError("min_version", "must be at least 0")
+        tokens_T, images = decode_input(request.input, field="input")
         prompt = Prompt(
             session=request.sampling_session,
-            tokens=decode_input(request.input, field="input").tolist(),
+            tokens=tokens_T.tolist(),
+            images=images,
             tokens_field="input",
             max_tokens=0,
             prompt_logprobs=True,

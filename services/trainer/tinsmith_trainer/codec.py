@@ -248,7 +248,7 @@ def _decode_forward(request: Any, *, is_backward: bool) -> ForwardWork:
 
 
 def _decode_datum(message: trajectories_pb2.Datum, path: str) -> Datum:
-    tokens_T = decode_input(message.model_input, field=f"{path}.model_input")
+    tokens_T, images = decode_input(message.model_input, field=f"{path}.model_input")
     inputs = dict(message.loss_inputs)
     target = inputs.pop("target_tokens", None)
     if target is None:
@@ -261,7 +261,7 @@ def _decode_datum(message: trajectories_pb2.Datum, path: str) -> Datum:
         key: decode_array(tensor, f'{path}.loss_inputs["{key}"]', np.float32, allows_several=True)
         for key, tensor in inputs.items()
     }
-    return Datum(tokens_T, targets_T, loss_inputs)
+    return Datum(tokens_T, targets_T, loss_inputs, images)
 
 
 def _decode_optim_step(request: trainer_pb2.OptimStepRequest) -> OptimStepWork:

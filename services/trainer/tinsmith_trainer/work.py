@@ -34,8 +34,8 @@ class ForwardWork:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the batch."""
-        return sum(datum.tokens_T.size for datum in self.batch)
+        """Tokens of the batch, placeholders of images included: there is a target for each."""
+        return sum(max(datum.tokens_T.size, len(datum.targets_T)) for datum in self.batch)
 
 
 @dataclass(frozen=True, slots=True)

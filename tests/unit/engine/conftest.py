@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from tinsmith_engine import Datum, Engine, LoraConfig
 
 VOCAB = 96
+IMAGE_TOKEN = VOCAB - 1
 
 
 def save_tiny(directory: Path, family: str, **overrides: Any) -> Path:
@@ -33,15 +34,73 @@ def save_tiny(directory: Path, family: str, **overrides: Any) -> Path:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    if family in ("qwen3", "qwen2", "llama"):
+    if family in ("qwen3", "qwen2", "llama", "qwen3_moe"):
         common |= {"num_key_value_heads": 2, "tie_word_embeddings": True}
-    if family == "qwen3":
+    if family in ("qwen3", "qwen3_moe"):
         common["head_dim"] = 16
+    if family == "qwen3_moe":
+        common |= {
+            "moe_intermediate_size": 32,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        }
     torch.manual_seed(7)
     config = AutoConfig.for_model(family, **common | overrides)
     model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         # Norms of one and biases of zero would hide mistakes in them.
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            elif "embed" not in name:
+                parameter.mul_(3.0)
+    model.save_pretrained(directory)
+    return directory
+
+
+def save_tiny_vision(directory: Path) -> Path:
+    """Write a random Qwen2.5-VL: text as in `save_tiny`, a vision tower of 2 layers."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    no_tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    text = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10_000.0,
+            "mrope_section": [2, 3, 3],
+        },
+    }
+    vision = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+    }
+    torch.manual_seed(7)
+    config = AutoConfig.for_model(
+        "qwen2_5_vl",
+        text_config=text | no_tokens,
+        vision_config=vision,
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=VOCAB - 2,
+        vision_start_token_id=VOCAB - 4,
+        vision_end_token_id=VOCAB - 3,
+        tie_word_embeddings=True,
+        **no_tokens,
+    )
+    model: Any = AutoModelForImageTextToText.from_config(config)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
@@ -138,10 +197,12 @@ def peft_model(
         return model.to(dtype).eval()
 
 
-def reference_logprobs(model: Any, datum: Datum) -> torch.Tensor:
+def reference_logprobs(
+    model: Any, datum: Datum, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Target log-probabilities by a plain forward of one sequence, with grad."""
     logits = model(torch.from_numpy(datum.tokens_T)[None]).logits[0]
-    log_softmax = torch.log_softmax(logits, -1)
+    log_softmax = torch.log_softmax(logits.to(dtype), -1)
     targets = torch.from_numpy(datum.targets_T)
     return log_softmax.gather(1, targets.view(len(targets), -1)).view(targets.shape)
 

@@ -179,6 +179,7 @@ class ModelCapabilities(_message.Message):
     NUMERICS_FINGERPRINT_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
+    READS_IMAGES_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """Names the base model, as `CreateTrainingRun` takes it."""
     vocabulary_size: _builtins.int
@@ -195,6 +196,8 @@ class ModelCapabilities(_message.Message):
     """Names what decides the bits of a result: build, device, dtype, threads, tiling."""
     tokenizer_digest: _builtins.str
     """Names the tokenizer files by SHA-256, as `GetTokenizer` delivers them."""
+    reads_images: _builtins.bool
+    """Says whether prompts may hold images."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Lists the token ids that end a turn unless a request says otherwise."""
@@ -211,10 +214,11 @@ class ModelCapabilities(_message.Message):
         numerics_fingerprint: _builtins.str = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         tokenizer_digest: _builtins.str = ...,
+        reads_images: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "exactness", b"exactness", "family", b"family", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "exactness", b"exactness", "family", b"family", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "reads_images", b"reads_images", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from tinsmith_engine.decoder import Bound, Decoder, Ladders
+from tinsmith_engine.decoder import Bound, Decoder
 from tinsmith_engine.decoder_config import DecoderConfig
 from tinsmith_engine.decoder_weights import (
     DecoderWeights,
@@ -31,8 +31,9 @@ from tinsmith_engine.distributed.sharded_base import (
 from tinsmith_engine.factory import DecoderFiles, find_ladders
 from tinsmith_engine.linear import LinearUnit
 from tinsmith_engine.models import RunTensors
-from tinsmith_engine.row_ladder import RowLadder
-from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_engine.ops import EAGER, Ops
+from tinsmith_engine.row_ladder import Ladders
+from tinsmith_runtime.errors import ConfigError, InvalidFieldError
 
 
 class ShardedWeights(DecoderWeights):
@@ -42,6 +43,7 @@ class ShardedWeights(DecoderWeights):
     _base: ShardedBase
     _stream: GatherStream
     _ladders: Ladders
+    _ops: Ops
     _found: Sequence[LayerWeights]
 
     def __init__(
@@ -50,13 +52,14 @@ class ShardedWeights(DecoderWeights):
         base: ShardedBase,
         stream: GatherStream,
         ladders: Ladders,
+        ops: Ops,
         layers: Sequence[LayerWeights] | None = None,
     ) -> None:
-        found = layers or _Layers(config, base, stream, ladders.layers)
+        found = layers or _Layers(config, base, stream, ladders, ops)
         # Not by assignment: the parent class is frozen.
         for name, value in zip(
-            ("_config", "_base", "_stream", "_ladders", "_found"),
-            (config, base, stream, ladders, found),
+            ("_config", "_base", "_stream", "_ladders", "_ops", "_found"),
+            (config, base, stream, ladders, ops, found),
             strict=True,
         ):
             object.__setattr__(self, name, value)
@@ -95,16 +98,24 @@ class ShardedWeights(DecoderWeights):
 
     def with_layers(self, layers: Sequence[LayerWeights]) -> DecoderWeights:
         """Return the weights with other layers."""
-        return ShardedWeights(self._config, self._base, self._stream, self._ladders, layers)
+        return ShardedWeights(
+            self._config, self._base, self._stream, self._ladders, self._ops, layers
+        )
 
 
 class _Layers(Sequence[LayerWeights]):
     """The layers; reading one gathers it."""
 
     def __init__(
-        self, config: DecoderConfig, base: ShardedBase, stream: GatherStream, ladder: RowLadder
+        self,
+        config: DecoderConfig,
+        base: ShardedBase,
+        stream: GatherStream,
+        ladders: Ladders,
+        ops: Ops,
     ) -> None:
-        self._config, self._base, self._stream, self._ladder = config, base, stream, ladder
+        self._config, self._base, self._stream = config, base, stream
+        self._ladders, self._ops = ladders, ops
 
     def __len__(self) -> int:
         return self._config.num_layers
@@ -123,7 +134,7 @@ class _Layers(Sequence[LayerWeights]):
     def bind(self, index: int, row: Tensor) -> LayerWeights:
         """Return a layer from its gathered row."""
         layout = self._base.blocks[1 + index].layout
-        return bind_layer(self._config, layout, row, index, self._ladder)
+        return bind_layer(self._config, layout, row, index, self._ladders, self._ops)
 
 
 class ShardedDecoder(Decoder):
@@ -158,7 +169,7 @@ class ShardedDecoder(Decoder):
             InvalidFieldError: The run trains all weights.
         """
         if run is None:
-            return ShardedWeights(self.config, self.base, self.stream, self._ladders)
+            return ShardedWeights(self.config, self.base, self.stream, self._ladders, self.ops)
         if run.is_full:
             raise _no_row()
         return super().bind(run)
@@ -170,11 +181,17 @@ def sharded_decoder(
     """Return what builds a decoder that is sharded over all ranks; they call it together."""
 
     def build(files: DecoderFiles) -> tuple[Decoder, Ladders]:
+        if files.config.moe is not None or files.config.rope_axes is not None:
+            raise ConfigError(
+                f"shard_base: {files.config.family} has experts or reads images, which are not "
+                "sharded; set shard_base=false"
+            )
         base = ShardedBase(files.config, files.layout, files.directory, files.dtype, ranks)
         ranks.meet()
-        ladders = Ladders(RowLadder(()), RowLadder(()))
+        ladders = Ladders()
         if files.exact:
-            ladders = find_ladders(*_first_layer_and_head(files, base))
+            layer, head = _first_layer_and_head(files, base)
+            ladders = find_ladders([layer], head)
         return ShardedDecoder(files, base, ladders), ladders
 
     return build
@@ -187,7 +204,7 @@ def _first_layer_and_head(files: DecoderFiles, base: ShardedBase) -> tuple[Layer
             pending.wait()
     name = HEAD if base.head_block else EMBEDDING
     block = base.blocks[1]
-    layer = bind_layer(files.config, block.layout, base.row(1), 0, RowLadder(()))
+    layer = bind_layer(files.config, block.layout, base.row(1), 0, Ladders(), EAGER)
     head = base.blocks[base.head_block]
     return layer, head.layout.view(base.row(base.head_block), name)
 
