@@ -185,7 +185,7 @@ def _tiles(
 
 
 def _mix(tiles: AdapterTiles, units: Sequence[LoraUnit | None]) -> UnitMix:
-    worn = [_given(units[adapter]) for adapter in tiles.adapters]
+    worn = [_given(units[adapter]).run(0) for adapter in tiles.adapters]
     scales = torch.tensor([lora.scale for lora in worn], dtype=worn[0].a.dtype)
     return UnitMix(
         tiles=tiles,

@@ -120,11 +120,14 @@ def bind_adapters(
     grad_RP = run.grad_P
     if grad_RP is not None and grad_RP.dim() == 1:
         grad_RP = grad_RP[None]
+    # See `lora`: a batch of one is another kernel then.
+    is_doubled = len(theta_RP) == 1 and (dtype != torch.float32 or theta_RP.device.type == "cuda")
+    dense_RP = theta_RP.repeat(2, 1) if is_doubled else theta_RP
     return AdapterWeights(
         tuple(
             ExpertLora.of(spec, run.layout, theta_RP, grad_RP, run.scale)
             if isinstance(spec, ExpertSpecs)
-            else LoraUnit.of(spec, run.layout, theta_RP, grad_RP, run.scale)
+            else LoraUnit.of(spec, run.layout, dense_RP, grad_RP, run.scale, is_doubled=is_doubled)
             for spec in specs
         )
     )

@@ -2,9 +2,10 @@
 
 Runs whose rows lie in the arena at one stride, whose segments have one length and whose adapters
 have one shape are a *stack*: each of their products is a single batched product over views of the
-arena, and their gradients are written to it directly. A batched product gives each run the bits
-that it would give it alone (the start-up probe of `exactness.py` checks this), so who shares a
-stack changes nothing but the time.
+arena, and their gradients are written to it directly. A batched product gives each run the same
+bits whatever the size of the batch, so who shares a stack changes nothing but the time; but a batch
+of one is another kernel where the dtype is not float32. There a run that is alone is computed
+twice, as a batch of two.
 
 Everything is scaled once, on the narrow side: `p = scale x A^T`, so that `y += p B^T`,
 `dB += dy^T p`, and with `dp = scale dy B`, `dA += dp^T x`, `dx += dp A`.
@@ -33,6 +34,8 @@ class LoraUnit:
     a_grad: Tensor | None
     b_grad: tuple[Tensor, ...]
     scale: float
+    is_doubled: bool = False
+    """Whether A and B hold a lone run twice; its gradients are there once."""
 
     @classmethod
     def of(
@@ -42,8 +45,13 @@ class LoraUnit:
         theta_RP: Tensor,
         grad_RP: Tensor | None,
         scale: float,
+        *,
+        is_doubled: bool = False,
     ) -> LoraUnit | None:
-        """Return the unit's views into adapter rows [R, P], or None if they do not adapt it."""
+        """Return the unit's views into adapter rows [R, P], or None if they do not adapt it.
+
+        With `is_doubled` theta_RP holds one run twice, [2, P], and grad_RP once.
+        """
         if spec.a_names[0] not in layout:
             return None
         return cls(
@@ -54,12 +62,13 @@ class LoraUnit:
             if grad_RP is None
             else tuple(layout.view(grad_RP, name) for name in spec.b_names),
             scale=scale,
+            is_doubled=is_doubled,
         )
 
     @property
     def num_runs(self) -> int:
         """How many runs are stacked."""
-        return len(self.a)
+        return 1 if self.is_doubled else len(self.a)
 
     def run(self, index: int) -> LoraUnit:
         """Return the unit of one of the stacked runs."""
@@ -82,6 +91,14 @@ class LoraUnit:
         Returns:
             [R, n, parts * rank].
         """
+        if self.is_doubled:
+            y_twice = torch.cat([y, y])
+            projected = self._add_forward_(y_twice, torch.cat([x, x]))
+            y.copy_(y_twice[: len(y)])
+            return projected
+        return self._add_forward_(y, x)
+
+    def _add_forward_(self, y: Tensor, x: Tensor) -> Tensor:
         y_RN, x_RN = self._by_run(y), self._by_run(x)
         projected = torch.bmm(x_RN, self.a.transpose(1, 2)).mul_(self.scale)
         for index, columns, ranks in self._parts():
@@ -106,6 +123,19 @@ class LoraUnit:
             dx: [R * n, in].
             accumulates: Whether the gradient views hold something; if not they are overwritten.
         """
+        if self.is_doubled:
+            dx_twice = None if dx is None else torch.cat([dx, dx])
+            self._backward(
+                torch.cat([dy, dy]), torch.cat([x, x]), projected, dx_twice, accumulates=accumulates
+            )
+            if dx is not None and dx_twice is not None:
+                dx.copy_(dx_twice[: len(dx)])
+            return
+        self._backward(dy, x, projected, dx, accumulates=accumulates)
+
+    def _backward(
+        self, dy: Tensor, x: Tensor, projected: Tensor, dx: Tensor | None, *, accumulates: bool
+    ) -> None:
         dy_RN, x_RN = self._by_run(dy), self._by_run(x)
         parts = []
         for index, columns, ranks in self._parts():
@@ -139,7 +169,8 @@ class LoraUnit:
 def _take_product_(grad: Tensor, left: Tensor, right: Tensor, accumulates: bool) -> None:
     """Add `left @ right` to float32 gradients [R, ...], or put it there."""
     if left.dtype != grad.dtype:
-        product = _product_for(grad, left, right)
+        # Of a lone run that is computed twice, the first is taken.
+        product = _product_for(grad, left, right)[: len(grad)]
         if accumulates:
             grad.add_(product)
         else:

@@ -126,8 +126,12 @@ class FullRuns:
                 f"a pass of the full-parameter run {request.run} failed on rank "
                 f"{self._ranks.rank}: {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(job.outcome, ForwardResult):
-            raise AssertionError("a job without a run has no way to fail")
+        if isinstance(job.outcome, TinsmithError):
+            if request.is_backward:
+                self._restore_gradient(run, before)
+            return job.outcome
+        if job.outcome is None:
+            raise AssertionError("a job whose pieces are done has ended")
         if not request.is_backward:
             return job.outcome
         loss = job.outcome.metrics["loss:sum"]
