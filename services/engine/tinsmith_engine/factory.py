@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tinsmith_engine.attention import PRODUCTS_RULE
 from tinsmith_engine.compiled_ops import compile_ops
 from tinsmith_engine.decoder import Decoder
 from tinsmith_engine.decoder_config import (
@@ -165,6 +166,8 @@ def load_model(
         "exactness": exactness,
         "micro_batch_tokens": micro_batch_tokens,
         "attention_padding": PADDING_RULE,
+        "attention_by_products": PRODUCTS_RULE,
+        "segment_rows": SEGMENT_ROWS,
         **found,
         **(more_details or {}),
     }
