@@ -5,7 +5,8 @@ have one shape are a *stack*: each of their products is a single batched product
 arena, and their gradients are written to it directly. A batched product gives each run the same
 bits whatever the size of the batch, so who shares a stack changes nothing but the time; but a batch
 of one is another kernel where the dtype is not float32. There a run that is alone is computed
-twice, as a batch of two.
+twice, as a batch of two; and long segments, which gain nothing from a batch, are batches of one
+whether they are in a stack or not.
 
 Everything is scaled once, on the narrow side: `p = scale x A^T`, so that `y += p B^T`,
 `dB += dy^T p`, and with `dp = scale dy B`, `dA += dp^T x`, `dx += dp A`.
@@ -21,6 +22,9 @@ from torch import Tensor
 
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.units import UnitSpec
+
+_LONGEST_STACKED = 256
+"""Rows of a segment up to which runs are stacked, where the dtype is not float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,13 @@ class LoraUnit:
         Returns:
             [R, n, parts * rank].
         """
+        if self._goes_alone(x):
+            return torch.cat(
+                [
+                    self.run(index)._add_forward_(y[rows], x[rows])
+                    for index, rows in enumerate(self._segments(x))
+                ]
+            )
         if self.is_doubled:
             y_twice = torch.cat([y, y])
             projected = self._add_forward_(y_twice, torch.cat([x, x]))
@@ -123,6 +134,16 @@ class LoraUnit:
             dx: [R * n, in].
             accumulates: Whether the gradient views hold something; if not they are overwritten.
         """
+        if self._goes_alone(x):
+            for index, rows in enumerate(self._segments(x)):
+                self.run(index)._backward(
+                    dy[rows],
+                    x[rows],
+                    projected[index : index + 1],
+                    None if dx is None else dx[rows],
+                    accumulates=accumulates,
+                )
+            return
         if self.is_doubled:
             dx_twice = None if dx is None else torch.cat([dx, dx])
             self._backward(
@@ -152,6 +173,15 @@ class LoraUnit:
             _take_product_(self.a_grad, dprojected.transpose(1, 2), x_RN, accumulates)
         if dx is not None:
             self._by_run(dx).baddbmm_(dprojected, self.a)
+
+    def _goes_alone(self, x: Tensor) -> bool:
+        """Whether each run's segment is long enough to be a product of its own."""
+        is_long = len(x) // self.num_runs > _LONGEST_STACKED
+        return is_long and self.a.dtype != torch.float32
+
+    def _segments(self, x: Tensor) -> list[slice]:
+        num_rows = len(x) // self.num_runs
+        return [slice(start, start + num_rows) for start in range(0, len(x), num_rows)]
 
     def _by_run(self, rows: Tensor) -> Tensor:
         return rows.view(len(self.a), -1, rows.shape[-1])

@@ -397,6 +397,30 @@ def busy_life(load_engine: Callable[[], Engine]) -> list[Any]:
     return [*found, state_bits(engine, RUN)]
 
 
+def test_long_segments_in_bfloat16_have_the_bits_of_each_alone(long_dir: Path) -> None:
+    # Segments of over 256 rows, which are not stacked in this dtype.
+    engine = Engine.load(long_dir, dtype="bfloat16", max_rows=3)
+    requests = []
+    for index in range(3):
+        engine.create_run(f"run-{index}", LoraConfig(rank=8, seed=index))
+        requests.append(
+            BatchRequest(
+                run=f"run-{index}",
+                batch=make_batch(lengths=(150, 200), seed=index),
+                loss="cross_entropy",
+                loss_config={},
+                is_backward=True,
+            )
+        )
+    alone = []
+    for request in requests:
+        engine.compute([request])
+        alone.append(state_bits(engine, str(request.run)))
+        engine.clear_gradient(str(request.run))
+    engine.compute(requests)
+    assert [state_bits(engine, str(request.run)) for request in requests] == alone
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_life_among_others_has_the_bits_of_a_calm_one(long_dir: Path, dtype: str) -> None:
     calm = calm_life(load(long_dir, dtype=dtype))
