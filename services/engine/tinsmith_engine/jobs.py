@@ -176,12 +176,13 @@ class Job:
             # A square may overflow where no number does.
             is_finite &= math.isfinite(norm) or is_finite_row(run.row.grad_P)
         if not is_finite:
-            whose = "the base model" if self.run is None else f"run {self.run.name}"
+            name = self.request.run
+            whose = "the base model" if name is None else f"run {name}"
             self.fail(
                 NonFiniteLossError(
                     f"the batch gave {whose} a NaN or infinite loss or gradient; a gradient "
                     "accumulated before it is unchanged",
-                    run="" if self.run is None else self.run.name,
+                    run=name or "",
                     loss=found["loss:sum"],
                 )
             )

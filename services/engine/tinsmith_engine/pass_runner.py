@@ -190,6 +190,10 @@ class PassRunner:
             and not run.config.train_unembedding
         )
 
+    def _adds_to_row(self, job: Job, run: Run) -> bool:
+        """Whether the gradient of the next piece is added to the row rather than put there."""
+        return job.accumulates or not (job.request.is_backward and self._overwrites(run))
+
     def _passes(self, segments: Sequence[Segment]) -> list[list[Segment]]:
         """Part segments into passes: full-parameter runs by themselves, others by their rows."""
         full = [[one] for one in segments if one[0].run is not None and one[0].run.is_full]
@@ -237,9 +241,12 @@ class PassRunner:
         run = job.run
         if run is None or run.is_full:
             return None
-        overwrites = job.request.is_backward and not job.accumulates and self._overwrites(run)
         return Wearer(
-            run.arena, run.row.index, adapter_scale(run.config), not overwrites, job.rows_of(piece)
+            run.arena,
+            run.row.index,
+            adapter_scale(run.config),
+            self._adds_to_row(job, run),
+            job.rows_of(piece),
         )
 
     def _bound_rows(
@@ -250,12 +257,8 @@ class PassRunner:
         if not runs:
             return None
         place = slice(rows.segments[first].start, rows.segments[first + len(runs) - 1].stop)
-        overwrites = (
-            members[0].request.is_backward
-            and not members[0].accumulates
-            and self._overwrites(runs[0])
-        )
-        return BoundRows(place, self._bound_stack(runs), not overwrites)
+        # The members of a stack are alike in this.
+        return BoundRows(place, self._bound_stack(runs), self._adds_to_row(members[0], runs[0]))
 
     def _bound_stack(self, runs: Sequence[Run]) -> Any:
         revisions = tuple(run.revision for run in runs) if self._copies_on_bind else ()

@@ -134,8 +134,7 @@ class FullRuns:
             raise AssertionError("a job whose pieces are done has ended")
         if not request.is_backward:
             return job.outcome
-        loss = job.outcome.metrics["loss:sum"]
-        if np.isfinite(loss) and math.isfinite(full_grad_norm(run, self._ranks)):
+        if math.isfinite(full_grad_norm(run, self._ranks)):
             run.has_gradient = True
             return job.outcome
         self._restore_gradient(run, before)
@@ -143,7 +142,7 @@ class FullRuns:
             f"the batch gave run {request.run} a NaN or infinite loss or gradient; the gradient "
             "accumulated before it is unchanged",
             run=request.run,
-            loss=loss,
+            loss=job.outcome.metrics["loss:sum"],
         )
 
     def optim_step(self, name: str, params: AdamParams) -> OptimStepResult:
