@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
 from tinsmith.names import KeyName
 from tinsmith_runtime.auth import ADMIN_SCOPE, USER_SCOPE, ApiKey, Caller
@@ -26,7 +25,7 @@ from tinsmith_runtime.errors import (
     KeyRevokedError,
     ScopeMissingError,
 )
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import Database, insert
 from tinsmith_scheduler.records import Key, KeyState, PageRequest, RequestIdentity
 from tinsmith_scheduler.store import (
     decode_page_token,
@@ -196,7 +195,7 @@ class Keys:
                     raise reused(request)
                 remember(connection, request, b"", now_s=now_s)
             connection.execute(
-                insert(projects)
+                insert(connection, projects)
                 .values(project=project, create_time_s=now_s)
                 .on_conflict_do_nothing()
             )

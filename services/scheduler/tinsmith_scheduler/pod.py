@@ -93,7 +93,7 @@ class SchedulerPod:
         if self._trainers is not None:
             await self._trainers.close()
         if self._database is not None:
-            await asyncio.to_thread(self._database.close)
+            await self._database.close()
         self._database = self._server = self._trainers = self._creations = self._reaper = None
 
     async def _serve(self, database: Database) -> None:

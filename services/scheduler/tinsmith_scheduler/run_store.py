@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
+from tinsmith_runtime.sql import insert
 from tinsmith_scheduler.placement import TrainerCandidate, Wait, choose_trainer
 from tinsmith_scheduler.records import (
     Release,
@@ -190,7 +190,7 @@ def owe_release(connection: sa.Connection, run: Run, mode: ReleaseMode) -> None:
     """Note a release that the trainer of a run has to confirm."""
     values = {"epoch": run.epoch, "mode": mode.value}
     connection.execute(
-        insert(releases)
+        insert(connection, releases)
         .values(run=run.name, worker=run.worker, **values)
         .on_conflict_do_update(index_elements=["run", "worker"], set_=values)
     )

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import InvalidFieldError, RequestIdReusedError
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import Database, SqliteDatabase
 from tinsmith_scheduler.records import RequestIdentity
 from tinsmith_scheduler.tables import SCHEMA_VERSION, audit, metadata, requests
 
@@ -28,13 +28,13 @@ _DIGEST_BYTES = 8
 _MAX_SERIAL_DIGITS = 18
 
 
-def open_database(data_dir: Path) -> Database:
+def open_database(data_dir: Path) -> SqliteDatabase:
     """Open or create the database of a scheduler.
 
     Raises:
         ConfigError: If another process has it open, or another release wrote it.
     """
-    return Database(data_dir / "scheduler.sqlite", metadata, schema_version=SCHEMA_VERSION)
+    return SqliteDatabase(data_dir / "scheduler.sqlite", metadata, schema_version=SCHEMA_VERSION)
 
 
 def recall(connection: sa.Connection, request: RequestIdentity) -> bytes | None:

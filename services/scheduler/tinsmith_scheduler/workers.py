@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
 from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError, WorkerUnavailableError
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import Database, insert
 from tinsmith_scheduler.metrics import WORKERS
 from tinsmith_scheduler.placement import TrainerCandidate
 from tinsmith_scheduler.records import ModelOffer, TokenizerFiles, Worker, WorkerRole
@@ -60,7 +59,9 @@ class Workers:
         if new:
             rows = [{"base_model": base_model} for base_model in sorted(new)]
             await self._database.write(
-                lambda connection: connection.execute(insert(models).on_conflict_do_nothing(), rows)
+                lambda connection: connection.execute(
+                    insert(connection, models).on_conflict_do_nothing(), rows
+                )
             )
             self._stored_models |= new
         return worker

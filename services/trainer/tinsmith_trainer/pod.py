@@ -145,7 +145,7 @@ class TrainerPod:
         await self._cycle.stop()
         await self._registry.park_all()
         await self._scheduler.close()
-        await asyncio.to_thread(self._ledger.close)
+        await self._ledger.close()
 
     def _note_end(self, error: Exception) -> None:
         """Say at once that nothing is executed any more."""

@@ -105,7 +105,7 @@ class LedgerSuite:
         ledger = open_ledger()
         await ledger.adopt_run(run_record())
         yield ledger
-        ledger.close()
+        await ledger.close()
 
     # Runs.
 
@@ -422,12 +422,12 @@ class LedgerSuite:
         await first.finish(RUN, 3, [outcome(1)], checkpoints=[checkpoint("a")])
         await first.add_snapshot(snapshot(1), 3)
         before = await self._everything(first)
-        first.close()
+        await first.close()
         again = open_ledger()
         assert await self._everything(again) == before
         with pytest.raises(AbortedError):
             await again.adopt_run(run_record(epoch=2))
-        again.close()
+        await again.close()
 
     async def _everything(self, ledger: Ledger) -> list[Any]:
         return [

@@ -86,7 +86,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(guarded())
 
     def teardown(self) -> None:
-        self.ledger.close()
+        self.loop.run_until_complete(self.ledger.close())
         self.loop.close()
         self.folder.cleanup()
 
@@ -168,7 +168,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        self.ledger.close()
+        self.loop.run_until_complete(self.ledger.close())
         self.ledger = self.open()
 
     @invariant()

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from prometheus_client import REGISTRY
 
 from tinsmith_runtime.errors import ConfigError, InvalidFieldError, StorageFullError
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import SqliteDatabase
 
 metadata = sa.MetaData()
 notes = sa.Table(
@@ -36,16 +36,16 @@ def numbers(connection: sa.Connection) -> list[int]:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(tmp_path / "folder" / "pod.db", metadata, schema_version=1)
+def database(tmp_path: Path) -> Iterator[SqliteDatabase]:
+    database = SqliteDatabase(tmp_path / "folder" / "pod.db", metadata, schema_version=1)
     yield database
-    database.close()
+    database.close_sync()
 
 
 class HeldWriter:
     """Keeps the writer inside a write until it is released."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteDatabase) -> None:
         self._begun, self._release = threading.Event(), threading.Event()
         self._write = asyncio.create_task(database.write(self._hold))
 
@@ -66,17 +66,17 @@ def num_commits() -> float:
     return REGISTRY.get_sample_value("tinsmith_ledger_commit_writes_count") or 0.0
 
 
-async def test_a_write_is_on_disk_when_it_returns(database: Database, tmp_path: Path) -> None:
+async def test_a_write_is_on_disk_when_it_returns(database: SqliteDatabase, tmp_path: Path) -> None:
     assert await database.write(add(1)) == 1
     assert await asyncio.to_thread(database.write_sync, add(2)) == 2
     assert await database.read(numbers) == [1, 2]
-    database.close()
-    again = Database(tmp_path / "folder" / "pod.db", metadata, schema_version=1)
+    database.close_sync()
+    again = SqliteDatabase(tmp_path / "folder" / "pod.db", metadata, schema_version=1)
     assert await again.read(numbers) == [1, 2]
-    again.close()
+    again.close_sync()
 
 
-async def test_a_commit_is_synced_to_disk(database: Database) -> None:
+async def test_a_commit_is_synced_to_disk(database: SqliteDatabase) -> None:
     async def pragma(name: str) -> object:
         return await database.write(
             lambda connection: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
@@ -85,7 +85,7 @@ async def test_a_commit_is_synced_to_disk(database: Database) -> None:
     assert (await pragma("journal_mode"), await pragma("synchronous")) == ("wal", 2)
 
 
-async def test_writes_that_wait_share_one_commit(database: Database) -> None:
+async def test_writes_that_wait_share_one_commit(database: SqliteDatabase) -> None:
     before = num_commits()
     async with HeldWriter(database):
         writes = [asyncio.create_task(database.write(add(number))) for number in range(50)]
@@ -94,7 +94,7 @@ async def test_writes_that_wait_share_one_commit(database: Database) -> None:
     assert num_commits() - before == 2  # that of the held write, and one for all the others
 
 
-async def test_a_write_that_fails_is_rolled_back_alone(database: Database) -> None:
+async def test_a_write_that_fails_is_rolled_back_alone(database: SqliteDatabase) -> None:
     def half(connection: sa.Connection) -> None:
         add(100)(connection)
         raise InvalidFieldError("field", "is wrong")
@@ -115,7 +115,7 @@ async def test_a_write_that_fails_is_rolled_back_alone(database: Database) -> No
 
 
 async def test_writes_made_together_share_one_commit_and_have_their_own_results(
-    database: Database,
+    database: SqliteDatabase,
 ) -> None:
     def bug(connection: sa.Connection) -> int:
         raise RuntimeError("bug")
@@ -127,7 +127,7 @@ async def test_writes_made_together_share_one_commit_and_have_their_own_results(
     assert await database.read(numbers) == [1, 2]
 
 
-async def test_a_cancelled_caller_does_not_cancel_its_write(database: Database) -> None:
+async def test_a_cancelled_caller_does_not_cancel_its_write(database: SqliteDatabase) -> None:
     async with HeldWriter(database):
         write = asyncio.create_task(database.write(add(1)))
         await asyncio.sleep(0)
@@ -138,18 +138,18 @@ async def test_a_cancelled_caller_does_not_cancel_its_write(database: Database) 
     assert await database.read(numbers) == [1, 2]
 
 
-async def test_readers_see_the_last_commit_and_do_not_wait(database: Database) -> None:
+async def test_readers_see_the_last_commit_and_do_not_wait(database: SqliteDatabase) -> None:
     await database.write(add(1))
     async with HeldWriter(database):
         assert await database.read(numbers) == [1]
 
 
-async def test_a_reader_can_not_write(database: Database) -> None:
+async def test_a_reader_can_not_write(database: SqliteDatabase) -> None:
     await database.read(add(1))
     assert await database.read(numbers) == []
 
 
-async def test_a_full_disk_is_typed_and_passes(database: Database, caplog: object) -> None:
+async def test_a_full_disk_is_typed_and_passes(database: SqliteDatabase, caplog: object) -> None:
     await database.write(add(1))
 
     def limit(num_pages: int) -> Callable[[sa.Connection], None]:
@@ -176,18 +176,18 @@ async def test_a_full_disk_is_typed_and_passes(database: Database, caplog: objec
     assert await database.read(numbers) == [1, 2]
 
 
-async def test_errors_do_not_carry_what_was_written(database: Database) -> None:
+async def test_errors_do_not_carry_what_was_written(database: SqliteDatabase) -> None:
     await database.write(add(1))
     with pytest.raises(sa.exc.IntegrityError) as failure:
         await database.write(add(1, "secret prompt"))
     assert "secret" not in str(failure.value)
 
 
-def test_a_second_process_is_refused(database: Database, tmp_path: Path) -> None:
+def test_a_second_process_is_refused(database: SqliteDatabase, tmp_path: Path) -> None:
     script = (
         "import sys, pathlib, sqlalchemy\n"
-        "from tinsmith_runtime.sql import Database\n"
-        "Database(pathlib.Path(sys.argv[1]), sqlalchemy.MetaData(), schema_version=1)\n"
+        "from tinsmith_runtime.sql import SqliteDatabase\n"
+        "SqliteDatabase(pathlib.Path(sys.argv[1]), sqlalchemy.MetaData(), schema_version=1)\n"
     )
     path = tmp_path / "folder" / "pod.db"
     child = subprocess.run(
@@ -199,30 +199,30 @@ def test_a_second_process_is_refused(database: Database, tmp_path: Path) -> None
 
 def test_a_closed_file_can_be_opened_again_and_an_open_one_not(tmp_path: Path) -> None:
     path = tmp_path / "pod.db"
-    first = Database(path, metadata, schema_version=1)
+    first = SqliteDatabase(path, metadata, schema_version=1)
     with pytest.raises(ConfigError, match="in use"):
-        Database(path, metadata, schema_version=1)
-    first.close()
-    Database(path, metadata, schema_version=1).close()
+        SqliteDatabase(path, metadata, schema_version=1)
+    first.close_sync()
+    SqliteDatabase(path, metadata, schema_version=1).close_sync()
 
 
 def test_another_schema_version_is_refused_and_the_lock_released(tmp_path: Path) -> None:
     path = tmp_path / "pod.db"
-    Database(path, metadata, schema_version=1).close()
+    SqliteDatabase(path, metadata, schema_version=1).close_sync()
     with pytest.raises(ConfigError, match="schema version 1, this release reads 2"):
-        Database(path, metadata, schema_version=2)
-    Database(path, metadata, schema_version=1).close()
+        SqliteDatabase(path, metadata, schema_version=2)
+    SqliteDatabase(path, metadata, schema_version=1).close_sync()
 
 
 def test_what_waits_is_written_before_the_close(tmp_path: Path) -> None:
     path = tmp_path / "pod.db"
-    database = Database(path, metadata, schema_version=1)
+    database = SqliteDatabase(path, metadata, schema_version=1)
     threads = [threading.Thread(target=database.write_sync, args=(add(n),)) for n in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    database.close()
-    again = Database(path, metadata, schema_version=1)
+    database.close_sync()
+    again = SqliteDatabase(path, metadata, schema_version=1)
     assert again.write_sync(numbers) == [0, 1, 2]
-    again.close()
+    again.close_sync()

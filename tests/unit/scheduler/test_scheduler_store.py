@@ -24,7 +24,7 @@ REQUEST = RequestIdentity("p", "id", "CreateSession", b"digest")
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
     database = open_database(tmp_path)
     yield database
-    database.close()
+    await database.close()
 
 
 async def test_answer_is_kept_for_more_than_a_day(database: Database) -> None:

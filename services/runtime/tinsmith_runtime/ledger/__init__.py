@@ -191,6 +191,6 @@ class Ledger(Protocol):
         """Forget a checkpoint, and return it."""
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Finish what waits and release the database."""
         ...

@@ -1,4 +1,4 @@
-"""What `SqliteLedger` says to the database: statements, rows to records, the fence."""
+"""What `SqlLedger` says to the database: statements, rows to records, the fence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
 
 from tinsmith_runtime.errors import (
     CheckpointAlreadyExistsError,
@@ -26,6 +25,7 @@ from tinsmith_runtime.ledger.records import (
     SnapshotRecord,
 )
 from tinsmith_runtime.ledger.tables import checkpoints, leases, operations, runs, snapshots
+from tinsmith_runtime.sql import insert
 
 _SUMMARY_COLUMNS = [
     column for column in operations.c if column.name not in ("payload", "payload_path")
@@ -82,10 +82,10 @@ def get_operation(
     return operation_of(row) if row is not None else None
 
 
-def insert_operation(operation: NewOperation) -> sa.Insert:
+def insert_operation(connection: sa.Connection, operation: NewOperation) -> Any:
     """Insert an operation, unless its number or request id is taken."""
     return (
-        insert(operations)
+        insert(connection, operations)
         .values(
             run=operation.run,
             sequence_number=operation.sequence_number,
@@ -218,7 +218,7 @@ def insert_checkpoint(connection: sa.Connection, checkpoint: CheckpointRecord) -
         CheckpointAlreadyExistsError: If there is one of this name.
     """
     inserted = connection.execute(
-        insert(checkpoints)
+        insert(connection, checkpoints)
         .values(
             project=checkpoint.name.split("/")[1],
             **{field: getattr(checkpoint, field) for field in checkpoint.__dataclass_fields__},
@@ -236,7 +236,7 @@ def insert_snapshot(connection: sa.Connection, snapshot: SnapshotRecord) -> None
     """Insert a snapshot, replacing one of the same operation."""
     values = {field: getattr(snapshot, field) for field in snapshot.__dataclass_fields__}
     connection.execute(
-        insert(snapshots)
+        insert(connection, snapshots)
         .values(**values)
         .on_conflict_do_update(index_elements=["run", "sequence_number"], set_=values)
     )

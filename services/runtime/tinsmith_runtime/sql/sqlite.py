@@ -38,7 +38,7 @@ _BUSY_CODES = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _FULL_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR_WRITE})
 
 
-class Database:
+class SqliteDatabase:
     """One SQLite file, open for as long as the process holds its lock.
 
     Args:
@@ -96,8 +96,12 @@ class Database:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._reader, self._read, statements)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Finish the writes that wait, and release the file."""
+        await asyncio.to_thread(self.close_sync)
+
+    def close_sync(self) -> None:
+        """Do the same from a plain thread."""
         self._writes.put(None)
         self._writer.join()
         self._reader.shutdown()
