@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 
+from tinsmith_engine.distributed.ranks import end_process
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.process import run_pod
 from tinsmith_runtime.server import wait_for_signal
@@ -59,4 +60,7 @@ def _exit_failed(error: Exception) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_pod("trainer", TrainerConfig, _serve))
+    exit_code = run_pod("trainer", TrainerConfig, _serve)
+    if runs_ranked(os.environ):
+        end_process(exit_code)
+    sys.exit(exit_code)

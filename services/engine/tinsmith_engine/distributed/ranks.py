@@ -15,12 +15,13 @@ program than the others is thus found out instead of being believed.
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -249,6 +250,18 @@ class _Gather:
     def wait(self) -> None:
         with self._ranks._deadline("the other ranks (weights)"):
             self._work.wait()
+
+
+def end_process(exit_code: int) -> NoReturn:
+    """End the process of a rank without taking the interpreter down.
+
+    A thread of gloo may still hold the tensors of the last collective. Letting go of them takes the
+    interpreter's lock, and a thread that asks for it while the interpreter ends is torn out of a
+    C++ destructor, which aborts a process that had succeeded.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(exit_code)
 
 
 def _to_tensor(message: bytes) -> Tensor:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tinsmith_engine.distributed.ranks import Ranks
+from tinsmith_engine.distributed.ranks import Ranks, end_process
 
 DEADLINE_S = 90.0
 MODULE = "tests.unit.engine.distributed.group"
@@ -88,6 +88,7 @@ def main() -> None:
     scenarios = importlib.import_module("tests.unit.engine.distributed.scenarios")
     getattr(scenarios, scenario)(ranks, Path(folder))
     ranks.close()
+    end_process(0)
 
 
 if __name__ == "__main__":

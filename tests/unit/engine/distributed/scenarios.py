@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -20,7 +19,7 @@ from tinsmith_engine import AdamParams, Datum, Engine, FullConfig, LoraConfig
 from tinsmith_engine.distributed.commands import Leader, follow
 from tinsmith_engine.distributed.ranked_engine import RankedEngine
 from tinsmith_engine.distributed.ranked_loading import load_ranked_engine
-from tinsmith_engine.distributed.ranks import Ranks
+from tinsmith_engine.distributed.ranks import Ranks, end_process
 from tinsmith_engine.distributed.sharded_decoder import ShardedDecoder
 from tinsmith_engine.values import BatchRequest, ForwardResult
 from tinsmith_runtime.errors import RanksLostError, TinsmithError
@@ -245,7 +244,7 @@ def lost(ranks: Ranks, folder: Path) -> None:
         except RanksLostError as error:
             sys.stderr.write(f"{error}\n")
             # As a service does: whatever the process group still has going on.
-            _end(5)
+            end_process(5)
     leader = Leader(ranks)
     engine.lead(leader, "base")
     create_runs(engine)
@@ -260,12 +259,7 @@ def lost(ranks: Ranks, folder: Path) -> None:
         try:
             engine.compute(requests)
         except RanksLostError:
-            _end(4)
-
-
-def _end(exit_code: int) -> NoReturn:
-    sys.stderr.flush()
-    os._exit(exit_code)
+            end_process(4)
 
 
 def _diverging(ranks: Ranks, engine: RankedEngine) -> str:
