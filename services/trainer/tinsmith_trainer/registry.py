@@ -273,7 +273,7 @@ class RunRegistry:
         load = load_of(work, len(submission.payload))
         self._admission.admit(run, submission.sequence_number, load)
         try:
-            operation = await self._new_operation(submission)
+            operation = await self._new_operation(run, submission)
             record = await self._ledger.submit(operation)
         except BaseException:
             self._admission.release(run, load)
@@ -297,7 +297,7 @@ class RunRegistry:
 
     async def _refuse(self, submission: Submission, error: TinsmithError) -> None:
         run = self.get(submission.run)
-        operation = await self._new_operation(submission, keep_payload=False)
+        operation = await self._new_operation(run, submission, keep_payload=False)
         record = await self._ledger.refuse(operation, self._wire.encode_error(error))
         if record is not None:
             run.consume(record)
@@ -329,13 +329,14 @@ class RunRegistry:
         run.accept(operation)
 
     async def _new_operation(
-        self, submission: Submission, *, keep_payload: bool = True
+        self, run: LiveRun, submission: Submission, *, keep_payload: bool = True
     ) -> NewOperation:
         payload, path = None, None
         if keep_payload:
             payload, path = await write_payload(self._store, submission)
         return NewOperation(
             run=submission.run,
+            epoch=run.record.epoch,
             sequence_number=submission.sequence_number,
             kind=submission.kind,
             request_id=submission.request_id,

@@ -44,6 +44,7 @@ def run_record(name: str = RUN, epoch: int = 1, **fields: Any) -> RunRecord:
 def operation(number: int, request_id: str = "", digest: bytes = b"d", **fields: Any) -> Any:
     values: dict[str, Any] = {
         "run": RUN,
+        "epoch": 1,
         "sequence_number": number,
         "kind": "forward_backward",
         "request_id": request_id or f"id-{number}",
@@ -417,7 +418,7 @@ class LedgerSuite:
         first = open_ledger()
         await first.adopt_run(run_record(epoch=3))
         for number in (1, 2):
-            await first.submit(operation(number))
+            await first.submit(operation(number, epoch=3))
         await first.start(RUN, [1, 2])
         await first.finish(RUN, 3, [outcome(1)], checkpoints=[checkpoint("a")])
         await first.add_snapshot(snapshot(1), 3)

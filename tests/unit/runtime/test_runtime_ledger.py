@@ -100,7 +100,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, request_id=REQUEST_IDS, digest=DIGESTS)
     def submit(self, number: int, request_id: str, digest: bytes) -> None:
-        answer = self.run(self.ledger.submit(operation(number, request_id, digest)))
+        answer = self.run(
+            self.ledger.submit(operation(number, request_id, digest, epoch=self.epoch))
+        )
         known = self.by_request(request_id)
         if known is not None and known[1].digest == digest:
             assert answer.sequence_number == known[0]
@@ -116,7 +118,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, request_id=REQUEST_IDS, digest=DIGESTS)
     def refuse(self, number: int, request_id: str, digest: bytes) -> None:
-        answer = self.run(self.ledger.refuse(operation(number, request_id, digest), b"why"))
+        answer = self.run(
+            self.ledger.refuse(operation(number, request_id, digest, epoch=self.epoch), b"why")
+        )
         if number in self.entries:
             assert answer is None
             return

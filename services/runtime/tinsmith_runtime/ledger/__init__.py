@@ -16,6 +16,7 @@ from typing import Protocol
 from tinsmith_runtime.ledger.records import (
     CheckpointRecord,
     Commit,
+    Holder,
     NewOperation,
     OperationRecord,
     OperationState,
@@ -29,6 +30,7 @@ from tinsmith_runtime.ledger.sqlite import SqliteLedger
 __all__ = [
     "CheckpointRecord",
     "Commit",
+    "Holder",
     "Ledger",
     "NewOperation",
     "OperationRecord",
@@ -44,12 +46,40 @@ __all__ = [
 class Ledger(Protocol):
     """Operations, snapshots and checkpoints of runs."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes write to the same database, and runs move between them."""
+        ...
+
     async def adopt_run(self, run: RunRecord) -> RunRecord:
         """Create a run or raise its epoch; return the run as it stands.
 
+        Returns once no other process can write under an epoch before.
+
         Raises:
-            AbortedError: If a higher epoch holds the run.
+            AbortedError: If a higher epoch holds the run, or another process this one.
+            RunHeldError: If the process that holds the run is alive by the database's clock.
         """
+        ...
+
+    async def release_run(self, run: str, epoch: int) -> None:
+        """Let another process adopt a run at once.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
+        ...
+
+    async def renew(self, ttl_s: float) -> dict[str, int]:
+        """Extend the lease of this process by the database's clock.
+
+        Returns:
+            The epochs of the runs that it holds, by name.
+        """
+        ...
+
+    async def is_known(self, run: str) -> bool:
+        """Return whether the ledger has a run, whoever holds it."""
         ...
 
     async def list_runs(self) -> list[RunRecord]:
@@ -79,6 +109,7 @@ class Ledger(Protocol):
 
         Raises:
             RunNotFoundError: If the run was deleted.
+            FencedError: If the epoch no longer holds.
             RequestIdReusedError: If the request id has another digest.
             SequenceNumberReusedError: If another request holds the number.
             SequenceGapError: If the number was given up.
@@ -86,7 +117,11 @@ class Ledger(Protocol):
         ...
 
     async def refuse(self, operation: NewOperation, error: bytes) -> OperationRecord | None:
-        """Consume a number with a failed operation; None if the number or the run is gone."""
+        """Consume a number with a failed operation; None if the number or the run is gone.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
         ...
 
     async def start(self, run: str, sequence_numbers: Sequence[int]) -> None:

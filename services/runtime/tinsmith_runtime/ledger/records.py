@@ -6,13 +6,19 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tinsmith_runtime.errors import AbortedError
+from tinsmith_runtime.errors import AbortedError, UnavailableError
 
 
 class FencedError(AbortedError):
     """Another process holds the run under a higher epoch; this one must stop."""
 
     reason = "ABORTED"
+
+
+class RunHeldError(UnavailableError):
+    """Another process holds the run and its lease has not expired."""
+
+    reason = "RUN_HELD"
 
 
 class OperationState(enum.StrEnum):
@@ -48,16 +54,36 @@ class RunRecord:
     replay_diverged: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One process of a trainer on a shared ledger.
+
+    Attributes:
+        worker: Name of the trainer, the same after a restart.
+        incarnation: Drawn anew by each process.
+    """
+
+    worker: str
+    incarnation: str
+
+    @property
+    def name(self) -> str:
+        """How the ledger names it."""
+        return f"{self.worker}/{self.incarnation}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewOperation:
     """An operation that asks to be accepted.
 
     Attributes:
+        epoch: The fence: nothing is accepted if another epoch holds the run.
         digest: SHA-256 of the request.
         payload: The request, or None if `payload_path` says where it is stored.
     """
 
     run: str
+    epoch: int
     sequence_number: int
     kind: str
     request_id: str

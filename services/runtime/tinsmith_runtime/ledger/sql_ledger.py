@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 from tinsmith_runtime.errors import (
-    AbortedError,
     RunNotFoundError,
 )
 from tinsmith_runtime.ledger import statements
@@ -17,6 +16,7 @@ from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
     CheckpointRecord,
     Commit,
+    Holder,
     NewOperation,
     OperationRecord,
     OperationState,
@@ -41,42 +41,56 @@ class SqlLedger:
 
     Args:
         database: Holds the tables of `tables`.
+        holder: This process, where several share the database; runs are then leased.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, holder: Holder | None = None) -> None:
         self._database = database
+        self._holder = holder
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes write to the same database, and runs move between them."""
+        return self._holder is not None
 
     async def adopt_run(self, run: RunRecord) -> RunRecord:
         """Create a run or raise its epoch; see `Ledger`."""
+        return await self._database.write(
+            lambda connection: statements.adopt(connection, run, self._holder)
+        )
 
-        def adopt(connection: sa.Connection) -> RunRecord:
-            held = statements.epoch_of(connection, run.name)
-            if held is not None and held > run.epoch:
-                raise AbortedError(
-                    f"run {run.name} is held under epoch {held}, not {run.epoch}",
-                    run=run.name,
-                    epoch=held,
-                )
-            connection.execute(
-                insert(connection, leases)
-                .values(run=run.name, epoch=run.epoch)
-                .on_conflict_do_update(index_elements=["run"], set_={"epoch": run.epoch})
-            )
-            connection.execute(
-                insert(connection, runs)
-                .values(name=run.name, base_model=run.base_model, adapter=run.adapter)
-                .on_conflict_do_nothing()
-            )
-            query = statements.select_runs().where(runs.c.name == run.name)
-            return RunRecord(**connection.execute(query).mappings().one())
+    async def release_run(self, run: str, epoch: int) -> None:
+        """Let another process adopt a run at once; see `Ledger`."""
 
-        return await self._database.write(adopt)
+        def release(connection: sa.Connection) -> None:
+            statements.check_fence(connection, run, epoch)
+            statement = sa.update(leases).where(leases.c.run == run).values(holder="")
+            connection.execute(statement)
+
+        await self._database.write(release)
+
+    async def renew(self, ttl_s: float) -> dict[str, int]:
+        """Extend the lease of this process; see `Ledger`."""
+        holder = self._holder
+        if holder is None:
+            raise RuntimeError("a ledger without a holder has no lease")
+        return await self._database.write(
+            lambda connection: statements.renew(connection, holder, ttl_s)
+        )
+
+    async def is_known(self, run: str) -> bool:
+        """Return whether the ledger has a run, whoever holds it."""
+        query = sa.select(leases.c.run).where(leases.c.run == run)
+        return await self._database.read(
+            lambda connection: connection.execute(query).first() is not None
+        )
 
     async def list_runs(self) -> list[RunRecord]:
         """Return all runs."""
         return await self._database.read(
             lambda connection: [
-                RunRecord(**row) for row in connection.execute(statements.select_runs()).mappings()
+                statements.run_of(row)
+                for row in connection.execute(statements.select_runs()).mappings()
             ]
         )
 
@@ -109,8 +123,11 @@ class SqlLedger:
         """Accept an operation; see `Ledger`."""
 
         def accept(connection: sa.Connection) -> OperationRecord:
-            if statements.epoch_of(connection, operation.run) is None:
+            epoch = statements.epoch_of(connection, operation.run)
+            if epoch is None:
                 raise RunNotFoundError(f"run {operation.run} was deleted", run=operation.run)
+            if epoch != operation.epoch:
+                raise statements.fenced(operation.run, operation.epoch)
             inserted = connection.execute(statements.insert_operation(connection, operation))
             if inserted.rowcount == 1:
                 return statements.pending_record(operation)
@@ -122,32 +139,27 @@ class SqlLedger:
         """Consume a number with a failed operation; see `Ledger`."""
 
         def consume(connection: sa.Connection) -> OperationRecord | None:
-            if statements.epoch_of(connection, operation.run) is None:
+            epoch = statements.epoch_of(connection, operation.run)
+            if epoch is None:
                 return None
+            if epoch != operation.epoch:
+                raise statements.fenced(operation.run, operation.epoch)
             is_known_id = connection.execute(
                 sa.select(operations.c.sequence_number).where(
                     operations.c.run == operation.run,
                     operations.c.request_id == operation.request_id,
                 )
             ).first()
-            inserted = connection.execute(
-                insert(connection, operations)
-                .values(
-                    run=operation.run,
-                    sequence_number=operation.sequence_number,
-                    kind=operation.kind,
-                    request_id=None if is_known_id else operation.request_id,
-                    digest=operation.digest,
-                    state=OperationState.FAILED,
-                    num_attempts=0,
-                    error=error,
-                    submit_time_s=operation.submit_time_s,
-                    finish_time_s=operation.submit_time_s,
-                    revision=statements.next_revision(operation.run),
-                )
-                .on_conflict_do_nothing()
-            )
-            if inserted.rowcount == 0:
+            row = {
+                "sequence_number": operation.sequence_number,
+                "kind": operation.kind,
+                "request_id": None if is_known_id else operation.request_id,
+                "digest": operation.digest,
+                "error": error,
+                "submit_time_s": operation.submit_time_s,
+                "finish_time_s": operation.submit_time_s,
+            }
+            if not statements.insert_failed(connection, operation.run, [row]):
                 return None
             return statements.get_operation(connection, operation.run, operation.sequence_number)
 
@@ -203,26 +215,15 @@ class SqlLedger:
         def consume(connection: sa.Connection) -> list[int]:
             statements.check_fence(connection, run, epoch)
             now_s = time.time()
-            given_up = []
-            for number in missing:
-                inserted = connection.execute(
-                    insert(connection, operations)
-                    .values(
-                        run=run,
-                        sequence_number=number,
-                        kind=GIVEN_UP_KIND,
-                        digest=b"",
-                        state=OperationState.FAILED,
-                        error=error,
-                        submit_time_s=now_s,
-                        finish_time_s=now_s,
-                        revision=statements.next_revision(run),
-                    )
-                    .on_conflict_do_nothing()
-                )
-                if inserted.rowcount == 1:
-                    given_up.append(number)
-            return given_up
+            row = {
+                "kind": GIVEN_UP_KIND,
+                "digest": b"",
+                "error": error,
+                "submit_time_s": now_s,
+                "finish_time_s": now_s,
+            }
+            rows = [{"sequence_number": number, **row} for number in missing]
+            return statements.insert_failed(connection, run, rows)
 
         return await self._database.write(consume)
 
@@ -237,14 +238,12 @@ class SqlLedger:
                 .order_by(operations.c.sequence_number)
             )
             records = [statements.operation_of(row) for row in connection.execute(later).mappings()]
-            newest = sa.select(sa.func.coalesce(sa.func.max(operations.c.revision), 0))
+            newest = sa.select(runs.c.last_revision).where(runs.c.name == run)
             return ResumePoint(
                 next_sequence_number=next_number,
                 pending=[r for r in records if r.state is OperationState.PENDING],
                 finished_ahead=[r for r in records if r.state is not OperationState.PENDING],
-                latest_revision=connection.execute(
-                    newest.where(operations.c.run == run)
-                ).scalar_one(),
+                latest_revision=connection.execute(newest).scalar_one_or_none() or 0,
             )
 
         return await self._database.read(resume)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from tinsmith_runtime.errors import (
+    AbortedError,
     CheckpointAlreadyExistsError,
     RequestIdReusedError,
     SequenceGapError,
@@ -18,14 +19,24 @@ from tinsmith_runtime.ledger.records import (
     CheckpointRecord,
     Commit,
     FencedError,
+    Holder,
     NewOperation,
     OperationRecord,
     OperationState,
     Outcome,
+    RunHeldError,
+    RunRecord,
     SnapshotRecord,
 )
-from tinsmith_runtime.ledger.tables import checkpoints, leases, operations, runs, snapshots
-from tinsmith_runtime.sql import insert
+from tinsmith_runtime.ledger.tables import (
+    checkpoints,
+    holders,
+    leases,
+    operations,
+    runs,
+    snapshots,
+)
+from tinsmith_runtime.sql import insert, now_s
 
 _SUMMARY_COLUMNS = [
     column for column in operations.c if column.name not in ("payload", "payload_path")
@@ -34,7 +45,13 @@ _SUMMARY_COLUMNS = [
 
 def select_runs() -> sa.Select[tuple[object, ...]]:
     """Select all runs with their epochs."""
-    return sa.select(*runs.c, leases.c.epoch).join(leases, leases.c.run == runs.c.name)
+    columns = [column for column in runs.c if column.name != "last_revision"]
+    return sa.select(*columns, leases.c.epoch).join(leases, leases.c.run == runs.c.name)
+
+
+def run_of(row: sa.RowMapping) -> RunRecord:
+    """Return a row as a record."""
+    return RunRecord(**row)
 
 
 def select_operations() -> sa.Select[tuple[object, ...]]:
@@ -164,25 +181,24 @@ def commit(connection: sa.Connection, commit: Commit) -> list[OperationRecord]:
         FencedError: If the epoch no longer holds, or an operation has a result already.
     """
     check_fence(connection, commit.run, commit.epoch)
-    for outcome in commit.outcomes:
-        updated = connection.execute(finish_operation(commit.run, outcome))
-        if updated.rowcount != 1:
-            raise FencedError(
-                f"operation {outcome.sequence_number} of {commit.run} has a result already",
-                run=commit.run,
-            )
-    connection.execute(
-        sa.update(runs).where(runs.c.name == commit.run).values(version=commit.outcomes[-1].version)
-    )
-    query = select_operations().where(
-        operations.c.run == commit.run,
-        operations.c.sequence_number.in_([o.sequence_number for o in commit.outcomes]),
-    )
-    rows = connection.execute(query.order_by(operations.c.sequence_number))
-    return [operation_of(row) for row in rows.mappings()]
+    count = len(commit.outcomes)
+    highest = next_revisions(connection, commit.run, count, version=commit.outcomes[-1].version)
+    records = []
+    for revision, outcome in enumerate(commit.outcomes, highest - count + 1):
+        statement = finish_operation(commit.run, outcome, revision).returning(*_SUMMARY_COLUMNS)
+        row = connection.execute(statement).mappings().first()
+        if row is None:
+            raise finished_already(commit.run, outcome.sequence_number)
+        records.append(operation_of(row))
+    return records
 
 
-def finish_operation(run: str, outcome: Outcome) -> sa.Update:
+def finished_already(run: str, sequence_number: int) -> FencedError:
+    """Return the error of a commit that meets a result."""
+    return FencedError(f"operation {sequence_number} of {run} has a result already", run=run)
+
+
+def finish_operation(run: str, outcome: Outcome, revision: int) -> sa.Update:
     """Write the result of an operation that has none."""
     is_success = outcome.result is not None
     return (
@@ -198,17 +214,52 @@ def finish_operation(run: str, outcome: Outcome) -> sa.Update:
             error=outcome.error,
             plan=outcome.plan,
             finish_time_s=outcome.finish_time_s,
-            revision=next_revision(run),
+            revision=revision,
         )
     )
 
 
-def next_revision(run: str) -> sa.ScalarSelect[int]:
-    """Select the revision that the next operation to finish gets."""
-    # An alias, or SQLAlchemy would correlate the subquery with the table that is being written.
-    others = operations.alias()
-    highest = sa.func.coalesce(sa.func.max(others.c.revision), 0)
-    return sa.select(highest + 1).where(others.c.run == run).scalar_subquery()
+def next_revisions(
+    connection: sa.Connection, run: str, count: int, *, version: int | None = None
+) -> int:
+    """Take revisions for operations that finish now, and return the highest of them.
+
+    The lock of the row makes revisions appear in their order, so that who reads what is above a
+    revision never misses one below.
+    """
+    values = {"last_revision": runs.c.last_revision + count}
+    if version is not None:
+        values["version"] = sa.literal(version)
+    statement = sa.update(runs).where(runs.c.name == run).values(**values)
+    highest: int = connection.execute(statement.returning(runs.c.last_revision)).scalar_one()
+    return highest
+
+
+def insert_failed(
+    connection: sa.Connection, run: str, rows: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    """Insert operations that failed before they began, where their numbers are free.
+
+    Returns:
+        The numbers that were inserted, each with a revision.
+    """
+    numbers = []
+    for row in rows:
+        values = {"run": run, "state": OperationState.FAILED, "num_attempts": 0, "revision": 0}
+        inserted = connection.execute(
+            insert(connection, operations).values(**values, **row).on_conflict_do_nothing()
+        )
+        if inserted.rowcount == 1:
+            numbers.append(row["sequence_number"])
+    if numbers:
+        highest = next_revisions(connection, run, len(numbers))
+        for revision, number in enumerate(numbers, highest - len(numbers) + 1):
+            connection.execute(
+                sa.update(operations)
+                .where(operations.c.run == run, operations.c.sequence_number == number)
+                .values(revision=revision)
+            )
+    return numbers
 
 
 def insert_checkpoint(connection: sa.Connection, checkpoint: CheckpointRecord) -> None:
@@ -242,9 +293,71 @@ def insert_snapshot(connection: sa.Connection, snapshot: SnapshotRecord) -> None
     )
 
 
+def adopt(connection: sa.Connection, run: RunRecord, holder: Holder | None) -> RunRecord:
+    """Create a run or raise its epoch; see `Ledger.adopt_run`."""
+    query = sa.select(leases.c.epoch, leases.c.holder).where(leases.c.run == run.name)
+    lease = connection.execute(query.with_for_update()).first()
+    name = holder.name if holder is not None else ""
+    if lease is not None:
+        is_repeat = (run.epoch, name) == (lease.epoch, lease.holder)
+        if run.epoch < lease.epoch or (run.epoch == lease.epoch and lease.holder and not is_repeat):
+            raise AbortedError(
+                f"run {run.name} is held under epoch {lease.epoch}, not {run.epoch}",
+                run=run.name,
+                epoch=lease.epoch,
+            )
+        if holder is not None and not is_repeat:
+            _check_expired(connection, run.name, lease.holder, holder)
+    connection.execute(
+        insert(connection, leases)
+        .values(run=run.name, epoch=run.epoch, holder=name)
+        .on_conflict_do_update(index_elements=["run"], set_={"epoch": run.epoch, "holder": name})
+    )
+    connection.execute(
+        insert(connection, runs)
+        .values(name=run.name, base_model=run.base_model, adapter=run.adapter)
+        .on_conflict_do_nothing()
+    )
+    row = connection.execute(select_runs().where(runs.c.name == run.name)).mappings().one()
+    return run_of(row)
+
+
+def _check_expired(connection: sa.Connection, run: str, held_by: str, holder: Holder) -> None:
+    """Refuse to take a run from another trainer that is alive by the clock of the database.
+
+    A process of the same trainer does not wait: it was started because the one before is gone, and
+    should that be wrong, the fence holds all the same.
+    """
+    query = sa.select(holders.c.worker, holders.c.expire_time_s - now_s(connection)).where(
+        holders.c.name == held_by
+    )
+    found = connection.execute(query).first()
+    if found is None or found[0] == holder.worker or found[1] <= 0:
+        return
+    raise RunHeldError(
+        f"run {run} is held by {found[0]}, whose lease ends in {found[1]:.1f} s; retry then",
+        retry_after_s=found[1],
+        run=run,
+    )
+
+
+def renew(connection: sa.Connection, holder: Holder, ttl_s: float) -> dict[str, int]:
+    """Extend the lease of a process, and return the epochs of the runs that it holds."""
+    values = {"worker": holder.worker, "expire_time_s": now_s(connection) + ttl_s}
+    connection.execute(
+        insert(connection, holders)
+        .values(name=holder.name, **values)
+        .on_conflict_do_update(index_elements=["name"], set_=values)
+    )
+    query = sa.select(leases.c.run, leases.c.epoch).where(leases.c.holder == holder.name)
+    return {row.run: row.epoch for row in connection.execute(query)}
+
+
 def epoch_of(connection: sa.Connection, run: str) -> int | None:
     """Return the epoch under which a run is held."""
-    query = sa.select(leases.c.epoch).where(leases.c.run == run)
+    # Locked until the end of the transaction: who raises the epoch waits for it, and what was
+    # checked here is still true at the commit.
+    query = sa.select(leases.c.epoch).where(leases.c.run == run).with_for_update(read=True)
     return connection.execute(query).scalar_one_or_none()
 
 
@@ -256,6 +369,11 @@ def check_fence(connection: sa.Connection, run: str, epoch: int) -> None:
     """
     held = epoch_of(connection, run)
     if held != epoch:
-        raise FencedError(
-            f"run {run} is held under epoch {held}, not {epoch}; this process must stop", run=run
-        )
+        raise fenced(run, epoch)
+
+
+def fenced(run: str, epoch: int) -> FencedError:
+    """Return the error of a write under an epoch that no longer holds."""
+    return FencedError(
+        f"run {run} is not held under epoch {epoch} any more; this process must stop", run=run
+    )

@@ -16,14 +16,28 @@ runs = sa.Table(
     sa.Column("adapter", sa.Text, nullable=False),
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
     sa.Column("replay_diverged", sa.Boolean, nullable=False, default=False),
+    # Revisions given to operations so far; the row's lock gives them out one after another.
+    sa.Column("last_revision", sa.BigInteger, nullable=False, default=0),
 )
 
-# The fence: placement raises the epoch, every commit checks it.
+# The fence: placement raises the epoch, every write of a trainer checks it and locks the row.
 leases = sa.Table(
     "leases",
     metadata,
     sa.Column("run", sa.Text, primary_key=True),
     sa.Column("epoch", sa.BigInteger, nullable=False),
+    # Empty if nobody holds the run.
+    sa.Column("holder", sa.Text, nullable=False, default=""),
+    sa.Index("leases_by_holder", "holder"),
+)
+
+# Trainer processes on a shared database. Times are of the database's clock.
+holders = sa.Table(
+    "holders",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("worker", sa.Text, nullable=False),
+    sa.Column("expire_time_s", sa.Float, nullable=False),
 )
 
 operations = sa.Table(

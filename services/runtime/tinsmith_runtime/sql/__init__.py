@@ -12,10 +12,10 @@ from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from tinsmith_runtime.sql.dialect import insert
+from tinsmith_runtime.sql.dialect import insert, now_s
 from tinsmith_runtime.sql.sqlite import SqliteDatabase
 
-__all__ = ["Database", "SqliteDatabase", "Statements", "insert"]
+__all__ = ["Database", "SqliteDatabase", "Statements", "insert", "now_s"]
 
 ResultT = TypeVar("ResultT")
 Statements = Callable[[sa.Connection], ResultT]

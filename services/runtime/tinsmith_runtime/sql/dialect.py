@@ -1,4 +1,4 @@
-"""What the two databases spell alike but SQLAlchemy does not: inserts that may meet a row."""
+"""What the two databases spell differently and SQLAlchemy does not hide."""
 
 from __future__ import annotations
 
@@ -13,3 +13,13 @@ def insert(connection: sa.Connection, table: sa.Table) -> Any:
     if connection.dialect.name == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)
+
+
+def now_s(connection: sa.Connection) -> sa.ColumnElement[float]:
+    """Return an expression for the database's clock, in seconds since the epoch.
+
+    It goes on within a transaction.
+    """
+    if connection.dialect.name == "postgresql":
+        return sa.extract("epoch", sa.func.clock_timestamp()).cast(sa.Float)
+    return (sa.func.julianday("now", type_=sa.Float) - 2440587.5) * 86400.0
