@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.fakes.trainer_rig import (
     POD,
@@ -29,6 +30,7 @@ from tests.fakes.trainer_rig import (
 
 from tinsmith.v1 import trainer_pb2
 from tinsmith_engine.host import EngineHost
+from tinsmith_runtime.errors import ErrorCode
 
 ALWAYS_SNAPSHOT_S = 1e-9
 State = trainer_pb2.OperationMetadata
@@ -445,12 +447,23 @@ async def test_attempts_are_counted_before_the_operation_is_tried_again(rig: Tra
 async def test_a_trainer_that_lost_a_run_commits_nothing_and_stops(rig: TrainerRig) -> None:
     run = await rig.new_run()
     await run.step()
-    edit_ledger(rig.config.data_dir, "UPDATE leases SET epoch = 9 WHERE run = ?", run.name)
-    await run.forward_backward()
+    with rig.engine_held():
+        await run.forward_backward()
+        edit_ledger(rig.config.data_dir, "UPDATE leases SET epoch = 9 WHERE run = ?", run.name)
     async with asyncio.timeout(TIMEOUT_S):
         while not rig.fenced:
             await asyncio.sleep(0.005)
     assert not (await run.get(3)).done
+
+
+async def test_a_trainer_that_lost_a_run_accepts_nothing_and_stops(rig: TrainerRig) -> None:
+    run = await rig.new_run()
+    await run.step()
+    edit_ledger(rig.config.data_dir, "UPDATE leases SET epoch = 9 WHERE run = ?", run.name)
+    for call in (run.forward_backward(), run.forward_backward(make_datum(weights=np.full(6, np.nan, np.float32)))):
+        error = await refusal(call)
+        assert (error.code, error.reason) == (ErrorCode.UNAVAILABLE, "RUN_MOVED")
+    assert len(rig.fenced) == 2
 
 
 async def test_payload_files_of_a_deleted_run_are_removed(rig: TrainerRig) -> None:

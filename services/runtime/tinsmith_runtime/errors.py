@@ -393,6 +393,24 @@ class StorageBusyError(UnavailableError):
     """Another program holds the database; nothing was written, the request may be sent again."""
 
 
+class StorageUnavailableError(UnavailableError):
+    """The database or the object store can not be reached; the request may be sent again."""
+
+    reason = "STORAGE_UNAVAILABLE"
+
+
+class RunMovedError(UnavailableError):
+    """Another trainer holds the run, or is about to; the scheduler says where it is."""
+
+    reason = "RUN_MOVED"
+
+
+class RunHeldError(UnavailableError):
+    """Another trainer holds the run, and its lease has not expired."""
+
+    reason = "RUN_HELD"
+
+
 class RanksLostError(UnavailableError):
     """A process of the engine died, or its state may differ from the others'; all must restart."""
 

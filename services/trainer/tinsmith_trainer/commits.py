@@ -16,7 +16,12 @@ from typing import TypeVar
 
 from tinsmith_engine import ForwardResult, OptimStepResult
 from tinsmith_runtime import failpoints
-from tinsmith_runtime.errors import StorageBusyError, StorageFullError, TinsmithError
+from tinsmith_runtime.errors import (
+    StorageBusyError,
+    StorageFullError,
+    StorageUnavailableError,
+    TinsmithError,
+)
 from tinsmith_runtime.ledger import (
     CheckpointRecord,
     Commit,
@@ -38,6 +43,8 @@ Finish = Callable[[LiveRun, list[OperationRecord]], None]
 Settle = Callable[[SliceResult, Exception | None], None]
 
 STORAGE_RETRY_S = 0.5
+_PASSING = (StorageFullError, StorageBusyError, StorageUnavailableError)
+"""What a write waits for to end: nothing was written, and it may be repeated."""
 
 
 class StoppedError(Exception):
@@ -69,11 +76,12 @@ class Committer:
         Raises:
             StoppedError: If the pod stops while the disk is full.
         """
-        numbers = {
-            run.name: [each.sequence_number for each in queued] for run, queued in operations
+        attempts = {
+            run.name: {each.sequence_number: each.record.num_attempts + 1 for each in queued}
+            for run, queued in operations
         }
         runs = [run for run, _ in operations]
-        await self.durably(runs, lambda: self._ledger.start_all(numbers))
+        await self.durably(runs, lambda: self._ledger.start_all(attempts))
 
     async def commit_computed(self, results: Sequence[SliceResult], settle: Settle) -> None:
         """Commit what was computed of several runs.
@@ -101,7 +109,7 @@ class Committer:
                     settle(result, None)
                 elif not isinstance(answer, Exception):
                     raise answer
-                elif not isinstance(answer, StorageFullError | StorageBusyError):
+                elif not isinstance(answer, _PASSING):
                     settle(result, answer)
                 elif self._waits([run], answer):
                     without_room.append((result, commit))
@@ -158,7 +166,7 @@ class Committer:
         while True:
             try:
                 result = await write()
-            except (StorageFullError, StorageBusyError) as error:
+            except _PASSING as error:
                 if not self._waits(runs, error):
                     raise StoppedError from error
                 await asyncio.sleep(STORAGE_RETRY_S)

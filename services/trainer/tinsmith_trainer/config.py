@@ -67,6 +67,8 @@ class TrainerConfig:
     """Requests that wait in memory, over all runs."""
     max_project_queued_bytes: int = 2**28
     """Requests of one project that wait in memory."""
+    lease_ttl_s: float = 15.0
+    """On a shared ledger: how long other trainers leave a silent one its runs."""
     gap_timeout_s: float = 60.0
     """How long operations wait for a sequence number that has not arrived."""
     max_attempts: int = 3
@@ -89,6 +91,7 @@ class TrainerConfig:
             "max_project_queued_tokens",
             "max_queued_bytes",
             "max_project_queued_bytes",
+            "lease_ttl_s",
             "gap_timeout_s",
             "max_attempts",
             "snapshot_replay_s",

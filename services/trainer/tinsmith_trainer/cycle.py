@@ -33,6 +33,7 @@ from tinsmith_trainer.executor import (
     note_batches,
     request_of,
 )
+from tinsmith_trainer.lease import LeaseKeeper
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
 from tinsmith_trainer.metrics import (
     COMPUTED_TOKENS_PER_SECOND,
@@ -58,6 +59,7 @@ class Cycle:
         host: The engines.
         committer: Makes intents and results durable.
         solo: What runs do beside the cycles.
+        lease: Whether this process may compute.
         on_end: Called when a task ends by a bug or because another process holds a run: this
             process must not go on as if it served.
     """
@@ -69,6 +71,7 @@ class Cycle:
         host: EngineHost,
         committer: Committer,
         solo: SoloWork,
+        lease: LeaseKeeper,
         *,
         on_end: Callable[[Exception], None],
     ) -> None:
@@ -78,6 +81,7 @@ class Cycle:
         self._host = host
         self._committer = committer
         self._solo = solo
+        self._lease = lease
         self._on_end = on_end
         self._turns = TurnTaker(config.cycle_tokens, config.max_attempts, registry.residency)
         self._has_work = asyncio.Event()
@@ -131,6 +135,7 @@ class Cycle:
 
     async def _execute_forever(self) -> None:
         while True:
+            await self._lease.wait_current()
             self._has_work.clear()
             turns = self._turns.take(self._registry.runs)
             # No lock is waited for: who was not at rest got no turn.

@@ -96,7 +96,7 @@ class GapWatcher:
 
     async def _expire_alone(self, run: LiveRun) -> None:
         missing = run.missing_numbers()
-        if not missing or run.is_closed:
+        if not missing or run.is_closed or run.is_leaving:
             return
         error = SequenceGapError(
             f"sequence number {missing[0]} of {run.name} did not arrive within "

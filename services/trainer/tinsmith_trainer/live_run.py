@@ -101,6 +101,7 @@ class LiveRun:
         suspect_number: Operations up to this number are computed alone: one of them may have broken
             an engine call.
         is_closed: Whether the run was deleted.
+        is_leaving: Whether another trainer is to go on with the run.
         state_sequence_number: The last operation that the engine's state contains.
         replay_cost_s: How long it would take to compute what no snapshot contains.
         last_used: Order of use, to find the run that idled longest.
@@ -128,6 +129,7 @@ class LiveRun:
         self.has_had_turn = False
         self.suspect_number = 0
         self.is_closed = False
+        self.is_leaving = False
         self.state_sequence_number = 0
         self.replay_cost_s = 0.0
         self.last_used = 0
@@ -164,7 +166,8 @@ class LiveRun:
     @property
     def is_ready(self) -> bool:
         """Whether the operation that is next has arrived and none is being computed."""
-        return self.next_sequence_number in self.queue and not self.running and not self.is_closed
+        is_staying = not self.is_closed and not self.is_leaving
+        return is_staying and self.next_sequence_number in self.queue and not self.running
 
     def accept(self, operation: QueuedOperation) -> None:
         """Add an operation to the queue."""

@@ -49,3 +49,7 @@ COMPUTED_TOKENS_PER_SECOND = Gauge(
     "tinsmith_trainer_computed_tokens_per_second",
     "Pace of the engines while they compute, a moving average; retry hints are made of it.",
 )
+
+LEASE_AGE_SECONDS = Gauge(
+    "tinsmith_trainer_lease_age_seconds", "Time since the lease on the shared ledger was renewed."
+)

@@ -63,7 +63,7 @@ class OperationReader:
         """Return an operation once it finished, or as it stands when the time is over."""
         deadline_s = time.monotonic() + timeout_s
         record = await self.operation(run, sequence_number)
-        while record.state is OperationState.PENDING and not run.is_closed:
+        while record.state is OperationState.PENDING and not _has_ended(run):
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
@@ -84,9 +84,14 @@ class OperationReader:
                     run.name, after_revision, limit=_WAIT_PAGE, limit_bytes=_WAIT_PAGE_BYTES
                 )
             left_s = deadline_s - time.monotonic()
-            if records or left_s <= 0 or run.is_closed:
+            if records or left_s <= 0 or _has_ended(run):
                 return _first_page(records or [])
             await run.wait_for_change(left_s)
+
+
+def _has_ended(run: LiveRun) -> bool:
+    """Whether nothing more is to be heard of a run here."""
+    return run.is_closed or run.is_leaving
 
 
 def _first_page(records: list[OperationRecord]) -> list[OperationRecord]:

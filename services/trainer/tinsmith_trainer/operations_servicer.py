@@ -27,19 +27,19 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
 
     async def GetOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
         name, number = _parse(request.name)
-        run = owned_run(self._registry, name.run_name)
+        run = await owned_run(self._registry, name.run_name)
         return describe(self._registry, run, await self._reader.operation(run, number))
 
     async def WaitOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
         name, number = _parse(request.name)
-        run = owned_run(self._registry, name.run_name)
+        run = await owned_run(self._registry, name.run_name)
         timeout_s = codec.decode_timeout(request, MAX_WAIT_S)
         return describe(
             self._registry, run, await self._reader.wait_operation(run, number, timeout_s)
         )
 
     async def ListOperations(self, request: Any, context: Any) -> Any:
-        run = owned_run(self._registry, codec.decode_run(request.name, field="name"))
+        run = await owned_run(self._registry, codec.decode_run(request.name, field="name"))
         first = _parse_number(request.page_token or "1")
         if first is None:
             raise InvalidFieldError("page_token", "is not a token of this list; start without one")

@@ -28,10 +28,12 @@ from tinsmith_trainer.commits import Committer
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle import Cycle
 from tinsmith_trainer.gaps import GapWatcher
+from tinsmith_trainer.lease import LeaseKeeper
 from tinsmith_trainer.operation_reader import OperationReader
 from tinsmith_trainer.operations_servicer import OperationsServicer
 from tinsmith_trainer.publisher import Publisher
 from tinsmith_trainer.registry import RunRegistry
+from tinsmith_trainer.run_placement import RunPlacement
 from tinsmith_trainer.saves import CheckpointSlices
 from tinsmith_trainer.servicer import TrainerServicer
 from tinsmith_trainer.solo_work import SoloWork
@@ -91,9 +93,14 @@ class TrainerPod:
         residency = self._registry.residency
         saves = CheckpointSlices(checkpoints, committer, residency, wire)
         solo = SoloWork(residency, committer, saves, max_attempts=config.max_attempts)
-        self._cycle = Cycle(
-            config, self._registry, self._host, committer, solo, on_end=self._note_end
+        self._placement = RunPlacement(
+            config, self._host, self._ledger, self._store, self._registry, wire
         )
+        self._lease = LeaseKeeper(self._ledger, self._registry, ttl_s=config.lease_ttl_s)
+        self._cycle = Cycle(
+            config, self._registry, self._host, committer, solo, self._lease, on_end=self._note_end
+        )
+        self._registry.on_fenced = self._note_end
         self._gaps = GapWatcher(config.gap_timeout_s, self._registry, self._ledger, committer, wire)
         self._on_fenced = on_fenced
         self._on_failed = on_failed
@@ -103,7 +110,14 @@ class TrainerPod:
             config.server(), domain=codec.DOMAIN, authenticator=self._scheduler.authenticator()
         )
         servicer = TrainerServicer(
-            config, self._registry, reader, checkpoints, self._publisher, self._catalog
+            config,
+            self._registry,
+            self._placement,
+            self._lease,
+            reader,
+            checkpoints,
+            self._publisher,
+            self._catalog,
         )
         self._server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer)
         self._server.add(
@@ -124,8 +138,11 @@ class TrainerPod:
 
     async def start(self) -> None:
         """Recover, serve, register."""
-        await self._registry.recover()
-        self._cycle.start(self._gaps.watch())
+        if self._ledger.is_shared:
+            await self._lease.renew()
+        else:
+            await self._placement.recover()
+        self._cycle.start(self._gaps.watch(), self._lease.keep())
         await self._server.start()
         self._registration = WorkerRegistration(
             self._scheduler, self._describe(), self._catalog.tokenizers
@@ -143,7 +160,7 @@ class TrainerPod:
             await self._registration.stop()
         await self._server.stop()
         await self._cycle.stop()
-        await self._registry.park_all()
+        await self._placement.park_all()
         await self._scheduler.close()
         await self._ledger.close()
 

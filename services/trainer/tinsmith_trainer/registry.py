@@ -1,4 +1,4 @@
-"""The runs of a trainer: adoption, submission in order, and what clients wait for.
+"""The runs of a trainer: submission in order, and what clients wait for.
 
 Submitting is the promise of this pod: validate, store, acknowledge. It never waits for the engine.
 A request that is refused for good still consumes its number, as a failed operation, so that the
@@ -13,12 +13,10 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tinsmith_engine import AdapterConfig
-from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import (
-    CapacityExhaustedError,
     RunClosedError,
+    RunMovedError,
     RunNotFoundError,
     TinsmithError,
     UnavailableError,
@@ -28,14 +26,13 @@ from tinsmith_runtime.ledger import (
     NewOperation,
     OperationRecord,
     OperationState,
-    RunRecord,
 )
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.admission import Admission, Pace
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
-from tinsmith_trainer.loading import RunLoader, load_of
+from tinsmith_trainer.loading import load_of
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
 from tinsmith_trainer.payloads import write_payload
 from tinsmith_trainer.residency import Residency
@@ -67,14 +64,12 @@ class RunRegistry:
         wire: WireCodec,
     ) -> None:
         self._config = config
-        self._host = host
         self._ledger = ledger
         self._store = store
         self._wire = wire
         self._runs: dict[str, LiveRun] = {}
         self.pace = Pace()
         self._admission = Admission(config, self.pace)
-        self._loader = RunLoader(ledger, store, wire)
         self.residency = Residency(
             host,
             ledger,
@@ -84,42 +79,34 @@ class RunRegistry:
             max_resident_runs=config.max_resident_runs,
             max_parked_bytes=config.max_parked_bytes,
         )
-        self._placement = asyncio.Lock()
         self._seen_through: set[asyncio.Task[Any]] = set()
         self.on_work: Callable[[], None] = lambda: None
         """Called when a run may have something to do: an operation was accepted, or it is free."""
+        self.on_fenced: Callable[[FencedError], None] = lambda _: None
+        """Called when a write finds that another process holds a run."""
 
     @property
     def runs(self) -> list[LiveRun]:
         """All runs, in the order of their adoption."""
         return list(self._runs.values())
 
-    async def recover(self) -> None:
-        """Read runs and their unfinished operations from the ledger, before anything is served."""
-        for name in await self._ledger.list_deletions():
-            await self._delete_files(name)
-        for record in await self._ledger.list_runs():
-            # What was published is written again on demand; readers hold it in memory.
-            await asyncio.to_thread(self._store.delete_folder, f"{record.name}/published")
-            if record.base_model not in self._host.engines:
-                logger.warning(
-                    "run waits for its base model, which this pod does not serve",
-                    extra={"run": record.name, "base_model": record.base_model},
-                )
-                continue
-            self._runs[record.name] = await self._load(record)
+    def add(self, run: LiveRun) -> None:
+        """Take in a run as the ledger knows it, its unfinished operations queued."""
+        self._runs[run.name] = run
+        for queued in run.queue.values():
+            self._admission.count(run, queued.load)
+        QUEUED_OPERATIONS.inc(len(run.queue))
 
-    async def adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
-        """Take over a run, creating it if it is new; return its version.
+    def remove(self, run: LiveRun) -> None:
+        """Let a run go; what it has queued counts no more."""
+        if self._runs.get(run.name) is not run:
+            return
+        del self._runs[run.name]
+        QUEUED_OPERATIONS.dec(len(run.queue))
+        for queued in run.queue.values():
+            self._admission.release(run, queued.load)
 
-        Raises:
-            ModelNotFoundError: If this pod does not serve the base model.
-            CapacityExhaustedError: If there is no place for another run.
-            AbortedError: If a higher epoch holds the run.
-        """
-        return await self._see_through(self._adopt(name, base_model, adapter, epoch))
-
-    async def _see_through(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    async def see_through(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Finish work whose caller may go away: what the ledger says and what is in memory agree.
 
         A cancelled call leaves the work running; its failure is then nobody's but the log's.
@@ -134,110 +121,8 @@ class RunRegistry:
         if not task.cancelled() and task.exception() is not None:
             logger.debug("accepted work failed", extra={"problem": str(task.exception())})
 
-    async def _adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
-        # One at a time, and not beside a deletion: a repeated call must not meet a run half-made.
-        async with self._placement:
-            return await self._adopt_alone(name, base_model, adapter, epoch)
-
-    async def _adopt_alone(
-        self, name: str, base_model: str, adapter: AdapterConfig, epoch: int
-    ) -> int:
-        self._host.engine(base_model)
-        if name not in self._runs and len(self._runs) >= self._config.max_runs:
-            raise CapacityExhaustedError(
-                f"the trainer holds {self._config.max_runs} runs; delete one", run=name
-            )
-        if name not in self._runs and name in await self._ledger.list_deletions():
-            # Its files would be taken for those of the new run.
-            await self._delete_files(name)
-        record = await self._ledger.adopt_run(
-            RunRecord(
-                name=name,
-                base_model=base_model,
-                adapter=engine_codec.adapter_to_json(adapter),
-                epoch=epoch,
-            )
-        )
-        run = self._runs.get(name)
-        if run is None:
-            run = self._runs[name] = await self._load(record)
-            is_new = run.next_sequence_number == 1 and not run.queue
-            async with run.lock:
-                try:
-                    await self.residency.ensure(run)
-                except TinsmithError:
-                    # A run that did something is kept: its next operation asks for a place again.
-                    if is_new:
-                        del self._runs[name]
-                        await self._ledger.delete_run(name, epoch)
-                    raise
-        run.record = record
-        return record.version
-
-    async def _load(self, record: RunRecord) -> LiveRun:
-        """Return a run as the ledger knows it, its unfinished operations queued."""
-        run = LiveRun(
-            record, self._host.engine(record.base_model), on_free=lambda: self._note_free(run)
-        )
-        await self._loader.load(run)
-        for queued in run.queue.values():
-            self._admission.count(run, queued.load)
-        QUEUED_OPERATIONS.inc(len(run.queue))
-        return run
-
-    async def release(self, name: str, epoch: int, *, delete: bool) -> None:
-        """Park or delete a run.
-
-        Raises:
-            RunNotFoundError: If this pod does not hold it.
-            FencedError: If a higher epoch holds it.
-        """
-        await self._see_through(self._release(name, epoch, delete=delete))
-
-    async def _release(self, name: str, epoch: int, *, delete: bool) -> None:
-        run = self.get(name)
-        if epoch != run.record.epoch:
-            raise FencedError(
-                f"run {name} is held under epoch {run.record.epoch}, not {epoch}", run=name
-            )
-        if not delete:
-            if run.queue:
-                # It is about to be used, and may hold its lock while it waits for a place.
-                return
-            async with run.lock:
-                if not run.queue and not run.running:
-                    await self.residency.park(run)
-            return
-        async with self._placement:
-            await self._delete(run, epoch)
-
-    async def _delete(self, run: LiveRun, epoch: int) -> None:
-        run.is_closed = True
-        run.notify()
-        self._note_free(run)
-        async with run.lock:
-            try:
-                await self._ledger.delete_run(run.name, epoch)
-            except TinsmithError:
-                known = {record.name for record in await self._ledger.list_runs()}
-                if run.name in known:
-                    run.is_closed = False
-                    self.on_work()
-                    raise
-                # An earlier call deleted the rows and did not come to the rest.
-            self._runs.pop(run.name, None)
-            QUEUED_OPERATIONS.dec(len(run.queue))
-            for queued in run.queue.values():
-                self._admission.release(run, queued.load)
-            await self.residency.evict(run)
-            await self._delete_files(run.name)
-
-    async def _delete_files(self, name: str) -> None:
-        """Remove what a deleted run left in the store; the ledger remembers it until then."""
-        await asyncio.to_thread(self._store.delete_folder, name)
-        await self._ledger.forget_deletion(name)
-
-    def _note_free(self, run: LiveRun) -> None:
+    def note_free(self, run: LiveRun) -> None:
+        """Note that the state of a run is no longer in use: it or another one may go on."""
         self.residency.note_free(run)
         self.on_work()
 
@@ -252,6 +137,20 @@ class RunRegistry:
             raise run_not_found(name)
         return run
 
+    async def find(self, name: str) -> LiveRun:
+        """Return a run that a client asks for.
+
+        Raises:
+            RunMovedError: If another trainer holds it, or is to.
+            RunNotFoundError: If there is none of this name.
+        """
+        run = self._runs.get(name)
+        if run is not None:
+            return run
+        if self._ledger.is_shared and await self._ledger.is_known(name):
+            raise run_moved(name)
+        raise run_not_found(name)
+
     def standing(self, run: LiveRun, sequence_number: int) -> Standing:
         """Return how an operation of a run stands, and what it waits for."""
         return standing_of(
@@ -264,10 +163,12 @@ class RunRegistry:
         Raises:
             TinsmithError: If it is refused; see `TrainerService`.
         """
-        return await self._see_through(self._submit(submission, work))
+        return await self.see_through(self._submit(submission, work))
 
     async def _submit(self, submission: Submission, work: Work) -> OperationRecord:
-        run = self.get(submission.run)
+        run = await self.find(submission.run)
+        if run.is_leaving:
+            raise run_moved(run.name)
         if run.is_closed:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
         load = load_of(work, len(submission.payload))
@@ -275,6 +176,10 @@ class RunRegistry:
         try:
             operation = await self._new_operation(run, submission)
             record = await self._ledger.submit(operation)
+        except FencedError as error:
+            self._admission.release(run, load)
+            self.on_fenced(error)
+            raise run_moved(run.name) from error
         except BaseException:
             self._admission.release(run, load)
             raise
@@ -293,12 +198,16 @@ class RunRegistry:
 
     async def refuse(self, submission: Submission, error: TinsmithError) -> None:
         """Consume the number of a request that can never be accepted."""
-        await self._see_through(self._refuse(submission, error))
+        await self.see_through(self._refuse(submission, error))
 
     async def _refuse(self, submission: Submission, error: TinsmithError) -> None:
-        run = self.get(submission.run)
+        run = await self.find(submission.run)
         operation = await self._new_operation(run, submission, keep_payload=False)
-        record = await self._ledger.refuse(operation, self._wire.encode_error(error))
+        try:
+            record = await self._ledger.refuse(operation, self._wire.encode_error(error))
+        except FencedError as fenced:
+            self.on_fenced(fenced)
+            raise run_moved(run.name) from fenced
         if record is not None:
             run.consume(record)
             self.on_work()
@@ -311,18 +220,6 @@ class RunRegistry:
                 self._admission.release(run, queued.load)
                 QUEUED_OPERATIONS.dec()
         run.finish(records)
-
-    async def park_all(self) -> None:
-        """Snapshot what changed since the last snapshot, so that a restart need not replay."""
-        for run in self.runs:
-            async with run.lock:
-                try:
-                    await self.residency.park(run)
-                except TinsmithError as error:
-                    logger.warning(
-                        "not parked; the ledger has everything",
-                        extra={"run": run.name, "problem": error.message},
-                    )
 
     def _enqueue(self, run: LiveRun, operation: QueuedOperation) -> None:
         QUEUED_OPERATIONS.inc()
@@ -351,6 +248,15 @@ def run_not_found(name: str) -> RunNotFoundError:
     """Return the error for a run that does not exist, or belongs to somebody else."""
     return RunNotFoundError(
         f"run {name} does not exist in your project; list runs to see their names", run=name
+    )
+
+
+def run_moved(name: str) -> RunMovedError:
+    """Return the error for a run that this trainer does not hold, or gives up."""
+    return RunMovedError(
+        f"run {name} is held by another trainer, or about to be; ask the scheduler where it is and "
+        "send the request again",
+        run=name,
     )
 
 

@@ -24,6 +24,7 @@ from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     CheckpointCorruptError,
     RunClosedError,
+    RunMovedError,
     TinsmithError,
 )
 from tinsmith_runtime.ledger import Ledger, SnapshotRecord
@@ -266,6 +267,8 @@ class Residency:
                     )
                 run.obstacle = f"a place in the engine; all {self._max_resident_runs} are in use"
                 await waiting.sleep(left_s)
+                if run.is_leaving:
+                    raise RunMovedError(f"{run.name} is handed over", run=run.name)
                 if run.is_closed:
                     raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
             run.obstacle = _RESTORING
@@ -315,7 +318,7 @@ class Residency:
     def note_free(self, run: LiveRun) -> None:
         """Note that a run is at rest or gone: its place may be somebody else's now."""
         self._line.wake_first(run.record.base_model)
-        if run.is_closed:
+        if run.is_closed or run.is_leaving:
             self._line.wake(run.record.base_model, run.name)
 
 

@@ -24,10 +24,12 @@ from tinsmith_runtime.ledger import OperationRecord
 from tinsmith_trainer import codec
 from tinsmith_trainer.checkpoints import CheckpointRegistry, checkpoint_not_found
 from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.lease import LeaseKeeper
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.operation_reader import OperationReader
 from tinsmith_trainer.publisher import Publisher
 from tinsmith_trainer.registry import RunRegistry, is_final, run_not_found
+from tinsmith_trainer.run_placement import ReleaseMode, RunPlacement
 from tinsmith_trainer.work import ForwardWork, Kind, LoadCheckpointWork, Work
 
 MAX_WAIT_S = 20.0
@@ -35,6 +37,11 @@ _DEFAULT_PAGE_SIZE = 100
 _LARGE_BYTES = 64 * 1024
 _MAX_PAGE_SIZE = 1000
 _ALL_RUNS_SUFFIX = "/trainingRuns/-"
+_RELEASE_MODES = {
+    trainer_pb2.ReleaseRunRequest.MODE_PARK: ReleaseMode.PARK,
+    trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER: ReleaseMode.HAND_OVER,
+    trainer_pb2.ReleaseRunRequest.MODE_DELETE: ReleaseMode.DELETE,
+}
 
 Context = Any
 ParametersT = ParamSpec("ParametersT")
@@ -47,6 +54,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     Args:
         config: Limits that are told to clients.
         registry: Runs and their queues.
+        placement: Takes runs and gives them up.
+        lease: Whether this process may answer for its runs.
         reader: Reads operations and waits for them.
         checkpoints: Named checkpoints.
         publisher: Weights for samplers of other processes.
@@ -57,6 +66,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self,
         config: TrainerConfig,
         registry: RunRegistry,
+        placement: RunPlacement,
+        lease: LeaseKeeper,
         reader: OperationReader,
         checkpoints: CheckpointRegistry,
         publisher: Publisher,
@@ -64,6 +75,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> None:
         self._config = config
         self._registry = registry
+        self._placement = placement
+        self._lease = lease
         self._reader = reader
         self._checkpoints = checkpoints
         self._publisher = publisher
@@ -90,7 +103,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.AdoptRunResponse:
         current_caller().require_scope(POD_SCOPE)
         name = codec.decode_run(request.run)
-        version = await self._registry.adopt(
+        version = await self._placement.adopt(
             str(name),
             request.base_model,
             engine_codec.decode_adapter(request.adapter),
@@ -102,19 +115,17 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.ReleaseRunRequest, context: Context
     ) -> trainer_pb2.ReleaseRunResponse:
         current_caller().require_scope(POD_SCOPE)
-        if request.mode == trainer_pb2.ReleaseRunRequest.MODE_UNSPECIFIED:
-            raise InvalidFieldError("mode", "must be MODE_PARK or MODE_DELETE")
-        await self._registry.release(
-            str(codec.decode_run(request.run)),
-            request.epoch,
-            delete=request.mode == trainer_pb2.ReleaseRunRequest.MODE_DELETE,
+        if request.mode not in _RELEASE_MODES:
+            raise InvalidFieldError("mode", "must be MODE_PARK, MODE_HAND_OVER or MODE_DELETE")
+        await self._placement.release(
+            str(codec.decode_run(request.run)), request.epoch, _RELEASE_MODES[request.mode]
         )
         return trainer_pb2.ReleaseRunResponse()
 
     async def GetRunStatus(
         self, request: trainer_pb2.GetRunStatusRequest, context: Context
     ) -> trainer_pb2.RunStatus:
-        run = self._owned_run(codec.decode_run(request.run))
+        run = await self._owned_run(codec.decode_run(request.run))
         return trainer_pb2.RunStatus(
             run=run.name,
             version=run.record.version,
@@ -131,7 +142,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.PublishWeightsRequest, context: Context
     ) -> trainer_pb2.PublishWeightsResponse:
         current_caller().require_scope(POD_SCOPE)
-        run = self._registry.get(str(codec.decode_run(request.run)))
+        run = await self._registry.find(str(codec.decode_run(request.run)))
+        self._lease.require()
         written = await self._publisher.publish(run)
         return trainer_pb2.PublishWeightsResponse(
             version=written.manifest.attributes["version"],
@@ -184,7 +196,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             project_id = project.project
         else:
             parent = codec.decode_run(request.parent, field="parent")
-            run, project_id = self._owned_run(parent).name, parent.project
+            run, project_id = str(parent), parent.project
         if not 0 <= request.page_size <= _MAX_PAGE_SIZE:
             raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}")
         page = await self._checkpoints.list(
@@ -207,7 +219,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def WaitOperations(
         self, request: trainer_pb2.WaitOperationsRequest, context: Context
     ) -> trainer_pb2.WaitOperationsResponse:
-        run = self._owned_run(codec.decode_run(request.run))
+        run = await self._owned_run(codec.decode_run(request.run))
         if request.after_revision < 0:
             raise InvalidFieldError("after_revision", "must be at least 0")
         records = await self._reader.wait_operations(
@@ -222,7 +234,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, kind: Kind, name: names.RunName, request: Any
     ) -> operations_pb2.Operation:
         """Accept an ordered call, or consume its number with the reason of the refusal."""
-        run = self._owned_run(name)
+        run = await self._owned_run(name)
         is_large = request.ByteSize() > _LARGE_BYTES
         submission = await _aside(is_large, codec.decode_submission, kind, name, request)
         try:
@@ -265,9 +277,9 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             # Whether it exists is seen at its turn: a save before it may still be queued.
             self._owned_checkpoint(work.checkpoint, field="checkpoint")
 
-    def _owned_run(self, name: names.RunName) -> LiveRun:
+    async def _owned_run(self, name: names.RunName) -> LiveRun:
         """Return a run of the caller's project."""
-        return owned_run(self._registry, name)
+        return await owned_run(self._registry, name)
 
     def _owned_checkpoint(self, value: str, *, field: str) -> str:
         name = codec.decode_checkpoint_name(value, field=field)
@@ -287,14 +299,15 @@ async def _aside(
     return function(*args, **kwargs)
 
 
-def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:
+async def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:
     """Return a run of the caller's project.
 
     Raises:
         RunNotFoundError: If there is none, or it belongs to somebody else.
+        RunMovedError: If another trainer holds it.
     """
     current_caller().require_project(name.project, lambda: run_not_found(str(name)))
-    return registry.get(str(name))
+    return await registry.find(str(name))
 
 
 def describe(

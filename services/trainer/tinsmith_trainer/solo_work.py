@@ -15,6 +15,7 @@ from tinsmith_runtime.errors import (
     DrainingError,
     PoisonOperationError,
     RunClosedError,
+    RunMovedError,
     TinsmithError,
 )
 from tinsmith_runtime.ledger.records import FencedError
@@ -60,7 +61,7 @@ class SoloWork:
             await self._residency.ensure(run, wait_s=None)
         except FencedError:
             raise
-        except RunClosedError:
+        except (RunClosedError, RunMovedError):
             return
         except OSError as error:
             # The store is away: nothing that an operation should fail for.

@@ -60,7 +60,7 @@ class TurnTaker:
         ready: defaultdict[str, list[LiveRun]] = defaultdict(list)
         num_placeless = num_held = 0
         for run in runs:
-            if not run.queue or run.is_closed:
+            if not run.queue or run.is_closed or run.is_leaving:
                 continue
             model = run.record.base_model
             working[model].append(run)

@@ -211,8 +211,9 @@ class LedgerSuite:
     async def test_attempts_are_counted(self, ledger: Ledger) -> None:
         for number in (1, 2, 3):
             await ledger.submit(operation(number))
-        await ledger.start(RUN, [1, 2])
-        await ledger.start(RUN, [1])
+        await ledger.start_all({RUN: {1: 1, 2: 1}})
+        await ledger.start_all({RUN: {1: 2}})
+        await ledger.start_all({RUN: {1: 2}})  # a repeat
         found = [record.num_attempts for record in await ledger.operations_from(RUN, 1)]
         assert found == [2, 1, 0]
 
@@ -246,7 +247,7 @@ class LedgerSuite:
         for run in (RUN, OTHER):
             for number in (1, 2):
                 await ledger.submit(operation(number, run=run))
-        await ledger.start_all({RUN: [1, 2], OTHER: [1]})
+        await ledger.start_all({RUN: {1: 1, 2: 1}, OTHER: {1: 1}})
         found = {
             run: [o.num_attempts for o in await ledger.operations_from(run, 1)]
             for run in (RUN, OTHER)
@@ -419,7 +420,7 @@ class LedgerSuite:
         await first.adopt_run(run_record(epoch=3))
         for number in (1, 2):
             await first.submit(operation(number, epoch=3))
-        await first.start(RUN, [1, 2])
+        await first.start_all({RUN: {1: 1, 2: 1}})
         await first.finish(RUN, 3, [outcome(1)], checkpoints=[checkpoint("a")])
         await first.add_snapshot(snapshot(1), 3)
         before = await self._everything(first)

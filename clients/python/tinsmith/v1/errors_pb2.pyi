@@ -140,6 +140,16 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 52
     """A bug of the service. The log of the pod has the trace under the request id."""
+    ERROR_REASON_STORAGE_UNAVAILABLE: _ErrorReason.ValueType  # 53
+    """The database or the object store can not be reached. Nothing was accepted; retry with the same
+    request id.
+    """
+    ERROR_REASON_RUN_MOVED: _ErrorReason.ValueType  # 54
+    """Another trainer holds the run, or is about to. `GetTrainingRun` says where it is; retry there
+    with the same request id.
+    """
+    ERROR_REASON_RUN_HELD: _ErrorReason.ValueType  # 55
+    """The trainer that holds the run is alive; it may be taken over once its lease has expired."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Says why a call or an operation failed. `ErrorInfo.metadata` holds the values that the message
@@ -264,4 +274,14 @@ request id.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 52
 """A bug of the service. The log of the pod has the trace under the request id."""
+ERROR_REASON_STORAGE_UNAVAILABLE: ErrorReason.ValueType  # 53
+"""The database or the object store can not be reached. Nothing was accepted; retry with the same
+request id.
+"""
+ERROR_REASON_RUN_MOVED: ErrorReason.ValueType  # 54
+"""Another trainer holds the run, or is about to. `GetTrainingRun` says where it is; retry there
+with the same request id.
+"""
+ERROR_REASON_RUN_HELD: ErrorReason.ValueType  # 55
+"""The trainer that holds the run is alive; it may be taken over once its lease has expired."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

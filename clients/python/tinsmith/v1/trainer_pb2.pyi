@@ -185,6 +185,8 @@ class ReleaseRunRequest(_message.Message):
         """The run leaves memory, and comes back with its next operation."""
         MODE_DELETE: ReleaseRunRequest._Mode.ValueType  # 2
         """The run, its operations and its checkpoints are removed."""
+        MODE_HAND_OVER: ReleaseRunRequest._Mode.ValueType  # 3
+        """The run is snapshotted and forgotten here; its operations wait for the next trainer."""
 
     class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
         """Says what becomes of the run."""
@@ -195,6 +197,8 @@ class ReleaseRunRequest(_message.Message):
     """The run leaves memory, and comes back with its next operation."""
     MODE_DELETE: ReleaseRunRequest.Mode.ValueType  # 2
     """The run, its operations and its checkpoints are removed."""
+    MODE_HAND_OVER: ReleaseRunRequest.Mode.ValueType  # 3
+    """The run is snapshotted and forgotten here; its operations wait for the next trainer."""
 
     RUN_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int

@@ -47,6 +47,8 @@ class TrainerServiceStub:
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
+    * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
     operation exists and is failed. One refused with `RetryInfo`, or with `UNAVAILABLE`, does not.
@@ -151,6 +153,8 @@ class TrainerServiceServicer:
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
+    * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
     operation exists and is failed. One refused with `RetryInfo`, or with `UNAVAILABLE`, does not.
@@ -176,6 +180,7 @@ class TrainerServiceServicer:
         * `NOT_FOUND` (`MODEL_NOT_FOUND`): this trainer does not serve the base model.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
         * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no place for another run; all are busy.
+        * `UNAVAILABLE` (`RUN_HELD`), with `RetryInfo`: the trainer that holds the run is alive.
         * `ABORTED` (`ABORTED`): a higher epoch holds the run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -183,7 +188,8 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseRun(self, request, context):
-        """Gives a run up: parks it, to be restored by its next operation, or deletes it. Pods only.
+        """Gives a run up: parks it, to be restored by its next operation, hands it over or deletes it.
+        Pods only.
 
         Errors:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
@@ -456,6 +462,8 @@ class TrainerService:
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
+    * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
     operation exists and is failed. One refused with `RetryInfo`, or with `UNAVAILABLE`, does not.

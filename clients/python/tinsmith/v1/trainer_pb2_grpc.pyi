@@ -48,6 +48,8 @@ class TrainerServiceStub:
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
+    * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
     operation exists and is failed. One refused with `RetryInfo`, or with `UNAVAILABLE`, does not.
@@ -73,10 +75,12 @@ class TrainerServiceStub:
     * `NOT_FOUND` (`MODEL_NOT_FOUND`): this trainer does not serve the base model.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
     * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no place for another run; all are busy.
+    * `UNAVAILABLE` (`RUN_HELD`), with `RetryInfo`: the trainer that holds the run is alive.
     * `ABORTED` (`ABORTED`): a higher epoch holds the run.
     """
     ReleaseRun: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ReleaseRunRequest, _trainer_pb2.ReleaseRunResponse]
-    """Gives a run up: parks it, to be restored by its next operation, or deletes it. Pods only.
+    """Gives a run up: parks it, to be restored by its next operation, hands it over or deletes it.
+    Pods only.
 
     Errors:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
@@ -222,6 +226,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
+    * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
     operation exists and is failed. One refused with `RetryInfo`, or with `UNAVAILABLE`, does not.
@@ -244,10 +250,12 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     * `NOT_FOUND` (`MODEL_NOT_FOUND`): this trainer does not serve the base model.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
     * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no place for another run; all are busy.
+    * `UNAVAILABLE` (`RUN_HELD`), with `RetryInfo`: the trainer that holds the run is alive.
     * `ABORTED` (`ABORTED`): a higher epoch holds the run.
     """
     ReleaseRun: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ReleaseRunRequest, _trainer_pb2.ReleaseRunResponse]  # type: ignore[assignment]
-    """Gives a run up: parks it, to be restored by its next operation, or deletes it. Pods only.
+    """Gives a run up: parks it, to be restored by its next operation, hands it over or deletes it.
+    Pods only.
 
     Errors:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
@@ -392,6 +400,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
+    * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
     operation exists and is failed. One refused with `RetryInfo`, or with `UNAVAILABLE`, does not.
@@ -424,6 +434,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `NOT_FOUND` (`MODEL_NOT_FOUND`): this trainer does not serve the base model.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
         * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no place for another run; all are busy.
+        * `UNAVAILABLE` (`RUN_HELD`), with `RetryInfo`: the trainer that holds the run is alive.
         * `ABORTED` (`ABORTED`): a higher epoch holds the run.
         """
 
@@ -433,7 +444,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.ReleaseRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.ReleaseRunResponse, _abc.Awaitable[_trainer_pb2.ReleaseRunResponse]]:
-        """Gives a run up: parks it, to be restored by its next operation, or deletes it. Pods only.
+        """Gives a run up: parks it, to be restored by its next operation, hands it over or deletes it.
+        Pods only.
 
         Errors:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.

@@ -124,12 +124,13 @@ class Ledger(Protocol):
         """
         ...
 
-    async def start(self, run: str, sequence_numbers: Sequence[int]) -> None:
-        """Count an attempt of operations that are about to be computed."""
-        ...
+    async def start_all(self, attempts: Mapping[str, Mapping[int, int]]) -> None:
+        """Note that operations are about to be computed.
 
-    async def start_all(self, operations: Mapping[str, Sequence[int]]) -> None:
-        """Count an attempt of operations of several runs, by run, in one write."""
+        Args:
+            attempts: For each run, which attempt of each sequence number begins, from 1. A number
+                is never lowered, so that repeating the call changes nothing.
+        """
         ...
 
     async def finish(

@@ -6,19 +6,13 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tinsmith_runtime.errors import AbortedError, UnavailableError
+from tinsmith_runtime.errors import AbortedError
 
 
 class FencedError(AbortedError):
     """Another process holds the run under a higher epoch; this one must stop."""
 
     reason = "ABORTED"
-
-
-class RunHeldError(UnavailableError):
-    """Another process holds the run and its lease has not expired."""
-
-    reason = "RUN_HELD"
 
 
 class OperationState(enum.StrEnum):

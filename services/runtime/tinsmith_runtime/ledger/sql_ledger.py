@@ -165,16 +165,13 @@ class SqlLedger:
 
         return await self._database.write(consume)
 
-    async def start(self, run: str, sequence_numbers: Sequence[int]) -> None:
-        """Count an attempt; see `Ledger`."""
-        await self.start_all({run: sequence_numbers})
-
-    async def start_all(self, operations: Mapping[str, Sequence[int]]) -> None:
+    async def start_all(self, attempts: Mapping[str, Mapping[int, int]]) -> None:
         """Count an attempt of operations of several runs; see `Ledger`."""
 
         def count(connection: sa.Connection) -> None:
-            for run, sequence_numbers in operations.items():
-                connection.execute(statements.count_attempt(run, sequence_numbers))
+            for run, numbers in attempts.items():
+                for number, num_attempts in numbers.items():
+                    connection.execute(statements.count_attempt(run, number, num_attempts))
 
         await self._database.write(count)
 

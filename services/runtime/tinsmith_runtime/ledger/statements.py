@@ -11,6 +11,7 @@ from tinsmith_runtime.errors import (
     AbortedError,
     CheckpointAlreadyExistsError,
     RequestIdReusedError,
+    RunHeldError,
     SequenceGapError,
     SequenceNumberReusedError,
 )
@@ -24,7 +25,6 @@ from tinsmith_runtime.ledger.records import (
     OperationRecord,
     OperationState,
     Outcome,
-    RunHeldError,
     RunRecord,
     SnapshotRecord,
 )
@@ -165,12 +165,16 @@ def known_operation(connection: sa.Connection, operation: NewOperation) -> Opera
     )
 
 
-def count_attempt(run: str, sequence_numbers: Sequence[int]) -> sa.Update:
-    """Count that operations are begun."""
+def count_attempt(run: str, sequence_number: int, num_attempts: int) -> sa.Update:
+    """Note that an operation is begun for the so-manieth time."""
     return (
         sa.update(operations)
-        .where(operations.c.run == run, operations.c.sequence_number.in_(sequence_numbers))
-        .values(num_attempts=operations.c.num_attempts + 1)
+        .where(
+            operations.c.run == run,
+            operations.c.sequence_number == sequence_number,
+            operations.c.num_attempts < num_attempts,
+        )
+        .values(num_attempts=num_attempts)
     )
 
 

@@ -1,0 +1,208 @@
+"""The ledger on PostgreSQL, for several processes of one deployment.
+
+What every operation goes through (accepted, begun, finished) is one statement for all runs that
+wait at the moment; what is rare is a transaction, as on SQLite. Of either kind, one batch is under
+way at a time and the next gathers meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tinsmith_runtime.errors import RunNotFoundError
+from tinsmith_runtime.ledger import postgres_statements, statements
+from tinsmith_runtime.ledger.records import (
+    CheckpointRecord,
+    Commit,
+    Holder,
+    NewOperation,
+    OperationRecord,
+    OperationState,
+    Outcome,
+    SnapshotRecord,
+)
+from tinsmith_runtime.ledger.sql_ledger import SqlLedger
+from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql.batches import Batcher
+from tinsmith_runtime.sql.postgres_pool import StatementPool
+
+
+class PostgresLedger(SqlLedger):
+    """A ledger that several trainers share; see `Ledger` for the methods.
+
+    Args:
+        database: Holds the tables.
+        pool: Runs single statements on the same tables.
+        holder: This process.
+    """
+
+    def __init__(self, database: Database, pool: StatementPool, *, holder: Holder) -> None:
+        super().__init__(database, holder=holder)
+        self._pool = pool
+        self._submits: Batcher[NewOperation, OperationRecord] = Batcher(self._submit_all)
+        self._starts: Batcher[Mapping[str, Mapping[int, int]], None] = Batcher(self._count_all)
+        self._commits: Batcher[Commit, list[OperationRecord]] = Batcher(self._commit_all)
+
+    async def submit(self, operation: NewOperation) -> OperationRecord:
+        """Accept an operation; see `Ledger`."""
+        return await self._submits.add(operation)
+
+    async def start_all(self, attempts: Mapping[str, Mapping[int, int]]) -> None:
+        """Count an attempt of operations of several runs; see `Ledger`."""
+        await self._starts.add(attempts)
+
+    async def finish(
+        self,
+        run: str,
+        epoch: int,
+        outcomes: Sequence[Outcome],
+        *,
+        checkpoints: Sequence[CheckpointRecord] = (),
+        snapshots: Sequence[SnapshotRecord] = (),
+    ) -> list[OperationRecord]:
+        """Commit results; see `Ledger`."""
+        if checkpoints or snapshots:
+            return await super().finish(
+                run, epoch, outcomes, checkpoints=checkpoints, snapshots=snapshots
+            )
+        return await self._commits.add(Commit(run=run, epoch=epoch, outcomes=outcomes))
+
+    async def finish_all(
+        self, commits: Sequence[Commit]
+    ) -> list[list[OperationRecord] | BaseException]:
+        """Commit results of several runs; see `Ledger`."""
+        return await self._commits.add_all(commits)
+
+    async def close(self) -> None:
+        """Finish what waits and release the database."""
+        for batcher in (self._submits, self._starts, self._commits):
+            await batcher.finish()
+        await self._pool.close()
+        await super().close()
+
+    async def _submit_all(
+        self, batch: Sequence[NewOperation]
+    ) -> list[OperationRecord | BaseException]:
+        rows = await self._pool.fetch(
+            postgres_statements.SUBMIT,
+            [operation.run for operation in batch],
+            [operation.epoch for operation in batch],
+            [operation.sequence_number for operation in batch],
+            [operation.kind for operation in batch],
+            [operation.request_id for operation in batch],
+            [operation.digest for operation in batch],
+            [operation.payload for operation in batch],
+            [operation.payload_path for operation in batch],
+            [operation.submit_time_s for operation in batch],
+        )
+        answers: list[OperationRecord | BaseException] = []
+        for operation, row in zip(batch, rows, strict=True):
+            if row["is_inserted"]:
+                answers.append(statements.pending_record(operation))
+            elif row["is_held"]:
+                answers.append(await self._known(operation))
+            elif row["epoch"] is None:
+                answers.append(
+                    RunNotFoundError(f"run {operation.run} was deleted", run=operation.run)
+                )
+            else:
+                answers.append(statements.fenced(operation.run, operation.epoch))
+        return answers
+
+    async def _known(self, operation: NewOperation) -> OperationRecord | BaseException:
+        try:
+            return await self._database.read(
+                lambda connection: statements.known_operation(connection, operation)
+            )
+        except Exception as error:
+            return error
+
+    async def _count_all(
+        self, batch: Sequence[Mapping[str, Mapping[int, int]]]
+    ) -> list[BaseException | None]:
+        counts = [
+            (run, number, num_attempts)
+            for attempts in batch
+            for run, numbers in attempts.items()
+            for number, num_attempts in numbers.items()
+        ]
+        await self._pool.fetch(postgres_statements.START, *_columns(counts, 3))
+        return [None] * len(batch)
+
+    async def _commit_all(
+        self, batch: Sequence[Commit]
+    ) -> list[list[OperationRecord] | BaseException]:
+        entries = [
+            (
+                commit.run,
+                commit.epoch,
+                outcome.sequence_number,
+                _state(outcome),
+                outcome.result,
+                outcome.error,
+                outcome.plan,
+                outcome.finish_time_s,
+                commit.outcomes[-1].version,
+                place,
+            )
+            for commit in batch
+            for place, outcome in enumerate(commit.outcomes, 1)
+        ]
+        rows = iter(await self._pool.fetch(postgres_statements.FINISH, *_columns(entries, 10)))
+        return [
+            await self._answer(commit, [next(rows) for _ in commit.outcomes]) for commit in batch
+        ]
+
+    async def _answer(
+        self, commit: Commit, rows: Sequence[Any]
+    ) -> list[OperationRecord] | BaseException:
+        if not rows[0]["is_held"]:
+            return statements.fenced(commit.run, commit.epoch)
+        if all(row["run"] is not None for row in rows):
+            return [
+                _finished(row, outcome) for row, outcome in zip(rows, commit.outcomes, strict=True)
+            ]
+        return await self._looked_up(commit)
+
+    async def _looked_up(self, commit: Commit) -> list[OperationRecord] | BaseException:
+        """Return what became of a commit that found results: its own, if an answer was lost."""
+        records = []
+        for outcome in commit.outcomes:
+            record = await self.get_operation(commit.run, outcome.sequence_number)
+            is_own = record is not None and (
+                record.result,
+                record.error,
+                record.plan,
+                record.finish_time_s,
+            ) == (outcome.result, outcome.error, outcome.plan, outcome.finish_time_s)
+            if record is None or not is_own:
+                return statements.finished_already(commit.run, outcome.sequence_number)
+            records.append(record)
+        return records
+
+
+def _columns(rows: Sequence[tuple[Any, ...]], num_columns: int) -> list[list[Any]]:
+    return [[row[index] for row in rows] for index in range(num_columns)]
+
+
+def _state(outcome: Outcome) -> str:
+    is_success = outcome.result is not None
+    return (OperationState.SUCCEEDED if is_success else OperationState.FAILED).value
+
+
+def _finished(row: Any, outcome: Outcome) -> OperationRecord:
+    values = {
+        field.name: row[field.name]
+        for field in dataclasses.fields(OperationRecord)
+        if field.name in row
+    }
+    return OperationRecord(
+        **values,
+        state=OperationState(_state(outcome)),
+        finish_time_s=outcome.finish_time_s,
+        result=outcome.result,
+        error=outcome.error,
+        plan=outcome.plan,
+    )

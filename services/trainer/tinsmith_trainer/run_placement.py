@@ -1,0 +1,242 @@
+"""Which runs this trainer holds: adopted, parked, handed over, deleted, as the scheduler says.
+
+On a ledger of its own a trainer goes on with all runs of the ledger when it starts. On a shared one
+it begins with none: another process may hold them, and only the scheduler's epoch decides. A run
+that is adopted under a higher epoch is read anew, because somebody else may have written since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+
+from tinsmith_engine import AdapterConfig
+from tinsmith_engine import codec as engine_codec
+from tinsmith_engine.host import EngineHost
+from tinsmith_runtime import failpoints
+from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
+from tinsmith_runtime.ledger import Ledger, RunRecord
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.storage import ObjectStore
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.live_run import LiveRun
+from tinsmith_trainer.loading import RunLoader
+from tinsmith_trainer.registry import RunRegistry
+from tinsmith_trainer.work import WireCodec
+
+logger = logging.getLogger(__name__)
+
+
+class ReleaseMode(enum.Enum):
+    """What becomes of a run that is released."""
+
+    PARK = "park"
+    HAND_OVER = "hand_over"
+    DELETE = "delete"
+
+
+class RunPlacement:
+    """Takes runs and gives them up.
+
+    Args:
+        config: Limits.
+        host: The engines.
+        ledger: Says who holds a run.
+        store: Files of runs.
+        registry: The runs that this trainer holds.
+        wire: The stored form of requests.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        host: EngineHost,
+        ledger: Ledger,
+        store: ObjectStore,
+        registry: RunRegistry,
+        wire: WireCodec,
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._ledger = ledger
+        self._store = store
+        self._registry = registry
+        self._residency = registry.residency
+        self._loader = RunLoader(ledger, store, wire)
+        self._changing = asyncio.Lock()
+
+    async def recover(self) -> None:
+        """Go on with all runs of the ledger, before anything is served."""
+        for name in await self._ledger.list_deletions():
+            await self._delete_files(name)
+        for record in await self._ledger.list_runs():
+            if record.base_model not in self._host.engines:
+                logger.warning(
+                    "run waits for its base model, which this pod does not serve",
+                    extra={"run": record.name, "base_model": record.base_model},
+                )
+                continue
+            await self._load(record)
+
+    async def adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
+        """Take over a run, creating it if it is new; return its version.
+
+        Raises:
+            ModelNotFoundError: If this pod does not serve the base model.
+            CapacityExhaustedError: If there is no place for another run.
+            AbortedError: If a higher epoch holds the run.
+            RunHeldError: If the trainer that holds it is alive.
+        """
+        return await self._registry.see_through(self._adopt(name, base_model, adapter, epoch))
+
+    async def release(self, name: str, epoch: int, mode: ReleaseMode) -> None:
+        """Park, hand over or delete a run.
+
+        Raises:
+            RunNotFoundError: If this pod does not hold it.
+            FencedError: If a higher epoch holds it.
+        """
+        await self._registry.see_through(self._release(name, epoch, mode))
+
+    async def park_all(self) -> None:
+        """Snapshot what changed since the last snapshot, so that a restart need not replay."""
+        for run in self._registry.runs:
+            async with run.lock:
+                try:
+                    await self._residency.park(run)
+                except TinsmithError as error:
+                    logger.warning(
+                        "not parked; the ledger has everything",
+                        extra={"run": run.name, "problem": error.message},
+                    )
+
+    async def _adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
+        # One at a time, and not beside a deletion: a repeated call must not meet a run half-made.
+        async with self._changing:
+            return await self._adopt_alone(name, base_model, adapter, epoch)
+
+    async def _adopt_alone(
+        self, name: str, base_model: str, adapter: AdapterConfig, epoch: int
+    ) -> int:
+        self._host.engine(base_model)
+        held = {run.name: run for run in self._registry.runs}.get(name)
+        if held is None and len(self._registry.runs) >= self._config.max_runs:
+            raise CapacityExhaustedError(
+                f"the trainer holds {self._config.max_runs} runs; delete one", run=name
+            )
+        if held is None and name in await self._ledger.list_deletions():
+            # Its files would be taken for those of the new run.
+            await self._delete_files(name)
+        failpoints.passing("trainer.adopt")
+        record = await self._ledger.adopt_run(
+            RunRecord(
+                name=name,
+                base_model=base_model,
+                adapter=engine_codec.adapter_to_json(adapter),
+                epoch=epoch,
+            )
+        )
+        failpoints.passing("trainer.adopted")
+        if held is not None and held.record.epoch == record.epoch:
+            return held.record.version
+        if held is not None:
+            await self._let_go(held)
+        run = await self._load(record)
+        if run.next_sequence_number == 1 and not run.queue:
+            await self._place(run, epoch)
+        self._registry.on_work()
+        return record.version
+
+    async def _place(self, run: LiveRun, epoch: int) -> None:
+        """Bring a new run into the engine, or refuse it: another trainer may have a place."""
+        async with run.lock:
+            try:
+                await self._residency.ensure(run)
+            except TinsmithError:
+                self._registry.remove(run)
+                await self._ledger.delete_run(run.name, epoch)
+                await self._ledger.forget_deletion(run.name)
+                raise
+
+    async def _load(self, record: RunRecord) -> LiveRun:
+        """Hold a run as the ledger knows it, its unfinished operations queued."""
+        # What was published is written again on demand; readers hold it in memory.
+        await asyncio.to_thread(self._store.delete_folder, f"{record.name}/published")
+        run = LiveRun(
+            record,
+            self._host.engine(record.base_model),
+            on_free=lambda: self._registry.note_free(run),
+        )
+        await self._loader.load(run)
+        self._registry.add(run)
+        return run
+
+    async def _release(self, name: str, epoch: int, mode: ReleaseMode) -> None:
+        run = self._registry.get(name)
+        if epoch != run.record.epoch:
+            raise FencedError(
+                f"run {name} is held under epoch {run.record.epoch}, not {epoch}", run=name
+            )
+        if mode is ReleaseMode.PARK:
+            await self._park(run)
+            return
+        async with self._changing:
+            if mode is ReleaseMode.HAND_OVER:
+                await self._hand_over(run)
+            else:
+                await self._delete(run, epoch)
+
+    async def _park(self, run: LiveRun) -> None:
+        if run.queue:
+            # It is about to be used, and may hold its lock while it waits for a place.
+            return
+        async with run.lock:
+            if not run.queue and not run.running:
+                await self._residency.park(run)
+
+    async def _hand_over(self, run: LiveRun) -> None:
+        """Let another trainer go on: what is queued stays in the ledger."""
+        run.is_leaving = True
+        run.notify()
+        async with run.lock:
+            try:
+                await self._residency.park(run)
+                await self._ledger.release_run(run.name, run.record.epoch)
+            except FencedError:
+                raise
+            except BaseException:
+                run.is_leaving = False
+                self._registry.on_work()
+                raise
+        await self._let_go(run)
+
+    async def _let_go(self, run: LiveRun) -> None:
+        """Forget a run here, without a word to the ledger."""
+        run.is_leaving = True
+        run.notify()
+        async with run.lock:
+            self._registry.remove(run)
+            await self._residency.evict(run)
+
+    async def _delete(self, run: LiveRun, epoch: int) -> None:
+        run.is_closed = True
+        run.notify()
+        self._registry.note_free(run)
+        async with run.lock:
+            try:
+                await self._ledger.delete_run(run.name, epoch)
+            except TinsmithError:
+                if await self._ledger.is_known(run.name):
+                    run.is_closed = False
+                    self._registry.on_work()
+                    raise
+                # An earlier call deleted the rows and did not come to the rest.
+            self._registry.remove(run)
+            await self._residency.evict(run)
+            await self._delete_files(run.name)
+
+    async def _delete_files(self, name: str) -> None:
+        """Remove what a deleted run left in the store; the ledger remembers it until then."""
+        await asyncio.to_thread(self._store.delete_folder, name)
+        await self._ledger.forget_deletion(name)
