@@ -460,8 +460,9 @@ async def test_a_trainer_that_lost_a_run_accepts_nothing_and_stops(rig: TrainerR
     run = await rig.new_run()
     await run.step()
     edit_ledger(rig.config.data_dir, "UPDATE leases SET epoch = 9 WHERE run = ?", run.name)
-    for call in (run.forward_backward(), run.forward_backward(make_datum(weights=np.full(6, np.nan, np.float32)))):
-        error = await refusal(call)
+    wrong = make_datum(weights=np.full(6, np.nan, np.float32))
+    for datum in (make_datum(), wrong):
+        error = await refusal(run.forward_backward(datum))
         assert (error.code, error.reason) == (ErrorCode.UNAVAILABLE, "RUN_MOVED")
     assert len(rig.fenced) == 2
 

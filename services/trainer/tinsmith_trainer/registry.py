@@ -151,6 +151,11 @@ class RunRegistry:
             raise run_moved(name)
         raise run_not_found(name)
 
+    async def require_known(self, name: str) -> None:
+        """Raise `RunNotFoundError` unless there is a run of this name, whoever holds it."""
+        if name not in self._runs and not await self._ledger.is_known(name):
+            raise run_not_found(name)
+
     def standing(self, run: LiveRun, sequence_number: int) -> Standing:
         """Return how an operation of a run stands, and what it waits for."""
         return standing_of(

@@ -196,6 +196,9 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             project_id = project.project
         else:
             parent = codec.decode_run(request.parent, field="parent")
+            current_caller().require_project(parent.project, lambda: run_not_found(str(parent)))
+            # Checkpoints are in the ledger, whoever holds the run.
+            await self._registry.require_known(str(parent))
             run, project_id = str(parent), parent.project
         if not 0 <= request.page_size <= _MAX_PAGE_SIZE:
             raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}")
