@@ -394,9 +394,15 @@ class StorageBusyError(UnavailableError):
 
 
 class StorageUnavailableError(UnavailableError):
-    """The database or the object store can not be reached; the request may be sent again."""
+    """The database or object store can not be reached; nothing was written."""
 
     reason = "STORAGE_UNAVAILABLE"
+
+
+class OutcomeUnknownError(UnavailableError):
+    """The connection was lost during a commit; the same request finds out whether it was made."""
+
+    reason = "OUTCOME_UNKNOWN"
 
 
 class RunMovedError(UnavailableError):

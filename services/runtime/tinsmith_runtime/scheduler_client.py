@@ -128,11 +128,19 @@ class SchedulerClient:
         request = scheduler_pb2.RegisterWorkerRequest(worker=worker, tokenizers=tokenizers or {})
         return await self._call(self._stub.RegisterWorker, request)
 
-    async def heartbeat(self, name: str) -> None:
+    async def heartbeat(self, worker: scheduler_pb2.Worker) -> None:
         """Keep a worker listed."""
-        await self._call(
-            self._stub.HeartbeatWorker, scheduler_pb2.HeartbeatWorkerRequest(name=name)
+        request = scheduler_pb2.HeartbeatWorkerRequest(
+            name=worker.name, incarnation=worker.incarnation
         )
+        await self._call(self._stub.HeartbeatWorker, request)
+
+    async def deregister(self, worker: scheduler_pb2.Worker) -> None:
+        """Take a worker off the list, so that its runs move at once."""
+        request = scheduler_pb2.DeregisterWorkerRequest(
+            name=worker.name, incarnation=worker.incarnation
+        )
+        await self._call(self._stub.DeregisterWorker, request)
 
     async def _call(
         self, method: Callable[..., Awaitable[ResponseT]], request: object
@@ -188,6 +196,16 @@ class WorkerRegistration:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
+    async def leave(self) -> None:
+        """Say that the process is about to end; a scheduler that is away finds out by itself."""
+        try:
+            await self._client.deregister(self._worker)
+        except TinsmithError as error:
+            logger.warning(
+                "left without a word to the scheduler",
+                extra={"worker": self._worker.name, "reason": error.reason},
+            )
+
     async def _keep_listed(self) -> None:
         interval_s: float | None = None
         while True:
@@ -198,7 +216,7 @@ class WorkerRegistration:
                     self._is_listed.set()
                     logger.info("registered", extra={"worker": self._worker.name})
                 await asyncio.sleep(interval_s)
-                await self._client.heartbeat(self._worker.name)
+                await self._client.heartbeat(self._worker)
             except TinsmithError as error:
                 logger.warning(
                     "not listed at the scheduler",

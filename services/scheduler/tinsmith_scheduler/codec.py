@@ -59,6 +59,7 @@ _SESSION_STATES = {
 _RUN_STATES = {
     RunState.CREATING: scheduler_pb2.TrainingRun.STATE_CREATING,
     RunState.ACTIVE: scheduler_pb2.TrainingRun.STATE_ACTIVE,
+    RunState.MOVING: scheduler_pb2.TrainingRun.STATE_MOVING,
     RunState.FAILED: scheduler_pb2.TrainingRun.STATE_FAILED,
     RunState.DELETED: scheduler_pb2.TrainingRun.STATE_DELETED,
 }
@@ -240,7 +241,9 @@ def encode_session(
     )
 
 
-def encode_run(run: Run, *, trainer_address: str) -> scheduler_pb2.TrainingRun:
+def encode_run(
+    run: Run, *, trainer_address: str, waiting_for: str = ""
+) -> scheduler_pb2.TrainingRun:
     """Return the message of a run."""
     return scheduler_pb2.TrainingRun(
         name=run.name,
@@ -251,6 +254,7 @@ def encode_run(run: Run, *, trainer_address: str) -> scheduler_pb2.TrainingRun:
         display_name=run.display_name,
         labels=run.labels,
         trainer_address=trainer_address,
+        waiting_for=waiting_for,
         epoch=run.epoch,
         create_time=encode_time(run.create_time_s),
     )
@@ -274,7 +278,7 @@ def encode_creation(
             run=run.name, waiting_for=waiting_for if is_waiting else ""
         )
     )
-    if run.state is RunState.ACTIVE:
+    if run.state in (RunState.ACTIVE, RunState.MOVING):
         operation.response.Pack(encode_run(run, trainer_address=trainer_address))
     elif run.state is RunState.FAILED:
         operation.error.CopyFrom(status_pb2.Status.FromString(run.encoded_error))

@@ -17,9 +17,7 @@ import logging
 from collections.abc import Callable
 
 from tinsmith_runtime.errors import (
-    AbortedError,
     CapacityExhaustedError,
-    ErrorCode,
     InternalError,
     RunClosedError,
     StorageFullError,
@@ -28,25 +26,14 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler import run_store
+from tinsmith_scheduler.adoptions import Adoptions, TrainerFullError
 from tinsmith_scheduler.metrics import PLACEMENT_SECONDS, WAITING_RUNS
 from tinsmith_scheduler.placement import Wait, WaitReason
 from tinsmith_scheduler.records import Run
-from tinsmith_scheduler.trainers import Trainers
-from tinsmith_scheduler.workers import Workers
 
 logger = logging.getLogger(__name__)
 
 _NOT_STARTED = "the scheduler to choose a trainer"
-
-
-class _TrainerFullError(CapacityExhaustedError):
-    """A trainer has no place for a run, and did not take it."""
-
-    def __init__(self, worker: str, message: str) -> None:
-        super().__init__(
-            f"trainer {worker} has no room: {message}", retry_after_s=10.0, worker=worker
-        )
-        self.worker = worker
 
 
 class Creations:
@@ -54,8 +41,7 @@ class Creations:
 
     Args:
         database: Where runs are kept.
-        workers: The workers that are registered.
-        trainers: Asked to adopt runs.
+        adoptions: Chooses trainers and asks them.
         encode_error: Turns an error into the bytes that are stored with a failed run.
         timeout_s: Time that a placement may take.
         retry_s: Pause between two attempts.
@@ -66,16 +52,14 @@ class Creations:
         self,
         database: Database,
         *,
-        workers: Workers,
-        trainers: Trainers,
+        adoptions: Adoptions,
         encode_error: Callable[[TinsmithError], bytes],
         timeout_s: float,
         retry_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._database = database
-        self._workers = workers
-        self._trainers = trainers
+        self._adoptions = adoptions
         self._encode_error = encode_error
         self._timeout_s = timeout_s
         self._retry_s = retry_s
@@ -178,14 +162,15 @@ class Creations:
         while True:
             problem: TinsmithError
             try:
-                placed = await self._choose(run, refused)
+                placed = await self._adoptions.choose(run, refused)
                 if placed is None:
                     return "withdrawn"
                 if isinstance(placed, Run):
-                    return await self._adopt(placed)
+                    self._waiting_for[run.name] = f"trainer {placed.worker} to adopt the run"
+                    return "active" if await self._adoptions.adopt(placed) else "withdrawn"
                 problem = _wait_error(run, placed)
                 refused.clear()
-            except _TrainerFullError as error:
+            except TrainerFullError as error:
                 problem = error
                 refused.add(error.worker)
                 if self._clock() < deadline_s:
@@ -197,52 +182,6 @@ class Creations:
             if self._clock() >= deadline_s:
                 raise problem
             await asyncio.sleep(self._retry_s)
-
-    async def _choose(self, run: Run, refused: set[str]) -> Run | Wait | None:
-        trainers = self._workers.trainers()
-        return await self._database.write(
-            lambda connection: run_store.place_run(connection, run.name, trainers, refused=refused)
-        )
-
-    async def _adopt(self, placed: Run) -> str:
-        """Have the chosen trainer adopt a run; return the outcome.
-
-        Raises:
-            _TrainerFullError: If the trainer is full; it does not hold the run.
-            WorkerUnavailableError: If it is not known whether the trainer holds the run.
-            TinsmithError: If the run is refused for good.
-        """
-        self._waiting_for[placed.name] = f"trainer {placed.worker} to adopt the run"
-        address = self._workers.address(placed.worker)
-        try:
-            if not address:
-                raise WorkerUnavailableError(f"trainer {placed.worker} stopped its heartbeat")
-            await self._trainers.adopt_run(
-                address,
-                run=placed.name,
-                epoch=placed.epoch,
-                base_model=placed.base_model,
-                adapter=placed.adapter,
-            )
-        except TinsmithError as error:
-            if error.code is ErrorCode.UNAVAILABLE or error.code is ErrorCode.DEADLINE_EXCEEDED:
-                raise WorkerUnavailableError(
-                    f"trainer {placed.worker} can not be reached: {error.message}",
-                    worker=placed.worker,
-                ) from error
-            next_epoch = placed.epoch + 1 if error.code is AbortedError.code else None
-            await self._database.write(
-                lambda connection: run_store.unplace_run(connection, placed, next_epoch=next_epoch)
-            )
-            if error.reason == CapacityExhaustedError.reason:
-                raise _TrainerFullError(placed.worker, error.message) from error
-            if next_epoch is not None:
-                raise WorkerUnavailableError(error.message, worker=placed.worker) from error
-            raise
-        is_active = await self._database.write(
-            lambda connection: run_store.activate_run(connection, placed)
-        )
-        return "active" if is_active else "withdrawn"
 
 
 def run_closed(run: Run) -> RunClosedError:

@@ -16,6 +16,10 @@ PLACEMENT_SECONDS = Histogram(
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120),
 )
 WAITING_RUNS = Gauge("tinsmith_scheduler_waiting_runs", "Runs that wait to be placed.")
+MOVING_RUNS = Gauge(
+    "tinsmith_scheduler_moving_runs", "Runs whose trainer is gone, on their way to another one."
+)
+MOVED_RUNS = Counter("tinsmith_scheduler_moved_runs_total", "Runs that another trainer took over.")
 PENDING_RELEASES = Gauge(
     "tinsmith_scheduler_pending_releases", "Releases that a trainer has not confirmed."
 )

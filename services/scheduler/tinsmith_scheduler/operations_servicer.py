@@ -85,7 +85,7 @@ class OperationsServicer:
             raise _operation_not_found(name)
         return codec.encode_creation(
             run,
-            trainer_address=self._domain.workers.address(run.worker),
+            trainer_address=self._domain.workers.trainer_address(run),
             waiting_for=self._domain.creations.waiting_for(run.name),
             closed=run_closed(run),
         )

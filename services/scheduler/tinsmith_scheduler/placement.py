@@ -1,8 +1,9 @@
 """Who gets what: the placement policy, a pure function of what is known.
 
 A run goes to the trainer with the fewest runs that serves its base model, is alive and has room.
-Runs do not move once adopted, so the policy is consulted only while a run is created. The trainer
-that was asked before is preferred: it may have adopted the run although its answer was lost.
+The policy is consulted while a run is created, and when the process that held it is gone: then only
+trainers on the same ledger come into question. The trainer that was asked before is preferred: it
+may have adopted the run although its answer was lost, or have been started again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ class TrainerCandidate:
     is_alive: bool
     num_runs: int
     max_runs: int
+    incarnation: str = ""
+    ledger: str = ""
 
     @property
     def has_room(self) -> bool:
@@ -51,6 +54,8 @@ class Chosen:
     """The run goes to this trainer."""
 
     worker: str
+    incarnation: str = ""
+    ledger: str = ""
 
 
 def choose_trainer(
@@ -59,6 +64,7 @@ def choose_trainer(
     *,
     current: str = "",
     refused: Collection[str] = (),
+    ledger: str | None = None,
 ) -> Chosen | Wait:
     """Return the trainer for a run, or why it waits.
 
@@ -67,8 +73,13 @@ def choose_trainer(
         candidates: All trainers that are known.
         current: The trainer that was asked before and may hold the run; it is kept while it lives.
         refused: Trainers that just said that they are full.
+        ledger: The ledger that holds the run already; None if it may be any.
     """
-    serving = [entry for entry in candidates if base_model in entry.base_models]
+    serving = [
+        entry
+        for entry in candidates
+        if base_model in entry.base_models and ledger in (None, entry.ledger)
+    ]
     alive = [entry for entry in serving if entry.is_alive]
     if not alive:
         problem = "has stopped its heartbeat" if serving else "is registered"
@@ -76,7 +87,7 @@ def choose_trainer(
         return Wait(WaitReason.NO_TRAINER, f"{subject} of base model {base_model} {problem}")
     for entry in alive:
         if entry.name == current and entry.name not in refused:
-            return Chosen(entry.name)
+            return Chosen(entry.name, entry.incarnation, entry.ledger)
     open_trainers = [entry for entry in alive if entry.has_room and entry.name not in refused]
     if not open_trainers:
         places = sum(entry.max_runs for entry in alive)
@@ -84,7 +95,8 @@ def choose_trainer(
             WaitReason.FULL,
             f"all {places} places for runs on base model {base_model} are taken",
         )
-    return Chosen(min(open_trainers, key=lambda entry: (entry.num_runs, entry.name)).name)
+    best = min(open_trainers, key=lambda entry: (entry.num_runs, entry.name))
+    return Chosen(best.name, best.incarnation, best.ledger)
 
 
 def choose_sampler(sampling_session: str, samplers: Collection[str]) -> str:

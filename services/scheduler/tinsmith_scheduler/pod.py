@@ -16,9 +16,11 @@ from tinsmith_runtime.auth import ApiKey, Authenticator
 from tinsmith_runtime.server import PodServer
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler import codec
+from tinsmith_scheduler.adoptions import Adoptions
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.creations import Creations
 from tinsmith_scheduler.keys import BOOTSTRAP_SCOPES, Keys
+from tinsmith_scheduler.moves import Moves
 from tinsmith_scheduler.operations_servicer import OperationsServicer
 from tinsmith_scheduler.releases import Reaper
 from tinsmith_scheduler.runs import Runs
@@ -55,6 +57,7 @@ class SchedulerPod:
         self._server: PodServer | None = None
         self._trainers: GrpcTrainers | None = None
         self._creations: Creations | None = None
+        self._moves: Moves | None = None
         self._reaper: Reaper | None = None
 
     @property
@@ -90,11 +93,14 @@ class SchedulerPod:
             await self._reaper.stop()
         if self._creations is not None:
             await self._creations.stop()
+        if self._moves is not None:
+            await self._moves.stop()
         if self._trainers is not None:
             await self._trainers.close()
         if self._database is not None:
             await self._database.close()
-        self._database = self._server = self._trainers = self._creations = self._reaper = None
+        self._database = self._server = self._trainers = None
+        self._creations = self._moves = self._reaper = None
 
     async def _serve(self, database: Database) -> None:
         config = self._config
@@ -120,10 +126,17 @@ class SchedulerPod:
             wall_clock=self._wall_clock,
         )
         await sessions.load()
-        self._creations = Creations(
+        adoptions = Adoptions(database, workers=workers, trainers=self._trainers)
+        self._moves = Moves(
             database,
             workers=workers,
-            trainers=self._trainers,
+            adoptions=adoptions,
+            interval_s=config.reap_interval_s,
+            retry_s=config.placement_retry_s,
+        )
+        self._creations = Creations(
+            database,
+            adoptions=adoptions,
             encode_error=codec.encode_error,
             timeout_s=config.placement_timeout_s,
             retry_s=config.placement_retry_s,
@@ -149,7 +162,9 @@ class SchedulerPod:
             clock=self._clock,
             wall_clock=self._wall_clock,
         )
-        domain = Domain(keys, sessions, sampling_sessions, runs, self._creations, workers)
+        domain = Domain(
+            keys, sessions, sampling_sessions, runs, self._creations, self._moves, workers
+        )
         self._server = PodServer(
             config.server(),
             domain=codec.DOMAIN,
@@ -164,4 +179,5 @@ class SchedulerPod:
         )
         await self._server.start()
         await self._creations.load()
+        await self._moves.start()
         self._reaper.start()

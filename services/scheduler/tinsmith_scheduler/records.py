@@ -116,6 +116,7 @@ class RunState(enum.Enum):
 
     CREATING = "creating"
     ACTIVE = "active"
+    MOVING = "moving"
     FAILED = "failed"
     DELETED = "deleted"
 
@@ -135,6 +136,10 @@ class Run:
     create_time_s: float
     worker: str = ""
     """Name of the trainer that holds the run or was asked to; empty before that."""
+    incarnation: str = ""
+    """Which process of that trainer; empty where runs stay with their trainer."""
+    ledger: str = ""
+    """The ledger that holds the run; empty for one that only its trainer reads."""
     epoch: int = 0
     encoded_error: bytes = b""
     serial: int = 0
@@ -156,6 +161,7 @@ class ReleaseMode(enum.Enum):
     """What becomes of a run on the trainer that gives it up."""
 
     PARK = "park"
+    HAND_OVER = "hand_over"
     DELETE = "delete"
 
 
@@ -223,6 +229,10 @@ class Worker:
     address: str
     models: tuple[ServedModel, ...] = ()
     max_runs: int = 0
+    incarnation: str = ""
+    """Drawn anew by each process of a trainer whose runs may move."""
+    ledger: str = ""
+    """Names the ledger that it shares with others; empty for one of its own."""
 
     @property
     def base_models(self) -> frozenset[str]:

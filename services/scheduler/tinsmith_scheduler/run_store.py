@@ -24,7 +24,8 @@ from tinsmith_scheduler.records import (
 )
 from tinsmith_scheduler.tables import releases, runs
 
-_HOLDING_STATES = (RunState.CREATING.value, RunState.ACTIVE.value)
+_PLACED_STATES = (RunState.CREATING.value, RunState.MOVING.value)
+_HOLDING_STATES = (*_PLACED_STATES, RunState.ACTIVE.value)
 
 
 def insert_run(connection: sa.Connection, run: Run) -> None:
@@ -67,8 +68,36 @@ def list_runs(
 
 def list_creating(connection: sa.Connection) -> list[Run]:
     """Return the runs whose creation has not ended, oldest first."""
-    query = sa.select(runs).where(runs.c.state == RunState.CREATING.value).order_by(runs.c.serial)
-    return [_run(row) for row in connection.execute(query)]
+    return _list_in_state(connection, RunState.CREATING)
+
+
+def list_moving(connection: sa.Connection) -> list[Run]:
+    """Return the runs that have lost their trainer and are not adopted by another, oldest first."""
+    return _list_in_state(connection, RunState.MOVING)
+
+
+def list_holders(connection: sa.Connection) -> set[tuple[str, str]]:
+    """Return the trainer processes that hold runs which may move, as (worker, incarnation)."""
+    query = sa.select(runs.c.worker, runs.c.incarnation).where(
+        runs.c.state == RunState.ACTIVE.value, runs.c.ledger != ""
+    )
+    return {(row.worker, row.incarnation) for row in connection.execute(query.distinct())}
+
+
+def begin_moves(connection: sa.Connection, worker: str, incarnation: str) -> list[Run]:
+    """Note that a trainer process is gone; return its runs, which are to be placed anew."""
+    statement = (
+        sa.update(runs)
+        .where(
+            runs.c.state == RunState.ACTIVE.value,
+            runs.c.worker == worker,
+            runs.c.incarnation == incarnation,
+            runs.c.ledger != "",
+        )
+        .values(state=RunState.MOVING.value)
+        .returning(*runs.c)
+    )
+    return sorted(map(_run, connection.execute(statement)), key=lambda run: run.serial)
 
 
 def count_project_runs(connection: sa.Connection, project: str) -> int:
@@ -99,37 +128,54 @@ def place_run(
     """Choose a trainer and write it down, under a raised epoch if it is another one.
 
     Returns:
-        The run with its trainer, why it waits, or None if it is not being created any more.
+        The run with its trainer, why it waits, or None if it is not to be placed any more.
     """
     run = get_run(connection, name)
-    if run is None or run.state is not RunState.CREATING:
+    if run is None or run.state.value not in _PLACED_STATES:
         return None
     num_runs = count_runs_by_worker(connection)
     candidates = [replace(trainer, num_runs=num_runs.get(trainer.name, 0)) for trainer in trainers]
-    choice = choose_trainer(run.base_model, candidates, current=run.worker, refused=refused)
-    if isinstance(choice, Wait) or choice.worker == run.worker:
-        return choice if isinstance(choice, Wait) else run
-    if run.worker:
-        owe_release(connection, run, ReleaseMode.DELETE)
-    placed = replace(run, worker=choice.worker, epoch=run.epoch + 1)
+    is_moving = run.state is RunState.MOVING
+    choice = choose_trainer(
+        run.base_model,
+        candidates,
+        current=run.worker,
+        refused=refused,
+        ledger=run.ledger if is_moving else None,
+    )
+    if isinstance(choice, Wait):
+        return choice
+    if (choice.worker, choice.incarnation) == (run.worker, run.incarnation):
+        return run
+    if run.worker and run.worker != choice.worker:
+        # A run that exists is never deleted for having been elsewhere.
+        owe_release(connection, run, ReleaseMode.HAND_OVER if is_moving else ReleaseMode.DELETE)
+    placed = replace(
+        run,
+        worker=choice.worker,
+        incarnation=choice.incarnation,
+        ledger=choice.ledger,
+        epoch=run.epoch + 1,
+    )
     _update(connection, placed)
     return placed
 
 
 def unplace_run(connection: sa.Connection, run: Run, *, next_epoch: int | None = None) -> None:
-    """Forget the trainer of a creation, because it refused for certain.
+    """Forget the trainer that a run was placed on, because it refused for certain.
 
     Args:
         connection: The transaction.
         run: As it was placed.
         next_epoch: Raises the epoch to this, where the trainer knows a higher one.
     """
-    values = {"worker": "", "epoch": next_epoch if next_epoch is not None else run.epoch}
+    epoch = next_epoch if next_epoch is not None else run.epoch
+    values = {"worker": "", "incarnation": "", "epoch": epoch}
     connection.execute(sa.update(runs).where(_is_still(run)).values(**values))
 
 
 def activate_run(connection: sa.Connection, run: Run) -> bool:
-    """End a creation well.
+    """End a creation or a move well.
 
     Returns:
         False if the run was deleted meanwhile; its trainer then owes its removal.
@@ -159,10 +205,10 @@ def fail_run(connection: sa.Connection, name: str, encoded_error: bytes) -> bool
 def withdraw_run(connection: sa.Connection, name: str) -> Run | None:
     """Delete a run that no trainer has confirmed; return the run as it then is.
 
-    An active run is returned as it is: its trainer has to delete it first.
+    An active or moving run is returned as it is: its trainer has to delete it first.
     """
     run = get_run(connection, name)
-    if run is None or run.state in (RunState.ACTIVE, RunState.DELETED):
+    if run is None or run.state in (RunState.ACTIVE, RunState.MOVING, RunState.DELETED):
         return run
     if run.worker:
         owe_release(connection, run, ReleaseMode.DELETE)
@@ -216,12 +262,18 @@ def confirm_release(connection: sa.Connection, release: Release) -> None:
     )
 
 
+def _list_in_state(connection: sa.Connection, state: RunState) -> list[Run]:
+    query = sa.select(runs).where(runs.c.state == state.value).order_by(runs.c.serial)
+    return [_run(row) for row in connection.execute(query)]
+
+
 def _is_still(run: Run) -> sa.ColumnElement[bool]:
-    """Whether a creation stands as it did when a decision on it was made."""
+    """Whether a placement stands as it did when a decision on it was made."""
     return sa.and_(
         runs.c.name == run.name,
-        runs.c.state == RunState.CREATING.value,
+        runs.c.state.in_(_PLACED_STATES),
         runs.c.worker == run.worker,
+        runs.c.incarnation == run.incarnation,
         runs.c.epoch == run.epoch,
     )
 
@@ -233,6 +285,8 @@ def _update(connection: sa.Connection, run: Run) -> None:
         .values(
             state=run.state.value,
             worker=run.worker,
+            incarnation=run.incarnation,
+            ledger=run.ledger,
             epoch=run.epoch,
             encoded_error=run.encoded_error,
         )

@@ -188,7 +188,7 @@ class Runs:
             )
 
     async def _delete_on_trainer(self, run: Run) -> None:
-        address = self._workers.address(run.worker)
+        address = self._workers.trainer_address(run)
         if not address:
             raise WorkerUnavailableError(
                 f"the trainer of run {run.name} is not there at the moment; send the request again",

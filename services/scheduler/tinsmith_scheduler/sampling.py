@@ -164,7 +164,7 @@ class SamplingSessions:
         run = await self._database.read(lambda connection: get_run(connection, str(name)))
         if name.project != project or run is None or run.state is RunState.DELETED:
             raise missing
-        if run.state is not RunState.ACTIVE:
+        if run.state not in (RunState.ACTIVE, RunState.MOVING):
             raise FailedPreconditionError(
                 f"run {name} is {run.state.value}; wait for its creation to succeed",
                 run=name,
@@ -173,7 +173,7 @@ class SamplingSessions:
         return run
 
     async def _checkpoint_model(self, checkpoint: CheckpointName, run: Run) -> str:
-        address = self._workers.address(run.worker)
+        address = self._workers.trainer_address(run)
         if not address:
             raise WorkerUnavailableError(
                 f"the trainer of run {run.name} is not there at the moment; send the request again",
@@ -194,7 +194,7 @@ class SamplingSessions:
         return LocatedSession(
             session=handle,
             sampler_address=samplers[choose_sampler(handle.name, samplers)] if samplers else "",
-            trainer_address=self._workers.address(run.worker) if run is not None else "",
+            trainer_address=self._workers.trainer_address(run) if run is not None else "",
         )
 
 

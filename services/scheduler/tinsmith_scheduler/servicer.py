@@ -27,7 +27,8 @@ from tinsmith_scheduler import codec, worker_codec
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.creations import Creations, run_closed
 from tinsmith_scheduler.keys import Keys
-from tinsmith_scheduler.records import Key, Run, Session, Worker, WorkerRole
+from tinsmith_scheduler.moves import Moves
+from tinsmith_scheduler.records import Key, Run, RunState, Session, Worker, WorkerRole
 from tinsmith_scheduler.runs import Runs, run_not_found
 from tinsmith_scheduler.sampling import SamplingSessions, sampling_session_not_found
 from tinsmith_scheduler.sessions import Sessions, session_not_found
@@ -45,6 +46,7 @@ class Domain:
     sampling_sessions: SamplingSessions
     runs: Runs
     creations: Creations
+    moves: Moves
     workers: Workers
 
 
@@ -213,7 +215,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         current_caller().require_scope(POD_SCOPE)
         worker = worker_codec.decode_worker(request.worker)
         tokenizers = worker_codec.decode_tokenizers(request)
-        return self._encode_worker(await self._domain.workers.register(worker, tokenizers))
+        registered = await self._domain.workers.register(worker, tokenizers)
+        self._domain.moves.look()
+        return self._encode_worker(registered)
 
     async def HeartbeatWorker(
         self, request: scheduler_pb2.HeartbeatWorkerRequest, context: Context
@@ -221,7 +225,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Keep a worker listed."""
         current_caller().require_scope(POD_SCOPE)
         name = codec.parse_name(WorkerName, request.name, "name")
-        return self._encode_worker(self._domain.workers.heartbeat(str(name)))
+        return self._encode_worker(self._domain.workers.heartbeat(str(name), request.incarnation))
+
+    async def DeregisterWorker(
+        self, request: scheduler_pb2.DeregisterWorkerRequest, context: Context
+    ) -> scheduler_pb2.DeregisterWorkerResponse:
+        """Take a worker off the list."""
+        current_caller().require_scope(POD_SCOPE)
+        name = codec.parse_name(WorkerName, request.name, "name")
+        self._domain.workers.deregister(str(name), request.incarnation)
+        self._domain.moves.look()
+        return scheduler_pb2.DeregisterWorkerResponse()
 
     def _encode_session(self, session: Session) -> scheduler_pb2.Session:
         return codec.encode_session(
@@ -231,7 +245,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
     def _encode_run(self, run: Run) -> scheduler_pb2.TrainingRun:
-        return codec.encode_run(run, trainer_address=self._domain.workers.address(run.worker))
+        return codec.encode_run(
+            run,
+            trainer_address=self._domain.workers.trainer_address(run),
+            waiting_for=self._waiting_for(run),
+        )
+
+    def _waiting_for(self, run: Run) -> str:
+        if run.state is RunState.CREATING:
+            return self._domain.creations.waiting_for(run.name)
+        if run.state is RunState.MOVING:
+            return self._domain.moves.waiting_for(run.name)
+        return ""
 
     def _encode_new_run(self, run: Run) -> operations_pb2.Operation:
         return codec.encode_creation(

@@ -62,6 +62,9 @@ runs = sa.Table(
     sa.Column("create_time_s", sa.Float, nullable=False),
     # Empty until a trainer was chosen; kept while it is not known whether that trainer adopted it.
     sa.Column("worker", sa.Text, nullable=False, default=""),
+    # Which process of the trainer, and the ledger that it shares; empty where runs do not move.
+    sa.Column("incarnation", sa.Text, nullable=False, default=""),
+    sa.Column("ledger", sa.Text, nullable=False, default=""),
     sa.Column("epoch", sa.BigInteger, nullable=False, default=0),
     sa.Column("encoded_error", sa.LargeBinary, nullable=False, default=b""),
     sa.Index("runs_by_project", "project", "serial"),

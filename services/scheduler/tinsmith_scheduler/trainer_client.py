@@ -13,6 +13,7 @@ from tinsmith_scheduler.records import Adapter, ReleaseMode
 
 _MODES = {
     ReleaseMode.PARK: trainer_pb2.ReleaseRunRequest.MODE_PARK,
+    ReleaseMode.HAND_OVER: trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER,
     ReleaseMode.DELETE: trainer_pb2.ReleaseRunRequest.MODE_DELETE,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tinsmith.names import CheckpointName, RunName, SessionName, WorkerName
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_scheduler.codec import decode_base_model, encode_duration, parse_name
+from tinsmith_scheduler.codec import check_text, decode_base_model, encode_duration, parse_name
 from tinsmith_scheduler.records import (
     NewSamplingSession,
     ServedModel,
@@ -44,6 +44,8 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
             for model in message.models
         ),
         max_runs=message.max_runs,
+        incarnation=check_text(message.incarnation, "worker.incarnation"),
+        ledger=check_text(message.ledger, "worker.ledger"),
     )
 
 
@@ -54,6 +56,8 @@ def encode_worker(worker: Worker, *, heartbeat_interval_s: float) -> scheduler_p
         role=_ROLE_NUMBERS[worker.role],
         address=worker.address,
         max_runs=worker.max_runs,
+        incarnation=worker.incarnation,
+        ledger=worker.ledger,
         heartbeat_interval=encode_duration(heartbeat_interval_s),
     )
 

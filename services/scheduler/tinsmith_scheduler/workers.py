@@ -17,7 +17,14 @@ from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError, WorkerUna
 from tinsmith_runtime.sql import Database, insert
 from tinsmith_scheduler.metrics import WORKERS
 from tinsmith_scheduler.placement import TrainerCandidate
-from tinsmith_scheduler.records import ModelOffer, TokenizerFiles, Worker, WorkerRole
+from tinsmith_scheduler.records import (
+    ModelOffer,
+    Run,
+    RunState,
+    TokenizerFiles,
+    Worker,
+    WorkerRole,
+)
 from tinsmith_scheduler.tables import models
 
 
@@ -42,6 +49,7 @@ class Workers:
         self._timeout_s = timeout_s
         self._clock = clock
         self._listed: dict[str, _Listed] = {}
+        self._left: set[tuple[str, str]] = set()
         self._stored_models: set[str] = set()
         self._start_s = clock()
 
@@ -66,17 +74,36 @@ class Workers:
             self._stored_models |= new
         return worker
 
-    def heartbeat(self, name: str) -> Worker:
+    def heartbeat(self, name: str, incarnation: str) -> Worker:
         """Keep a worker listed.
 
         Raises:
-            NotFoundError: If it is not known; it has to register again.
+            NotFoundError: If it is not known, or another process of it registered; it has to
+                register again.
         """
         listed = self._listed.get(name)
-        if listed is None:
+        if listed is None or listed.worker.incarnation != incarnation:
             raise NotFoundError(f"worker {name} is not registered; register again", worker=name)
         listed.heartbeat_s = self._clock()
         return listed.worker
+
+    def deregister(self, name: str, incarnation: str) -> None:
+        """Take a process off the list that stops; repeating it changes nothing."""
+        listed = self._listed.get(name)
+        if listed is not None and listed.worker.incarnation == incarnation:
+            del self._listed[name]
+            self._left.add((name, incarnation))
+
+    def is_lost(self, name: str, incarnation: str) -> bool:
+        """Whether a process of a trainer is gone, or silent for too long.
+
+        One that has not been heard of since this scheduler started gets the same time.
+        """
+        listed = self._listed.get(name)
+        if listed is not None:
+            return listed.worker.incarnation != incarnation or not self._is_alive(listed)
+        is_young = self._clock() - self._start_s <= self._timeout_s
+        return (name, incarnation) in self._left or not is_young
 
     def alive(self, role: WorkerRole, base_model: str | None = None) -> list[Worker]:
         """Return the workers of a role that are alive, and that serve a base model."""
@@ -93,6 +120,16 @@ class Workers:
         listed = self._listed.get(name)
         return listed.worker.address if listed is not None and self._is_alive(listed) else ""
 
+    def trainer_address(self, run: Run) -> str:
+        """Return `host:port` of the trainer of a run; empty if none holds it at the moment."""
+        if run.state is RunState.MOVING or not run.worker or self._is_elsewhere(run):
+            return ""
+        return self.address(run.worker)
+
+    def _is_elsewhere(self, run: Run) -> bool:
+        listed = self._listed.get(run.worker)
+        return listed is None or listed.worker.incarnation != run.incarnation
+
     def trainers(self) -> tuple[TrainerCandidate, ...]:
         """Return all trainers for the placement policy, whose `num_runs` the store fills in."""
         return tuple(
@@ -102,6 +139,8 @@ class Workers:
                 is_alive=self._is_alive(listed),
                 num_runs=0,
                 max_runs=listed.worker.max_runs,
+                incarnation=listed.worker.incarnation,
+                ledger=listed.worker.ledger,
             )
             for listed in self._listed.values()
             if listed.worker.role is WorkerRole.TRAINER

@@ -15,7 +15,9 @@ class TrainerConfig:
     """Settings of one trainer."""
 
     data_dir: Path
-    """Folder of the ledger."""
+    """Folder of the ledger, unless that is in a database."""
+    database_url: str = field(default="", repr=False)
+    """`postgresql://...` of a ledger that trainers share; runs then move between them."""
     storage_uri: str = ""
     """Where snapshots and checkpoints go; `{data_dir}/store` by default."""
     base_models: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable
 
 from google.longrunning import operations_pb2_grpc
@@ -18,7 +19,7 @@ from tinsmith_engine.catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.ledger import SqliteLedger
+from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.server import PodServer
@@ -82,7 +83,7 @@ class TrainerPod:
         self._config = config
         self._host = host
         self._catalog = ModelCatalog.of(host)
-        self._ledger = SqliteLedger(config.data_dir / "trainer.db")
+        self._ledger = _ledger_of(config)
         self._store = storage.open(config.storage())
         wire = codec.StoredCodec()
         self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
@@ -137,7 +138,12 @@ class TrainerPod:
         return self._server.metrics_address
 
     async def start(self) -> None:
-        """Recover, serve, register."""
+        """Recover, serve, register.
+
+        Raises:
+            ConfigError: If the database or the data folder can not be used.
+        """
+        await self._ledger.open()
         if self._ledger.is_shared:
             await self._lease.renew()
         else:
@@ -161,6 +167,10 @@ class TrainerPod:
         await self._server.stop()
         await self._cycle.stop()
         await self._placement.park_all()
+        if self._ledger.is_shared:
+            await self._ledger.leave()
+            if self._registration is not None:
+                await self._registration.leave()
         await self._scheduler.close()
         await self._ledger.close()
 
@@ -187,4 +197,14 @@ class TrainerPod:
             address=self._server.address,
             models=self._catalog.select(""),
             max_runs=self._config.max_runs,
+            incarnation=self._ledger.incarnation,
+            ledger=self._ledger.identity,
         )
+
+
+def _ledger_of(config: TrainerConfig) -> Ledger:
+    """Return the ledger that the settings name; it is opened by the start of the pod."""
+    if not config.database_url:
+        return SqliteLedger(config.data_dir / "trainer.db")
+    holder = Holder(worker=config.worker_name, incarnation=uuid.uuid4().hex)
+    return PostgresLedger(config.database_url, holder=holder)

@@ -150,6 +150,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_RUN_HELD: _ErrorReason.ValueType  # 55
     """The trainer that holds the run is alive; it may be taken over once its lease has expired."""
+    ERROR_REASON_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 56
+    """The connection to the database was lost during a commit. Retry with the same request id, which
+    finds out whether it was made.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Says why a call or an operation failed. `ErrorInfo.metadata` holds the values that the message
@@ -284,4 +288,8 @@ with the same request id.
 """
 ERROR_REASON_RUN_HELD: ErrorReason.ValueType  # 55
 """The trainer that holds the run is alive; it may be taken over once its lease has expired."""
+ERROR_REASON_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 56
+"""The connection to the database was lost during a commit. Retry with the same request id, which
+finds out whether it was made.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

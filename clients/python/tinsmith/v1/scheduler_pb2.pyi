@@ -619,6 +619,8 @@ class TrainingRun(_message.Message):
         """It could not be placed."""
         STATE_DELETED: TrainingRun._State.ValueType  # 4
         """It was deleted."""
+        STATE_MOVING: TrainingRun._State.ValueType  # 5
+        """Its trainer is gone and another one takes it over; its operations wait."""
 
     class State(_State, metaclass=_StateEnumTypeWrapper):
         """Says where the run is in its life."""
@@ -633,6 +635,8 @@ class TrainingRun(_message.Message):
     """It could not be placed."""
     STATE_DELETED: TrainingRun.State.ValueType  # 4
     """It was deleted."""
+    STATE_MOVING: TrainingRun.State.ValueType  # 5
+    """Its trainer is gone and another one takes it over; its operations wait."""
 
     @_typing.final
     class LabelsEntry(_message.Message):
@@ -664,6 +668,7 @@ class TrainingRun(_message.Message):
     TRAINER_ADDRESS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    WAITING_FOR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the run: `projects/{project}/trainingRuns/{run}`."""
     state: Global___TrainingRun.State.ValueType
@@ -675,9 +680,11 @@ class TrainingRun(_message.Message):
     display_name: _builtins.str
     """Says for people what the run is."""
     trainer_address: _builtins.str
-    """Locates its trainer, `host:port`."""
+    """Locates its trainer, `host:port`; empty while none holds it."""
     epoch: _builtins.int
     """Fences the run; raised with each placement."""
+    waiting_for: _builtins.str
+    """Says what a run that is being created or moved waits for, in words; else empty."""
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained, all defaults filled in."""
@@ -703,10 +710,11 @@ class TrainingRun(_message.Message):
         trainer_address: _builtins.str = ...,
         epoch: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        waiting_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "session", b"session", "state", b"state", "trainer_address", b"trainer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "session", b"session", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1094,6 +1102,8 @@ class Worker(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     MAX_RUNS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the worker: `workers/{worker}`."""
     role: Global___Worker.Role.ValueType
@@ -1102,6 +1112,12 @@ class Worker(_message.Message):
     """Locates it, `host:port`."""
     max_runs: _builtins.int
     """Limits the runs of a trainer, parked ones included."""
+    incarnation: _builtins.str
+    """Tells one process of a trainer from the next; empty for one whose runs stay with it."""
+    ledger: _builtins.str
+    """Names the ledger that a trainer shares with others; its runs move between these. Empty for a
+    ledger of its own.
+    """
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_models_pb2.ModelCapabilities]:
         """Lists its base models."""
@@ -1119,10 +1135,12 @@ class Worker(_message.Message):
         models: _abc.Iterable[_models_pb2.ModelCapabilities] | None = ...,
         max_runs: _builtins.int = ...,
         heartbeat_interval: _duration_pb2.Duration | None = ...,
+        incarnation: _builtins.str = ...,
+        ledger: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "heartbeat_interval", b"heartbeat_interval", "max_runs", b"max_runs", "models", b"models", "name", b"name", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "heartbeat_interval", b"heartbeat_interval", "incarnation", b"incarnation", "ledger", b"ledger", "max_runs", b"max_runs", "models", b"models", "name", b"name", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1186,17 +1204,64 @@ class HeartbeatWorkerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the worker."""
+    incarnation: _builtins.str
+    """Says which process of it; as it registered."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatWorkerRequest: _TypeAlias = HeartbeatWorkerRequest  # noqa: Y015
+
+@_typing.final
+class DeregisterWorkerRequest(_message.Message):
+    """Takes a worker off the list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the worker."""
+    incarnation: _builtins.str
+    """Says which process of it; as it registered."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeregisterWorkerRequest: _TypeAlias = DeregisterWorkerRequest  # noqa: Y015
+
+@_typing.final
+class DeregisterWorkerResponse(_message.Message):
+    """Confirms that a worker is off the list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeregisterWorkerResponse: _TypeAlias = DeregisterWorkerResponse  # noqa: Y015

@@ -126,6 +126,11 @@ class SchedulerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatWorkerRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Worker.FromString,
                 _registered_method=True)
+        self.DeregisterWorker = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/DeregisterWorker',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -326,6 +331,18 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeregisterWorker(self, request, context):
+        """Takes a worker off the list that stops, so that its runs move at once. Pods only.
+
+        Repeating it, or doing it for a process that is not listed any more, changes nothing.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -413,6 +430,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.HeartbeatWorker,
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatWorkerRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Worker.SerializeToString,
+            ),
+            'DeregisterWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeregisterWorker,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -880,6 +902,33 @@ class SchedulerService:
             '/tinsmith.v1.SchedulerService/HeartbeatWorker',
             tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatWorkerRequest.SerializeToString,
             tinsmith_dot_v1_dot_scheduler__pb2.Worker.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeregisterWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/DeregisterWorker',
+            tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.DeregisterWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -161,6 +161,14 @@ class SchedulerServiceStub:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the scheduler does not know the worker; register again.
     """
+    DeregisterWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeregisterWorkerRequest, _scheduler_pb2.DeregisterWorkerResponse]
+    """Takes a worker off the list that stops, so that its runs move at once. Pods only.
+
+    Repeating it, or doing it for a process that is not listed any more, changes nothing.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    """
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -293,6 +301,14 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Errors:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the scheduler does not know the worker; register again.
+    """
+    DeregisterWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeregisterWorkerRequest, _scheduler_pb2.DeregisterWorkerResponse]  # type: ignore[assignment]
+    """Takes a worker off the list that stops, so that its runs move at once. Pods only.
+
+    Repeating it, or doing it for a process that is not listed any more, changes nothing.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -525,6 +541,20 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the scheduler does not know the worker; register again.
+        """
+
+    @_abc_1.abstractmethod
+    def DeregisterWorker(
+        self,
+        request: _scheduler_pb2.DeregisterWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.DeregisterWorkerResponse, _abc.Awaitable[_scheduler_pb2.DeregisterWorkerResponse]]:
+        """Takes a worker off the list that stops, so that its runs move at once. Pods only.
+
+        Repeating it, or doing it for a process that is not listed any more, changes nothing.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from tinsmith_runtime.ledger.postgres import PostgresLedger
 from tinsmith_runtime.ledger.records import (
     CheckpointRecord,
     Commit,
@@ -36,6 +37,7 @@ __all__ = [
     "OperationRecord",
     "OperationState",
     "Outcome",
+    "PostgresLedger",
     "ResumePoint",
     "RunRecord",
     "SnapshotRecord",
@@ -45,6 +47,24 @@ __all__ = [
 
 class Ledger(Protocol):
     """Operations, snapshots and checkpoints of runs."""
+
+    async def open(self) -> None:
+        """Make ready; call once, before anything else.
+
+        Raises:
+            ConfigError: If the database can not be used.
+        """
+        ...
+
+    @property
+    def identity(self) -> str:
+        """Names the database among those of a deployment; empty for one of this process alone."""
+        ...
+
+    @property
+    def incarnation(self) -> str:
+        """Tells this process from others on the same ledger; empty where there are none."""
+        ...
 
     @property
     def is_shared(self) -> bool:
@@ -76,6 +96,10 @@ class Ledger(Protocol):
         Returns:
             The epochs of the runs that it holds, by name.
         """
+        ...
+
+    async def leave(self) -> None:
+        """Give up the lease of this process, so that others need not wait for its end."""
         ...
 
     async def is_known(self, run: str) -> bool:

@@ -24,26 +24,50 @@ from tinsmith_runtime.ledger.records import (
     SnapshotRecord,
 )
 from tinsmith_runtime.ledger.sql_ledger import SqlLedger
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.ledger.tables import SCHEMA_VERSION, metadata
+from tinsmith_runtime.sql import PostgresDatabase
 from tinsmith_runtime.sql.batches import Batcher
 from tinsmith_runtime.sql.postgres_pool import StatementPool
+from tinsmith_runtime.sql.postgres_sessions import PostgresTarget
+
+SCHEMA = "ledger"
 
 
 class PostgresLedger(SqlLedger):
     """A ledger that several trainers share; see `Ledger` for the methods.
 
     Args:
-        database: Holds the tables.
-        pool: Runs single statements on the same tables.
+        url: `postgresql://...` of the database.
         holder: This process.
     """
 
-    def __init__(self, database: Database, pool: StatementPool, *, holder: Holder) -> None:
-        super().__init__(database, holder=holder)
-        self._pool = pool
+    def __init__(self, url: str, *, holder: Holder) -> None:
+        target = PostgresTarget(
+            url=url, schema=SCHEMA, application_name=f"tinsmith {holder.worker}"
+        )
+        super().__init__(holder=holder)
+        self._target = target
+        self._identity = ""
+        self._pool = StatementPool(target)
         self._submits: Batcher[NewOperation, OperationRecord] = Batcher(self._submit_all)
         self._starts: Batcher[Mapping[str, Mapping[int, int]], None] = Batcher(self._count_all)
         self._commits: Batcher[Commit, list[OperationRecord]] = Batcher(self._commit_all)
+
+    async def open(self) -> None:
+        """Connect, and create or upgrade the tables; see `Ledger`."""
+        self._opened = await PostgresDatabase.open(
+            self._target.url,
+            metadata,
+            schema=self._target.schema,
+            schema_version=SCHEMA_VERSION,
+            application_name=self._target.application_name,
+        )
+        self._identity = await self._opened.write(statements.identity)
+
+    @property
+    def identity(self) -> str:
+        """Names the database among those of a deployment."""
+        return self._identity
 
     async def submit(self, operation: NewOperation) -> OperationRecord:
         """Accept an operation; see `Ledger`."""

@@ -40,13 +40,32 @@ class SqlLedger:
     """Implements `Ledger`; see there for the methods.
 
     Args:
-        database: Holds the tables of `tables`.
+        database: Holds the tables of `tables`; a subclass may open it later.
         holder: This process, where several share the database; runs are then leased.
     """
 
-    def __init__(self, database: Database, *, holder: Holder | None = None) -> None:
-        self._database = database
+    def __init__(self, database: Database | None = None, *, holder: Holder | None = None) -> None:
+        self._opened = database
         self._holder = holder
+
+    @property
+    def _database(self) -> Database:
+        if self._opened is None:
+            raise RuntimeError("the ledger is not open")
+        return self._opened
+
+    async def open(self) -> None:
+        """Make ready; call once, before anything else."""
+
+    @property
+    def identity(self) -> str:
+        """Names the database among those of a deployment; empty for one of this process alone."""
+        return ""
+
+    @property
+    def incarnation(self) -> str:
+        """Tells this process from others on the same ledger; empty where there are none."""
+        return self._holder.incarnation if self._holder is not None else ""
 
     @property
     def is_shared(self) -> bool:
@@ -77,6 +96,12 @@ class SqlLedger:
         return await self._database.write(
             lambda connection: statements.renew(connection, holder, ttl_s)
         )
+
+    async def leave(self) -> None:
+        """Give up the lease of this process, so that others need not wait for its end."""
+        holder = self._holder
+        if holder is not None:
+            await self._database.write(lambda connection: statements.leave(connection, holder))
 
     async def is_known(self, run: str) -> bool:
         """Return whether the ledger has a run, whoever holds it."""
@@ -373,4 +398,5 @@ class SqlLedger:
 
     async def close(self) -> None:
         """Finish what waits and release the database."""
-        await self._database.close()
+        if self._opened is not None:
+            await self._opened.close()

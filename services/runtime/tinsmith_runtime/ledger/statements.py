@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from tinsmith_runtime.ledger.records import (
 )
 from tinsmith_runtime.ledger.tables import (
     checkpoints,
+    facts,
     holders,
     leases,
     operations,
@@ -345,6 +347,18 @@ def _check_expired(connection: sa.Connection, run: str, held_by: str, holder: Ho
     )
 
 
+def identity(connection: sa.Connection) -> str:
+    """Return the name of this database, drawn by whoever asks first."""
+    connection.execute(
+        insert(connection, facts)
+        .values(name="identity", value=f"ledger-{uuid.uuid4().hex}")
+        .on_conflict_do_nothing()
+    )
+    query = sa.select(facts.c.value).where(facts.c.name == "identity")
+    value: str = connection.execute(query).scalar_one()
+    return value
+
+
 def renew(connection: sa.Connection, holder: Holder, ttl_s: float) -> dict[str, int]:
     """Extend the lease of a process, and return the epochs of the runs that it holds."""
     values = {"worker": holder.worker, "expire_time_s": now_s(connection) + ttl_s}
@@ -355,6 +369,12 @@ def renew(connection: sa.Connection, holder: Holder, ttl_s: float) -> dict[str, 
     )
     query = sa.select(leases.c.run, leases.c.epoch).where(leases.c.holder == holder.name)
     return {row.run: row.epoch for row in connection.execute(query)}
+
+
+def leave(connection: sa.Connection, holder: Holder) -> None:
+    """Give up the lease of a process with all runs that it holds."""
+    connection.execute(sa.update(leases).where(leases.c.holder == holder.name).values(holder=""))
+    connection.execute(sa.delete(holders).where(holders.c.name == holder.name))
 
 
 def epoch_of(connection: sa.Connection, run: str) -> int | None:

@@ -100,3 +100,11 @@ deletions = sa.Table(
     metadata,
     sa.Column("run", sa.Text, primary_key=True),
 )
+
+# What is true of the whole database, such as the name by which trainers know that they share it.
+facts = sa.Table(
+    "facts",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)

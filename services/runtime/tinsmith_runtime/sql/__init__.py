@@ -13,9 +13,10 @@ from typing import Protocol, TypeVar
 import sqlalchemy as sa
 
 from tinsmith_runtime.sql.dialect import insert, now_s
+from tinsmith_runtime.sql.postgres import PostgresDatabase
 from tinsmith_runtime.sql.sqlite import SqliteDatabase
 
-__all__ = ["Database", "SqliteDatabase", "Statements", "insert", "now_s"]
+__all__ = ["Database", "PostgresDatabase", "SqliteDatabase", "Statements", "insert", "now_s"]
 
 ResultT = TypeVar("ResultT")
 Statements = Callable[[sa.Connection], ResultT]
@@ -27,10 +28,13 @@ class Database(Protocol):
     async def write(self, statements: Statements[ResultT]) -> ResultT:
         """Run statements in the next group commit; return once they are on disk.
 
-        A cancelled caller does not cancel the write. Writes of one database run one after another.
+        A cancelled caller does not cancel the write. Writes of one object run one after another.
+        Statements may run several times, after a lost connection, and take effect once.
 
         Raises:
             StorageFullError: If the disk is full; nothing was written.
+            StorageUnavailableError: If the database can not be reached; nothing was written.
+            OutcomeUnknownError: If it can not be found out whether the commit took place.
             Exception: What the statements raised; nothing was written.
         """
         ...

@@ -27,6 +27,7 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.errors import ConfigError, StorageBusyError, StorageFullError, TinsmithError
 from tinsmith_runtime.metrics import LEDGER_COMMIT_SECONDS, LEDGER_COMMIT_WRITES
+from tinsmith_runtime.sql.versions import prepare_schema
 
 logger = logging.getLogger(__name__)
 
@@ -44,18 +45,28 @@ class SqliteDatabase:
     Args:
         path: The file; its folder is created.
         metadata: The tables, created where they are missing.
-        schema_version: Compared with the file's; another one is refused.
+        schema_version: Compared with the file's; a newer one is refused.
+        migrations: The package that upgrades older files; without one they are refused.
     """
 
-    def __init__(self, path: Path, metadata: sa.MetaData, *, schema_version: int) -> None:
+    def __init__(
+        self, path: Path, metadata: sa.MetaData, *, schema_version: int, migrations: str = ""
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._lock_file = _lock(path)
         try:
             self._engine = _create_engine(path)
             with self._engine.connect() as connection:
-                _check_version(connection, path, schema_version)
-                metadata.create_all(connection)
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                prepare_schema(
+                    connection,
+                    metadata,
+                    name=str(path),
+                    schema_version=schema_version,
+                    migrations=migrations,
+                )
+                connection.exec_driver_sql("COMMIT")
         except BaseException:
             self._lock_file.close()
             raise
@@ -248,17 +259,6 @@ def _create_engine(path: Path) -> sa.Engine:
             connection.execute(f"PRAGMA {pragma}")
 
     return engine
-
-
-def _check_version(connection: sa.Connection, path: Path, schema_version: int) -> None:
-    found = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-    if found == 0:
-        connection.exec_driver_sql(f"PRAGMA user_version={schema_version:d}")
-    elif found != schema_version:
-        raise ConfigError(
-            f"{path} has schema version {found}, this release reads {schema_version}; use the "
-            "release that wrote it, or another data folder"
-        )
 
 
 def _lock(path: Path) -> IO[bytes]:
