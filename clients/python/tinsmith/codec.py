@@ -172,6 +172,8 @@ def decode_run(message: scheduler_pb2.TrainingRun) -> t.RunInfo:
         labels=dict(message.labels),
         session=message.session,
         create_time=_decode_time(message),
+        worker=message.worker,
+        waiting_for=message.waiting_for,
     )
 
 

@@ -225,7 +225,7 @@ class OperationStream:
                         raise backoff.gave_up(error, time.monotonic()) from error.__cause__
                     self._resending.add(number)
                     await asyncio.sleep(delay_s)
-                    if error.code in PASSING_CODES:
+                    if error.code in PASSING_CODES or error.code == "DEADLINE_EXCEEDED":
                         await self._endpoint.relocate()
         finally:
             self._resending.discard(number)

@@ -241,6 +241,10 @@ class RunInfo:
     labels: dict[str, str]
     session: str
     create_time: datetime.datetime | None
+    worker: str
+    """The trainer that holds it or is to; empty before one was chosen."""
+    waiting_for: str
+    """What a run that is being created or moved waits for, in words; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,6 +255,7 @@ def encode_run(
         labels=run.labels,
         trainer_address=trainer_address,
         waiting_for=waiting_for,
+        worker=run.worker,
         epoch=run.epoch,
         create_time=encode_time(run.create_time_s),
     )

@@ -104,6 +104,7 @@ class LedgerSuite:
     @pytest.fixture
     async def ledger(self, open_ledger: OpenLedger) -> Any:
         ledger = open_ledger()
+        await ledger.open()
         await ledger.adopt_run(run_record())
         yield ledger
         await ledger.close()
@@ -273,7 +274,7 @@ class LedgerSuite:
         waiting = await ledger.get_operation(RUN, 1)
         assert waiting is not None
         assert waiting.state is OperationState.PENDING
-        assert [(r.name, r.version) for r in await ledger.list_runs()] == [(RUN, 0), (OTHER, 1)]
+        assert [(r.name, r.version) for r in await ledger.list_runs()] == [(OTHER, 1), (RUN, 0)]
         assert await ledger.finish_all([]) == []
 
     async def test_a_deletion_is_remembered_until_the_files_are_gone(self, ledger: Ledger) -> None:
@@ -417,6 +418,7 @@ class LedgerSuite:
         self, open_ledger: OpenLedger
     ) -> None:
         first = open_ledger()
+        await first.open()
         await first.adopt_run(run_record(epoch=3))
         for number in (1, 2):
             await first.submit(operation(number, epoch=3))
@@ -426,6 +428,7 @@ class LedgerSuite:
         before = await self._everything(first)
         await first.close()
         again = open_ledger()
+        await again.open()
         assert await self._everything(again) == before
         with pytest.raises(AbortedError):
             await again.adopt_run(run_record(epoch=2))

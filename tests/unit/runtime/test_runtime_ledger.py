@@ -1,4 +1,4 @@
-"""The ledger on SQLite: the conformance suite, and random histories against a simple model."""
+"""Both ledgers: the conformance suite, and random histories against a simple model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.fakes.postgres import shared_server
 from tests.unit.runtime.ledger_suite import (
     RUN,
     LedgerSuite,
@@ -29,7 +30,7 @@ from tinsmith_runtime.errors import (
     SequenceNumberReusedError,
     TinsmithError,
 )
-from tinsmith_runtime.ledger import OperationState, SqliteLedger
+from tinsmith_runtime.ledger import Holder, Ledger, OperationState, PostgresLedger, SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
 
 
@@ -37,6 +38,12 @@ class TestSqliteLedger(LedgerSuite):
     @pytest.fixture
     def open_ledger(self, tmp_path: Path) -> OpenLedger:
         return lambda: SqliteLedger(tmp_path / "ledger.db")
+
+
+class TestPostgresLedger(LedgerSuite):
+    @pytest.fixture
+    def open_ledger(self, postgres_url: str) -> OpenLedger:
+        return lambda: PostgresLedger(postgres_url, holder=Holder("trainer-0", "only"))
 
 
 NUMBERS = st.integers(1, 7)
@@ -61,18 +68,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # In memory where that is possible: what a sync costs is not the point here.
-        memory = Path("/dev/shm")
-        self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
         self.loop = asyncio.new_event_loop()
         self.entries: dict[int, Entry] = {}
         self.revision = 0
         self.epoch = 1
         self.ledger = self.open()
+        self.run(self.ledger.open())
         self.run(self.ledger.adopt_run(run_record()))
 
-    def open(self) -> SqliteLedger:
-        return SqliteLedger(Path(self.folder.name) / "ledger.db")
+    def open(self) -> Ledger:
+        raise NotImplementedError
 
     def run(self, call: Awaitable[Any]) -> Any:
         """Return the result of a call, or its error."""
@@ -88,7 +93,6 @@ class LedgerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.loop.run_until_complete(self.ledger.close())
         self.loop.close()
-        self.folder.cleanup()
 
     def by_request(self, request_id: str) -> tuple[int, Entry] | None:
         found = [item for item in self.entries.items() if item[1].request_id == request_id]
@@ -178,6 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def reopen(self) -> None:
         self.loop.run_until_complete(self.ledger.close())
         self.ledger = self.open()
+        self.run(self.ledger.open())
 
     @invariant()
     def the_ledger_agrees_with_the_model(self) -> None:
@@ -215,7 +220,35 @@ class LedgerMachine(RuleBasedStateMachine):
         )
 
 
-TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = settings(
+class SqliteMachine(LedgerMachine):
+    def __init__(self) -> None:
+        # In memory where that is possible: what a sync costs is not the point here.
+        memory = Path("/dev/shm")
+        self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
+        super().__init__()
+
+    def open(self) -> Ledger:
+        return SqliteLedger(Path(self.folder.name) / "ledger.db")
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.folder.cleanup()
+
+
+class PostgresMachine(LedgerMachine):
+    def __init__(self) -> None:
+        self.url = shared_server().create_database()
+        super().__init__()
+
+    def open(self) -> Ledger:
+        return PostgresLedger(self.url, holder=Holder("trainer-0", "only"))
+
+
+TestSqliteHistories = SqliteMachine.TestCase
+TestSqliteHistories.settings = settings(
     max_examples=30, stateful_step_count=12, deadline=None, derandomize=True
+)
+TestPostgresHistories = PostgresMachine.TestCase
+TestPostgresHistories.settings = settings(
+    max_examples=15, stateful_step_count=20, deadline=None, derandomize=True
 )

@@ -669,6 +669,7 @@ class TrainingRun(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the run: `projects/{project}/trainingRuns/{run}`."""
     state: Global___TrainingRun.State.ValueType
@@ -685,6 +686,8 @@ class TrainingRun(_message.Message):
     """Fences the run; raised with each placement."""
     waiting_for: _builtins.str
     """Says what a run that is being created or moved waits for, in words; else empty."""
+    worker: _builtins.str
+    """Names the trainer that holds it or is to, `workers/{worker}`; empty before one was chosen."""
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained, all defaults filled in."""
@@ -711,10 +714,11 @@ class TrainingRun(_message.Message):
         epoch: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         waiting_for: _builtins.str = ...,
+        worker: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "session", b"session", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "session", b"session", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,7 +48,8 @@ _SUMMARY_COLUMNS = [
 def select_runs() -> sa.Select[tuple[object, ...]]:
     """Select all runs with their epochs."""
     columns = [column for column in runs.c if column.name != "last_revision"]
-    return sa.select(*columns, leases.c.epoch).join(leases, leases.c.run == runs.c.name)
+    query = sa.select(*columns, leases.c.epoch).join(leases, leases.c.run == runs.c.name)
+    return query.order_by(runs.c.name)
 
 
 def run_of(row: sa.RowMapping) -> RunRecord:
