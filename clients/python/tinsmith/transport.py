@@ -40,8 +40,11 @@ PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    # A process that is stopped or cut off is found out while a call waits for it.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # The keepalive only says how long acknowledgements of the kernel may take; this is the answer.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     # A restarted pod is found at once; the default backs off to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -37,7 +37,11 @@ _RETRY_DELAY_S = 0.5
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 2**20),
     ("grpc.max_send_message_length", 64 * 2**20),
-    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # The keepalive only says how long acknowledgements of the kernel may take; this is the answer.
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
     # A pod that comes back is found at once, not after a minute of growing pauses.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
