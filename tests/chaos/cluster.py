@@ -1,6 +1,6 @@
 """A deployment as processes on one machine: scheduler, trainers and samplers that can be killed.
 
-Pods share a database and an object store and nothing else. Each keeps the name of the last failpoint
+Pods share a database and an object store, nothing else. Each keeps the name of the last failpoint
 that it passed in a file, so that a test knows what a kill interrupted. What ends is started again,
 as a cluster would, unless it is held down.
 """

@@ -252,10 +252,22 @@ class Cycle:
         run.replay_cost_s += result.duration_s
         # An accumulation without end is cut as well, with its gradient in the snapshot.
         limit_s = self._config.snapshot_replay_s * (1 if result.is_boundary else 2)
-        if run.replay_cost_s >= limit_s and not run.is_closed:
-            self._go_on(run, self._solo.snapshot(run), self._ending)
+        is_due = run.replay_cost_s >= limit_s and not run.is_being_saved
+        if is_due and not run.is_closed and not run.is_leaving:
+            run.is_being_saved = True
+            self._go_on(run, self._snapshot(run), self._ending)
         else:
             _put_back(run)
+
+    async def _snapshot(self, run: LiveRun) -> None:
+        """Copy the state of a run, which then goes on while the copy is written."""
+        try:
+            copied = await self._residency.copy_state(run)
+        except Exception as error:
+            logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
+            run.is_being_saved = False
+        else:
+            self._spawn(self._solo.write_snapshot(run, copied), self._ending)
 
 
 def _put_back(run: LiveRun) -> None:

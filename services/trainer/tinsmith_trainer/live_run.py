@@ -101,6 +101,7 @@ class LiveRun:
         suspect_number: Operations up to this number are computed alone: one of them may have broken
             an engine call.
         is_closed: Whether the run was deleted.
+        is_being_saved: Whether a snapshot of the run is being written.
         is_leaving: Whether another trainer is to go on with the run.
         state_sequence_number: The last operation that the engine's state contains.
         replay_cost_s: How long it would take to compute what no snapshot contains.
@@ -130,6 +131,7 @@ class LiveRun:
         self.suspect_number = 0
         self.is_closed = False
         self.is_leaving = False
+        self.is_being_saved = False
         self.state_sequence_number = 0
         self.replay_cost_s = 0.0
         self.last_used = 0

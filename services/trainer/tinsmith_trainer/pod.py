@@ -148,7 +148,9 @@ class TrainerPod:
             await self._lease.renew()
         else:
             await self._placement.recover()
-        self._cycle.start(self._gaps.watch(), self._lease.keep())
+        self._cycle.start(
+            self._gaps.watch(), self._lease.keep(), self._ledger.watch_lease(self._lease.look)
+        )
         await self._server.start()
         self._registration = WorkerRegistration(
             self._scheduler, self._describe(), self._catalog.tokenizers

@@ -15,6 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from tinsmith_engine import Engine, RunState
 from tinsmith_engine import codec as engine_codec
@@ -50,6 +51,23 @@ _PLACE_WAIT_S = 2.0
 """How long a caller that waits for an answer waits for a place."""
 _PLACE_RETRY_S = 5.0
 _RESTORING = "the run to be restored"
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopy:
+    """The state of a run at a moment.
+
+    Attributes:
+        state: Its numbers.
+        sequence_number: The last operation that they contain.
+        failures: The failed forward_backward calls of the accumulation, up to that operation.
+        replay_cost_s: How long it would take to compute what no snapshot before contains.
+    """
+
+    state: RunState
+    sequence_number: int
+    failures: tuple[int, ...]
+    replay_cost_s: float
 
 
 class Residency:
@@ -132,7 +150,7 @@ class Residency:
         state = await self._host.call(run.engine.export_state, run.name)
         if run.replay_cost_s > 0:
             try:
-                await self._snapshot(run, state)
+                await self.write_copy(run, self._note_copy(run, state))
             except FencedError:
                 raise
             except (TinsmithError, OSError) as error:
@@ -156,16 +174,38 @@ class Residency:
         await asyncio.wrap_future(self._host.thread.submit(_drop, run.engine, run.name))
         self.note_free(run)
 
-    async def snapshot(self, run: LiveRun) -> None:
-        """Save the state of a run, up to the last operation that it contains."""
-        await self._snapshot(run, await self._host.call(run.engine.export_state, run.name))
+    async def copy_state(self, run: LiveRun) -> StateCopy:
+        """Copy the state of a run, so that it may go on while the copy is written."""
+        state = await self._host.call(run.engine.export_state, run.name)
+        return self._note_copy(run, state)
 
-    async def _snapshot(self, run: LiveRun, state: RunState) -> None:
-        failures = list(self._known_failures(run))
-        record = await self.write_snapshot(run, state, run.state_sequence_number, failures)
-        await self._ledger.add_snapshot(record, run.record.epoch)
+    def _note_copy(self, run: LiveRun, state: RunState) -> StateCopy:
+        copied = StateCopy(
+            state, run.state_sequence_number, self._known_failures(run), run.replay_cost_s
+        )
         run.replay_cost_s = 0.0
+        return copied
+
+    async def write_copy(self, run: LiveRun, copied: StateCopy) -> None:
+        """Make a copy the snapshot that a restore begins with; the run need not be locked."""
+        try:
+            record = await self.write_snapshot(
+                run, copied.state, copied.sequence_number, list(copied.failures)
+            )
+            await self._add_snapshot(run, record)
+        except BaseException:
+            run.replay_cost_s += copied.replay_cost_s
+            raise
+        failpoints.passing("trainer.snapshotted")
         await self._delete_old_snapshots(run)
+
+    async def _add_snapshot(self, run: LiveRun, record: SnapshotRecord) -> None:
+        try:
+            await self._ledger.add_snapshot(record, run.record.epoch)
+        except FencedError:
+            # The folder's name has the epoch: it is nobody else's.
+            await asyncio.to_thread(self._store.delete_folder, record.folder)
+            raise
 
     async def write_snapshot(
         self, run: LiveRun, state: RunState, sequence_number: int, failures: list[int]

@@ -24,7 +24,7 @@ from tinsmith_trainer.commits import STORAGE_RETRY_S, Committer, StoppedError
 from tinsmith_trainer.executor import is_gradient
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
 from tinsmith_trainer.metrics import OPERATIONS
-from tinsmith_trainer.residency import Residency
+from tinsmith_trainer.residency import Residency, StateCopy
 from tinsmith_trainer.saves import CheckpointSlices
 from tinsmith_trainer.slices import Slice
 from tinsmith_trainer.work import OptimStepWork
@@ -95,17 +95,19 @@ class SoloWork:
         except Exception as error:
             await self._fail(run, error)
 
-    async def snapshot(self, run: LiveRun) -> None:
-        """Save the state of a run, so that a replay begins here."""
-        run.obstacle = "a snapshot of the run to be written"
+    async def write_snapshot(self, run: LiveRun, copied: StateCopy) -> None:
+        """Save a copy of the state of a run, so that a replay begins there; needs no lock."""
         try:
-            await self._residency.snapshot(run)
+            await self._residency.write_copy(run, copied)
         except FencedError:
-            raise
+            # A run that was given up meanwhile is somebody else's with full right.
+            if not (run.is_closed or run.is_leaving):
+                raise
         except Exception as error:
             # The results are committed: a snapshot is an economy, and is tried again later.
             logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
-            run.replay_cost_s = 0.0
+        finally:
+            run.is_being_saved = False
 
     async def undo(self, run: LiveRun, error: Exception, *, is_alone: bool) -> None:
         """Bring a run back to what the ledger says after its cycle broke.

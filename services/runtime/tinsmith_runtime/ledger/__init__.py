@@ -10,7 +10,7 @@ process on one machine; a cluster's PostgreSQL is to implement the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from tinsmith_runtime.ledger.postgres import PostgresLedger
@@ -95,6 +95,13 @@ class Ledger(Protocol):
 
         Returns:
             The epochs of the runs that it holds, by name.
+        """
+        ...
+
+    async def watch_lease(self, changed: Callable[[], None]) -> None:
+        """Call back when somebody took a run of this process, until the task is cancelled.
+
+        A hint that may be lost or wrong: who hears it renews, and learns what is true.
         """
         ...
 

@@ -8,7 +8,7 @@ way at a time and the next gathers meanwhile.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tinsmith_runtime.errors import RunNotFoundError
@@ -98,6 +98,16 @@ class PostgresLedger(SqlLedger):
     ) -> list[list[OperationRecord] | BaseException]:
         """Commit results of several runs; see `Ledger`."""
         return await self._commits.add_all(commits)
+
+    async def watch_lease(self, changed: Callable[[], None]) -> None:
+        """Call back when somebody took a run of this process; see `Ledger`."""
+        holder = self._holder
+
+        def note(taken_from: str) -> None:
+            if holder is not None and taken_from == holder.name:
+                changed()
+
+        await self._pool.listen(statements.LEASES_CHANNEL, note)
 
     async def close(self) -> None:
         """Finish what waits and release the database."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -96,6 +96,9 @@ class SqlLedger:
         return await self._database.write(
             lambda connection: statements.renew(connection, holder, ttl_s)
         )
+
+    async def watch_lease(self, changed: Callable[[], None]) -> None:
+        """Call back when a run was taken; see `Ledger`. Nobody can where nothing is shared."""
 
     async def leave(self) -> None:
         """Give up the lease of this process, so that others need not wait for its end."""

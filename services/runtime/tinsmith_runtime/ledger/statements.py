@@ -38,7 +38,10 @@ from tinsmith_runtime.ledger.tables import (
     runs,
     snapshots,
 )
-from tinsmith_runtime.sql import insert, now_s
+from tinsmith_runtime.sql import insert, notify, now_s
+
+LEASES_CHANNEL = "tinsmith_leases"
+"""Where it is said whose lease was taken; the payload is the name of the holder before."""
 
 _SUMMARY_COLUMNS = [
     column for column in operations.c if column.name not in ("payload", "payload_path")
@@ -315,6 +318,8 @@ def adopt(connection: sa.Connection, run: RunRecord, holder: Holder | None) -> R
             )
         if holder is not None and not is_repeat:
             _check_expired(connection, run.name, lease.holder, holder)
+    if lease is not None and holder is not None and lease.holder not in ("", name):
+        notify(connection, LEASES_CHANNEL, lease.holder)
     connection.execute(
         insert(connection, leases)
         .values(run=run.name, epoch=run.epoch, holder=name)

@@ -12,11 +12,19 @@ from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from tinsmith_runtime.sql.dialect import insert, now_s
+from tinsmith_runtime.sql.dialect import insert, notify, now_s
 from tinsmith_runtime.sql.postgres import PostgresDatabase
 from tinsmith_runtime.sql.sqlite import SqliteDatabase
 
-__all__ = ["Database", "PostgresDatabase", "SqliteDatabase", "Statements", "insert", "now_s"]
+__all__ = [
+    "Database",
+    "PostgresDatabase",
+    "SqliteDatabase",
+    "Statements",
+    "insert",
+    "notify",
+    "now_s",
+]
 
 ResultT = TypeVar("ResultT")
 Statements = Callable[[sa.Connection], ResultT]

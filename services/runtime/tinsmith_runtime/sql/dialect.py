@@ -15,6 +15,12 @@ def insert(connection: sa.Connection, table: sa.Table) -> Any:
     return sqlite.insert(table)
 
 
+def notify(connection: sa.Connection, channel: str, payload: str) -> None:
+    """Tell the processes that listen, once the transaction is committed; on SQLite nobody does."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_notify(channel, payload)))
+
+
 def now_s(connection: sa.Connection) -> sa.ColumnElement[float]:
     """Return an expression for the database's clock, in seconds since the epoch.
 

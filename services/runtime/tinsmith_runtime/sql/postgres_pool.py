@@ -91,15 +91,27 @@ class StatementPool:
             await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s)
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
-    async def listen(self, channel: str, callback: Callable[[str], None]) -> Connection:
-        """Return a new session on which `callback(payload)` is called for each notification.
+    async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
+        """Call `callback(payload)` for each notification, until the task is cancelled.
 
-        Raises:
-            PassingError: If no server can be reached.
+        What is said while the connection is lost is not heard; a reconnect calls nobody.
         """
-        session = await self._target.connect()
-        await session.add_listener(channel, lambda _session, _pid, _channel, text: callback(text))
-        return session
+        while True:
+            try:
+                session = await self._target.connect()
+            except PassingError:
+                await asyncio.sleep(_MAX_PAUSE_S)
+                continue
+            ended = asyncio.Event()
+            session.add_termination_listener(lambda _, ended=ended: ended.set())
+            try:
+                await session.add_listener(channel, lambda _s, _pid, _c, text: callback(text))
+                await ended.wait()
+            except Exception as error:
+                if not is_passing(error, session):
+                    raise
+            finally:
+                session.terminate()
 
     async def close(self) -> None:
         """Close the sessions that are idle; a statement that is under way ends first."""
