@@ -112,8 +112,10 @@ class Server(Child):
     def __init__(
         self, folder: Path, model: Path, *, num_threads: int, flags: Sequence[str] = ()
     ) -> None:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self._state = folder / "state" / "local.json"
+        # Of a server that ran here before and was killed.
+        self._state.unlink(missing_ok=True)
         super().__init__(
             [
                 *("-m", "tinsmith_local", "--model", f"bench={model}", "--port", "0"),

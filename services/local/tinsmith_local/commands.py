@@ -11,7 +11,13 @@ import typer
 from rich.console import Console
 
 from tinsmith.settings import state_dir
-from tinsmith_local.embedded import DEFAULT_PORT, EmbeddedConfig, EmbeddedServer, write_state
+from tinsmith_local.embedded import (
+    DEFAULT_PORT,
+    EmbeddedConfig,
+    EmbeddedServer,
+    read_overrides,
+    write_state,
+)
 from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.errors import ConfigError, TinsmithError
 from tinsmith_runtime.logs import configure_logging
@@ -41,6 +47,10 @@ def up(
     problems: Annotated[
         Path | None, typer.Option(help="GSM8K-layout JSONL file of the math environment.")
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with settings of pods: tables scheduler, trainer, ..."),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="Of the JSON logs on stderr.")] = "WARNING",
 ) -> None:
     """Run all services in this process, on loopback; print the address and the key."""
@@ -48,7 +58,7 @@ def up(
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     folder = data_dir or state_dir() / "data"
     try:
-        config = EmbeddedConfig(
+        embedded = EmbeddedConfig(
             data_dir=folder,
             models=named_models(model or [], folder),
             port=port,
@@ -57,8 +67,9 @@ def up(
             compiled=compiled or None,
             metrics_address=metrics,
             math_problems_path=problems,
+            overrides=read_overrides(config) if config is not None else {},
         )
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(embedded))
     except (ConfigError, TinsmithError) as error:
         _console.print(f"[red]error:[/red] {error}", highlight=False)
         raise typer.Exit(1) from error

@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import secrets
-from dataclasses import dataclass, field
+import tomllib
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +39,12 @@ _PRIVATE_MODE = 0o600
 _FENCED_EXIT_CODE = 3
 _FAILED_EXIT_CODE = 4
 _LISTING_TIMEOUT_S = 20.0
+_POD_CONFIGS: dict[str, Any] = {
+    "scheduler": SchedulerConfig,
+    "trainer": TrainerConfig,
+    "sampler": SamplerConfig,
+    "environment": EnvironmentConfig,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +184,28 @@ class EmbeddedServer:
 
     def _overrides(self, pod: str) -> dict[str, Any]:
         return dict(self._config.overrides.get(pod, {}))
+
+
+def read_overrides(path: Path) -> dict[str, dict[str, object]]:
+    """Return the settings of pods from the tables of a TOML file.
+
+    Raises:
+        ConfigError: If it can not be read, or names a pod or setting that does not exist.
+    """
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"settings file {path} can not be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"settings file {path} is not TOML: {error}") from error
+    for pod, table in tables.items():
+        if pod not in _POD_CONFIGS or not isinstance(table, dict):
+            raise ConfigError(f"{path}: [{pod}] is no table of {', '.join(_POD_CONFIGS)}")
+        known = {setting.name for setting in fields(_POD_CONFIGS[pod])}
+        unknown = sorted(set(table) - known)
+        if unknown:
+            raise ConfigError(f"{path}: [{pod}] has unknown settings: {', '.join(unknown)}")
+    return tables
 
 
 def write_state(state_dir: Path, server: EmbeddedServer) -> None:

@@ -16,13 +16,13 @@ from tinsmith_engine.images import place_images
 from tinsmith_engine.sampling import rows_within
 from tinsmith_engine.values import ImageInput
 from tinsmith_runtime.errors import (
+    ErrorCode,
     InvalidFieldError,
-    NotFoundError,
     ResourceExhaustedError,
     SequenceTooLongError,
+    TinsmithError,
     TokenOutOfVocabularyError,
     VersionNotLoadedError,
-    WorkerUnavailableError,
 )
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.driver import SamplingDriver
@@ -31,6 +31,9 @@ from tinsmith_sampler.weights import WeightSource
 
 _MAX_PUBLISH_RACES = 8
 _ROWS_WITHOUT_CACHE = 16
+_ELSEWHERE_CODES = frozenset(
+    {ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED}
+)
 
 DecodeText = Callable[[Sequence[int]], str]
 
@@ -157,9 +160,10 @@ class SamplingService:
     async def _resolve(self, prompt: Prompt, target: Target) -> Published | None:
         try:
             return await self._weights.get(target, min_version=prompt.min_version)
-        except (NotFoundError, WorkerUnavailableError):
-            # The trainer may have moved, or the session ended: ask the scheduler next time.
-            self._sessions.forget(prompt.session)
+        except TinsmithError as error:
+            if error.code in _ELSEWHERE_CODES:
+                # The run may have moved, or the session ended: ask the scheduler next time.
+                self._sessions.forget(prompt.session)
             raise
 
     def _place(self, prompt: Prompt, target: Target) -> Prompt:
