@@ -63,6 +63,12 @@ class LeaseKeeper:
             return True
         return self._clock() - self._renewed_s < _TRUSTED_PART * self._ttl_s
 
+    def obstacle(self) -> str:
+        """Say why nothing is computed; empty while the lease is current."""
+        if self.is_current:
+            return ""
+        return "the trainer to renew its lease in the database, which it could not for a while"
+
     def require(self) -> None:
         """Raise `UnavailableError` unless the lease is current."""
         if not self.is_current:
@@ -114,7 +120,7 @@ class LeaseKeeper:
         begin_s = self._clock()
         believed = self._registry.runs
         held = await self._ledger.renew(self._ttl_s)
-        still = set(self._registry.runs)
+        still = self._registry.runs
         for run in believed:
             # One that was let go meanwhile is not missed.
             if run.name not in held and run in still and not run.is_leaving and not run.is_closed:

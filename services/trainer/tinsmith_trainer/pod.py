@@ -102,6 +102,7 @@ class TrainerPod:
             config, self._registry, self._host, committer, solo, self._lease, on_end=self._note_end
         )
         self._registry.on_fenced = self._note_end
+        self._registry.obstacle = self._lease.obstacle
         self._gaps = GapWatcher(config.gap_timeout_s, self._registry, self._ledger, committer, wire)
         self._on_fenced = on_fenced
         self._on_failed = on_failed

@@ -82,6 +82,8 @@ class RunRegistry:
         self._seen_through: set[asyncio.Task[Any]] = set()
         self.on_work: Callable[[], None] = lambda: None
         """Called when a run may have something to do: an operation was accepted, or it is free."""
+        self.obstacle: Callable[[], str] = lambda: ""
+        """Says what keeps the whole trainer from going on; empty if nothing does."""
         self.on_fenced: Callable[[FencedError], None] = lambda _: None
         """Called when a write finds that another process holds a run."""
 
@@ -159,7 +161,11 @@ class RunRegistry:
     def standing(self, run: LiveRun, sequence_number: int) -> Standing:
         """Return how an operation of a run stands, and what it waits for."""
         return standing_of(
-            run, sequence_number, self._runs.values(), cycle_tokens=self._config.cycle_tokens
+            run,
+            sequence_number,
+            self._runs.values(),
+            cycle_tokens=self._config.cycle_tokens,
+            obstacle=self.obstacle(),
         )
 
     async def submit(self, submission: Submission, work: Work) -> OperationRecord:

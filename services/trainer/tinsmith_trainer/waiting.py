@@ -33,7 +33,12 @@ class Standing:
 
 
 def standing_of(
-    run: LiveRun, sequence_number: int, runs: Iterable[LiveRun], *, cycle_tokens: int
+    run: LiveRun,
+    sequence_number: int,
+    runs: Iterable[LiveRun],
+    *,
+    cycle_tokens: int,
+    obstacle: str = "",
 ) -> Standing:
     """Return how an operation stands; nothing is said of one that is done.
 
@@ -42,6 +47,7 @@ def standing_of(
         sequence_number: Its number.
         runs: All runs of the trainer.
         cycle_tokens: About how much one run can do at one turn.
+        obstacle: What keeps the whole trainer from going on, in words.
     """
     if sequence_number not in run.queue:
         return Standing()
@@ -51,7 +57,9 @@ def standing_of(
     position = run.num_before(sequence_number)
     num_runs, num_tokens = _ahead(run, runs, cycle_tokens)
     own_tokens = sum(o.num_tokens for n, o in run.queue.items() if n < sequence_number)
-    if run.obstacle:
+    if obstacle:
+        waiting_for = obstacle
+    elif run.obstacle:
         waiting_for = run.obstacle
     elif missing is not None:
         waiting_for = f"sequence number {missing}, which has not arrived"

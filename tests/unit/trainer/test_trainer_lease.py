@@ -1,0 +1,146 @@
+"""What a trainer makes of its lease: a decision by clocks, without a database."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tinsmith_runtime.errors import StorageUnavailableError, UnavailableError
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_trainer.lease import LeaseKeeper
+
+TTL_S = 10.0
+
+
+class Clock:
+    """A monotonic clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class SharedLedger:
+    """A ledger that answers renewals; `during` is called while one is under way."""
+
+    is_shared = True
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+        self.is_away = False
+        self.during: Any = lambda: None
+
+    async def renew(self, ttl_s: float) -> dict[str, int]:
+        assert ttl_s == TTL_S
+        held = dict(self.held)
+        self.during()
+        if self.is_away:
+            raise StorageUnavailableError("away")
+        return held
+
+
+def make_run(name: str, **changes: Any) -> Any:
+    return SimpleNamespace(**{"name": name, "is_leaving": False, "is_closed": False, **changes})
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger() -> SharedLedger:
+    return SharedLedger()
+
+
+@pytest.fixture
+def registry() -> Any:
+    return SimpleNamespace(runs=[])
+
+
+@pytest.fixture
+def keeper(ledger: Any, registry: Any, clock: Clock) -> LeaseKeeper:
+    return LeaseKeeper(ledger, registry, ttl_s=TTL_S, clock=clock)
+
+
+async def test_a_lease_is_believed_in_for_six_tenths_of_its_life(
+    keeper: LeaseKeeper, clock: Clock
+) -> None:
+    assert not keeper.is_current
+    await keeper.renew()
+    for elapsed_s, is_current in ((0.0, True), (5.9, True), (6.1, False), (9.0, False)):
+        clock.now_s = 100.0 + elapsed_s
+        assert keeper.is_current is is_current
+    with pytest.raises(UnavailableError):
+        keeper.require()
+    assert "lease" in keeper.obstacle()
+
+
+async def test_the_life_of_a_lease_begins_before_the_renewal_was_sent(
+    keeper: LeaseKeeper, ledger: SharedLedger, clock: Clock
+) -> None:
+    def take_long() -> None:
+        clock.now_s += 7.0
+
+    ledger.during = take_long
+    await keeper.renew()
+    assert not keeper.is_current
+
+
+async def test_a_renewal_that_fails_changes_nothing(
+    keeper: LeaseKeeper, ledger: SharedLedger, clock: Clock
+) -> None:
+    await keeper.renew()
+    ledger.is_away = True
+    clock.now_s += 3.0
+    with pytest.raises(StorageUnavailableError):
+        await keeper.renew()
+    assert keeper.is_current
+    clock.now_s += 4.0
+    assert not keeper.is_current
+    ledger.is_away = False
+    await keeper.renew()
+    assert keeper.is_current
+
+
+async def test_who_waits_for_the_lease_goes_on_after_a_late_renewal(
+    keeper: LeaseKeeper, clock: Clock
+) -> None:
+    waiting = asyncio.create_task(keeper.wait_current())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await keeper.renew()
+    await waiting
+
+
+async def test_a_run_that_somebody_else_holds_ends_the_process(
+    keeper: LeaseKeeper, ledger: SharedLedger, registry: Any
+) -> None:
+    registry.runs = [make_run("mine"), make_run("taken")]
+    ledger.held = {"mine": 3}
+    with pytest.raises(FencedError, match="taken"):
+        await keeper.renew()
+    assert not keeper.is_current
+
+
+async def test_a_run_that_came_or_went_during_the_renewal_is_not_missed(
+    keeper: LeaseKeeper, ledger: SharedLedger, registry: Any
+) -> None:
+    gone = make_run("gone")
+    registry.runs = [
+        gone,
+        make_run("leaving", is_leaving=True),
+        make_run("deleted", is_closed=True),
+    ]
+
+    def change() -> None:
+        registry.runs = [*registry.runs[1:], make_run("new")]
+
+    ledger.during = change
+    await keeper.renew()
+    assert keeper.is_current
