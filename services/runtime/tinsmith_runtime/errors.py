@@ -393,6 +393,25 @@ class StorageBusyError(UnavailableError):
     """Another program holds the database; nothing was written, the request may be sent again."""
 
 
+class StorageUnavailableError(UnavailableError):
+    """The object store does not answer; what needs it waits or is refused, the rest goes on."""
+
+    reason = "STORAGE_UNAVAILABLE"
+
+    def __init__(self, message: str, *, retry_after_s: float = 2.0, **metadata: Any) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+
+
+class StorageRefusedError(StorageUnavailableError):
+    """The object store refuses this pod: its operator must act, no caller can.
+
+    For callers it is as if the store were away: what was acknowledged waits until it is mended.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 30.0, **metadata: Any) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+
+
 class RanksLostError(UnavailableError):
     """A process of the engine died, or its state may differ from the others'; all must restart."""
 

@@ -2,7 +2,8 @@
 
 The runs of a cycle go to the ledger together and share its sync; each has a fence of its own. If
 the disk is full, what was acknowledged is not given up: the commit waits for space, its runs stand
-still and say why, and the cycles of others go on until they come to the same point.
+still and say why, and the cycles of others go on until they come to the same point. Whoever needs
+an object store that is away waits in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import TypeVar
 
 from tinsmith_engine import ForwardResult, OptimStepResult
 from tinsmith_runtime import failpoints
-from tinsmith_runtime.errors import StorageBusyError, StorageFullError, TinsmithError
+from tinsmith_runtime.errors import (
+    StorageBusyError,
+    StorageFullError,
+    StorageUnavailableError,
+    TinsmithError,
+)
 from tinsmith_runtime.ledger import (
     CheckpointRecord,
     Commit,
@@ -38,10 +44,14 @@ Finish = Callable[[LiveRun, list[OperationRecord]], None]
 Settle = Callable[[SliceResult, Exception | None], None]
 
 STORAGE_RETRY_S = 0.5
+_DISK_ERRORS: tuple[type[TinsmithError], ...] = (StorageFullError, StorageBusyError)
 
 
 class StoppedError(Exception):
-    """The pod stops while a write waits for space; what is in the ledger is done again later."""
+    """The pod stops while a write waits for space or the object store.
+
+    What is in the ledger is done again later.
+    """
 
 
 class Committer:
@@ -101,7 +111,7 @@ class Committer:
                     settle(result, None)
                 elif not isinstance(answer, Exception):
                     raise answer
-                elif not isinstance(answer, StorageFullError | StorageBusyError):
+                elif not isinstance(answer, _DISK_ERRORS):
                     settle(result, answer)
                 elif self._waits([run], answer):
                     without_room.append((result, commit))
@@ -148,9 +158,18 @@ class Committer:
         self._take(run, records, outcomes[-1].version)
 
     async def durably(
-        self, runs: Sequence[LiveRun], write: Callable[[], Awaitable[ResultT]]
+        self,
+        runs: Sequence[LiveRun],
+        write: Callable[[], Awaitable[ResultT]],
+        *,
+        waits_for: tuple[type[TinsmithError], ...] = _DISK_ERRORS,
     ) -> ResultT:
-        """Write, waiting for space if the disk is full.
+        """Write, again and again while it fails with certain errors.
+
+        Args:
+            runs: Who waits, and says so.
+            write: Writes, or reads what is to be written; may be called again after it failed.
+            waits_for: Errors that pass: by default those of a full disk.
 
         Raises:
             StoppedError: If the pod stops meanwhile.
@@ -158,7 +177,7 @@ class Committer:
         while True:
             try:
                 result = await write()
-            except (StorageFullError, StorageBusyError) as error:
+            except waits_for as error:
                 if not self._waits(runs, error):
                     raise StoppedError from error
                 await asyncio.sleep(STORAGE_RETRY_S)
@@ -223,7 +242,11 @@ class Committer:
         """Note why runs stand still; return whether it is worth waiting."""
         if self._is_stopping or all(run.is_closed for run in runs):
             return False
+        is_away = isinstance(error, StorageUnavailableError)
         for run in runs:
-            run.obstacle = f"the trainer's disk: {error.message}"
-        logger.warning("waiting for the disk", extra={"problem": error.message})
+            run.obstacle = error.message if is_away else f"the trainer's disk: {error.message}"
+        logger.warning(
+            "waiting for the object store" if is_away else "waiting for the disk",
+            extra={"problem": error.message},
+        )
         return True

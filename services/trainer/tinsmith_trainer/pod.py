@@ -123,7 +123,13 @@ class TrainerPod:
         return self._server.metrics_address
 
     async def start(self) -> None:
-        """Recover, serve, register."""
+        """Recover, serve, register.
+
+        Raises:
+            ConfigError: If the object store can not be used.
+            StorageUnavailableError: If an accepted request is in the store, which is away.
+        """
+        await asyncio.to_thread(storage.probe_at_start, self._store)
         await self._registry.recover()
         self._cycle.start(self._gaps.watch())
         await self._server.start()

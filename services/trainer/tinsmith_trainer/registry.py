@@ -34,6 +34,7 @@ from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.admission import Admission, Pace
 from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.leftovers import discard_folder
 from tinsmith_trainer.live_run import LiveRun, QueuedOperation
 from tinsmith_trainer.loading import RunLoader, load_of
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
@@ -97,10 +98,10 @@ class RunRegistry:
     async def recover(self) -> None:
         """Read runs and their unfinished operations from the ledger, before anything is served."""
         for name in await self._ledger.list_deletions():
-            await self._delete_files(name)
+            await self._try_delete_files(name)
         for record in await self._ledger.list_runs():
             # What was published is written again on demand; readers hold it in memory.
-            await asyncio.to_thread(self._store.delete_folder, f"{record.name}/published")
+            await discard_folder(self._store, f"{record.name}/published")
             if record.base_model not in self._host.engines:
                 logger.warning(
                     "run waits for its base model, which this pod does not serve",
@@ -230,7 +231,12 @@ class RunRegistry:
             for queued in run.queue.values():
                 self._admission.release(run, queued.load)
             await self.residency.evict(run)
-            await self._delete_files(run.name)
+            await self._try_delete_files(run.name)
+
+    async def _try_delete_files(self, name: str) -> None:
+        """Remove what a deleted run left, or leave it to the next start if the store is away."""
+        if await discard_folder(self._store, name):
+            await self._ledger.forget_deletion(name)
 
     async def _delete_files(self, name: str) -> None:
         """Remove what a deleted run left in the store; the ledger remembers it until then."""

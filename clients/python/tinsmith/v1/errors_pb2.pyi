@@ -140,6 +140,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 52
     """A bug of the service. The log of the pod has the trace under the request id."""
+    ERROR_REASON_STORAGE_UNAVAILABLE: _ErrorReason.ValueType  # 53
+    """The object store does not answer. Retry with the same request id after the delay."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Says why a call or an operation failed. `ErrorInfo.metadata` holds the values that the message
@@ -264,4 +266,6 @@ request id.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 52
 """A bug of the service. The log of the pod has the trace under the request id."""
+ERROR_REASON_STORAGE_UNAVAILABLE: ErrorReason.ValueType  # 53
+"""The object store does not answer. Retry with the same request id after the delay."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

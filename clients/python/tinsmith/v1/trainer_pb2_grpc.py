@@ -46,6 +46,8 @@ class TrainerServiceStub:
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+    answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
@@ -150,6 +152,8 @@ class TrainerServiceServicer:
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+    answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
@@ -213,6 +217,7 @@ class TrainerServiceServicer:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
+        * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,6 +283,8 @@ class TrainerServiceServicer:
     def SaveCheckpoint(self, request, context):
         """Saves a run under a name: weights and optimizer (`KIND_TRAINING`) or weights (`KIND_SAMPLER`).
 
+        While the object store does not answer, the operation waits and says so.
+
         An ordered call; see the service for the errors that all of them share.
 
         Errors:
@@ -294,8 +301,8 @@ class TrainerServiceServicer:
     def LoadCheckpoint(self, request, context):
         """Replaces the weights of a run, and its optimizer state if asked, by those of a checkpoint.
 
-        A gradient accumulated so far is cleared. An ordered call; see the service for the errors that
-        all of them share.
+        A gradient accumulated so far is cleared. While the object store does not answer, the operation
+        waits and says so. An ordered call; see the service for the errors that all of them share.
 
         Errors:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
@@ -455,6 +462,8 @@ class TrainerService:
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+    answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
 
     A request that is refused for good, and names its run and number, counts as consumed: its

@@ -47,6 +47,8 @@ class TrainerServiceStub:
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+      answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
@@ -98,6 +100,7 @@ class TrainerServiceStub:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
     """
     Forward: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ForwardRequest, _operations_pb2.Operation]
     """Computes losses and log-probabilities of a batch under the current weights, and no gradient.
@@ -147,6 +150,8 @@ class TrainerServiceStub:
     SaveCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _operations_pb2.Operation]
     """Saves a run under a name: weights and optimizer (`KIND_TRAINING`) or weights (`KIND_SAMPLER`).
 
+    While the object store does not answer, the operation waits and says so.
+
     An ordered call; see the service for the errors that all of them share.
 
     Errors:
@@ -159,8 +164,8 @@ class TrainerServiceStub:
     LoadCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.LoadCheckpointRequest, _operations_pb2.Operation]
     """Replaces the weights of a run, and its optimizer state if asked, by those of a checkpoint.
 
-    A gradient accumulated so far is cleared. An ordered call; see the service for the errors that
-    all of them share.
+    A gradient accumulated so far is cleared. While the object store does not answer, the operation
+    waits and says so. An ordered call; see the service for the errors that all of them share.
 
     Errors:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
@@ -221,6 +226,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+      answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
@@ -269,6 +276,7 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
     """
     Forward: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ForwardRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Computes losses and log-probabilities of a batch under the current weights, and no gradient.
@@ -318,6 +326,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     SaveCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Saves a run under a name: weights and optimizer (`KIND_TRAINING`) or weights (`KIND_SAMPLER`).
 
+    While the object store does not answer, the operation waits and says so.
+
     An ordered call; see the service for the errors that all of them share.
 
     Errors:
@@ -330,8 +340,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     LoadCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.LoadCheckpointRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Replaces the weights of a run, and its optimizer state if asked, by those of a checkpoint.
 
-    A gradient accumulated so far is cleared. An ordered call; see the service for the errors that
-    all of them share.
+    A gradient accumulated so far is cleared. While the object store does not answer, the operation
+    waits and says so. An ordered call; see the service for the errors that all of them share.
 
     Errors:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
@@ -391,6 +401,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+      answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
 
     A request that is refused for good, and names its run and number, counts as consumed: its
@@ -467,6 +479,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
+        * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
         """
 
     @_abc_1.abstractmethod
@@ -540,6 +553,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
         """Saves a run under a name: weights and optimizer (`KIND_TRAINING`) or weights (`KIND_SAMPLER`).
 
+        While the object store does not answer, the operation waits and says so.
+
         An ordered call; see the service for the errors that all of them share.
 
         Errors:
@@ -558,8 +573,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
         """Replaces the weights of a run, and its optimizer state if asked, by those of a checkpoint.
 
-        A gradient accumulated so far is cleared. An ordered call; see the service for the errors that
-        all of them share.
+        A gradient accumulated so far is cleared. While the object store does not answer, the operation
+        waits and says so. An ordered call; see the service for the errors that all of them share.
 
         Errors:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
