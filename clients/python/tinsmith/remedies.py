@@ -43,6 +43,7 @@ REMEDIES = MappingProxyType(
         "CAPACITY_EXHAUSTED": "delete what you no longer need, or try again later",
         "OUT_OF_MEMORY": "send a smaller batch or shorter sequences",
         "STORAGE_FULL": "free space on the server, then try again",
+        "STORAGE_UNAVAILABLE": "try again when the object store of the server is back",
         "UNAVAILABLE": "check that the server runs, then try again",
         "DRAINING": "try again when the pod is back",
         "WORKER_UNAVAILABLE": "check that the worker runs, then try again",

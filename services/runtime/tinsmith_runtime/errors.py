@@ -394,9 +394,25 @@ class StorageBusyError(UnavailableError):
 
 
 class StorageUnavailableError(UnavailableError):
-    """The database or object store can not be reached; nothing was written."""
+    """The database or object store does not answer; nothing was written.
+
+    What needs it waits or is refused, the rest goes on.
+    """
 
     reason = "STORAGE_UNAVAILABLE"
+
+    def __init__(self, message: str, *, retry_after_s: float = 2.0, **metadata: Any) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+
+
+class StorageRefusedError(StorageUnavailableError):
+    """The object store refuses this pod: its operator must act, no caller can.
+
+    For callers it is as if the store were away: what was acknowledged waits until it is mended.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 30.0, **metadata: Any) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **metadata)
 
 
 class OutcomeUnknownError(UnavailableError):

@@ -2,34 +2,45 @@
 
 A checkpoint is a folder of files and a `manifest.json` that names each with its size and SHA-256,
 and says what the files mean. A folder without a manifest is not a checkpoint. Whoever loads one
-verifies every file before it touches a weight.
+verifies every file before it touches a weight. Large files are streamed, never wholly in memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tinsmith_runtime.errors import CheckpointCorruptError, DataLossError, NotFoundError
+from tinsmith_runtime.errors import (
+    CheckpointCorruptError,
+    DataLossError,
+    NotFoundError,
+    ResourceExhaustedError,
+    StorageUnavailableError,
+)
 from tinsmith_runtime.storage import ObjectStore
+from tinsmith_runtime.storage.file import full_disk_is_typed
+from tinsmith_runtime.storage.objects import (
+    CHUNK_BYTES,
+    FileEntry,
+    ObjectExistsError,
+    Progress,
+    StoredObject,
+    ignore_progress,
+)
 
 FORMAT = "tinsmith.checkpoint.v1"
 MANIFEST_NAME = "manifest.json"
 _MAX_MANIFEST_BYTES = 4 * 2**20
 _MAX_FILES = 10_000
+_FETCHING_PREFIX = ".fetching-"
 _FILE_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
-@dataclass(frozen=True, slots=True)
-class FileEntry:
-    """One file of a checkpoint."""
-
-    size_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +71,62 @@ class WrittenManifest:
 
 
 def write_checkpoint(
-    store: ObjectStore, folder: str, files: Mapping[str, bytes], attributes: Mapping[str, Any]
+    store: ObjectStore,
+    folder: str,
+    files: Mapping[str, bytes | Path],
+    attributes: Mapping[str, Any],
+    *,
+    progress: Progress = ignore_progress,
 ) -> WrittenManifest:
     """Write files and then their manifest; what was in the folder is replaced.
 
+    Args:
+        store: Where to write.
+        folder: The folder, which nobody else writes to.
+        files: By name: content, or a local file to take it from.
+        attributes: What the files mean: plain JSON values.
+        progress: Told of the bytes of all files.
+
     Raises:
         StorageFullError: If there is no room; the folder then holds no manifest.
+        StorageUnavailableError: If the store does not answer. Calling again goes on with what it
+            has of large files; else the folder is found by `abandoned_folders`.
+        ObjectExistsError: If somebody else wrote a manifest meanwhile; theirs is left alone.
     """
-    store.delete_folder(folder)
-    entries = {}
+    for name in files:
+        if not _is_file_name(name):
+            raise ValueError(f"{name!r} can not be the name of a file of a checkpoint")
+    sizes = {name: _size_of(content) for name, content in files.items()}
+    total_bytes, done_bytes = sum(sizes.values()), 0
+    manifest_path = f"{folder}/{MANIFEST_NAME}"
+    # First of all it stops being a checkpoint.
+    store.delete(manifest_path)
     try:
-        for name, data in files.items():
-            store.write(f"{folder}/{name}", data)
-            entries[name] = FileEntry(len(data), hashlib.sha256(data).hexdigest())
+        entries = {}
+        for name, content in files.items():
+            path, before = f"{folder}/{name}", done_bytes
+            if isinstance(content, Path):
+                beyond = _shifted(progress, before, total_bytes)
+                entries[name] = store.write_file(path, content, progress=beyond)
+            else:
+                store.write(path, content)
+                entries[name] = FileEntry(len(content), hashlib.sha256(content).hexdigest())
+            done_bytes += sizes[name]
+            progress(done_bytes, total_bytes)
+        for stored in store.list_folder(folder):
+            if stored.path.removeprefix(f"{folder}/") not in entries:
+                store.delete(stored.path)
         content = _encode(Manifest(entries, attributes))
-        store.write(f"{folder}/{MANIFEST_NAME}", content)
+        store.write_new(manifest_path, content)
+    except (ObjectExistsError, StorageUnavailableError):
+        raise
     except Exception:
-        store.delete_folder(folder)
+        with contextlib.suppress(StorageUnavailableError):
+            store.delete_folder(folder)
         raise
     return WrittenManifest(
         Manifest(entries, dict(attributes)),
-        f"{store.uri}/{folder}/{MANIFEST_NAME}",
+        f"{store.uri}/{manifest_path}",
         hashlib.sha256(content).hexdigest(),
     )
 
@@ -98,21 +144,145 @@ def read_checkpoint(
     Raises:
         CheckpointCorruptError: If anything is missing, truncated or changed.
     """
-    content = _read(store, folder, MANIFEST_NAME, max_bytes=_MAX_MANIFEST_BYTES)
+    manifest = read_manifest(store, folder, sha256=sha256)
+    files = {
+        name: b"".join(_verified(store, folder, name, entry))
+        for name, entry in manifest.files.items()
+    }
+    return manifest, files
+
+
+def read_manifest(store: ObjectStore, folder: str, *, sha256: str | None = None) -> Manifest:
+    """Return the manifest alone; the files are not looked at.
+
+    Raises:
+        CheckpointCorruptError: If it is missing, is no manifest, or does not hash to `sha256`.
+    """
+    try:
+        content = store.read(f"{folder}/{MANIFEST_NAME}", max_bytes=_MAX_MANIFEST_BYTES)
+    except NotFoundError as error:
+        raise _corrupt(folder, MANIFEST_NAME, "is missing") from error
+    except DataLossError as error:
+        raise _corrupt(folder, MANIFEST_NAME, "is too large for a manifest") from error
     if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
         raise _corrupt(folder, MANIFEST_NAME, "was changed after it was saved")
-    manifest = _decode(folder, content)
-    files = {}
+    return _decode(folder, content)
+
+
+def verify_checkpoint(
+    store: ObjectStore,
+    folder: str,
+    *,
+    sha256: str | None = None,
+    progress: Progress = ignore_progress,
+) -> Manifest:
+    """Read all of a checkpoint, keep nothing, and return its manifest.
+
+    Raises:
+        CheckpointCorruptError: If anything is missing, truncated or changed.
+    """
+    manifest = read_manifest(store, folder, sha256=sha256)
+    done_bytes = 0
     for name, entry in manifest.files.items():
-        data = _read(store, folder, name, max_bytes=entry.size_bytes)
-        if len(data) != entry.size_bytes:
-            raise _corrupt(
-                folder, name, f"has {len(data)} bytes, the manifest says {entry.size_bytes}"
-            )
-        if hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise _corrupt(folder, name, "does not match its SHA-256 in the manifest")
-        files[name] = data
-    return manifest, files
+        for chunk in _verified(store, folder, name, entry):
+            done_bytes += len(chunk)
+            progress(done_bytes, manifest.size_bytes)
+    return manifest
+
+
+def fetch_checkpoint(
+    store: ObjectStore,
+    folder: str,
+    local_folder: Path,
+    *,
+    sha256: str | None = None,
+    max_bytes: int | None = None,
+    progress: Progress = ignore_progress,
+) -> Manifest:
+    """Download the files of a checkpoint, verified while they arrive, and return its manifest.
+
+    A file gets its name once it is whole and right. After a failure the same call fetches what is
+    missing; files that are there and right are kept.
+
+    Args:
+        store: Where the checkpoint is.
+        folder: Its folder.
+        local_folder: Where the files go; it is created.
+        sha256: What the manifest itself must hash to, where that is known.
+        max_bytes: What the files may take in all.
+        progress: Told of the bytes of all files.
+
+    Raises:
+        CheckpointCorruptError: If anything is missing, truncated or changed.
+        ResourceExhaustedError: If the files are larger than `max_bytes`; none was fetched.
+        StorageFullError: If the local disk is full.
+    """
+    manifest = read_manifest(store, folder, sha256=sha256)
+    total_bytes = manifest.size_bytes
+    if max_bytes is not None and total_bytes > max_bytes:
+        raise ResourceExhaustedError(
+            f"checkpoint {folder} has {total_bytes} bytes, at most {max_bytes} are allowed",
+            folder=folder,
+            limit=max_bytes,
+        )
+    done_bytes = 0
+    with full_disk_is_typed(local_folder):
+        local_folder.mkdir(parents=True, exist_ok=True)
+        for name, entry in manifest.files.items():
+            target = local_folder / name
+            if not _is_there(target, entry):
+                temporary = local_folder / f"{_FETCHING_PREFIX}{name}"
+                with temporary.open("wb") as file:
+                    for chunk in _verified(store, folder, name, entry):
+                        file.write(chunk)
+                        progress(done_bytes + file.tell(), total_bytes)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(target)
+            done_bytes += entry.size_bytes
+            progress(done_bytes, total_bytes)
+    return manifest
+
+
+def copy_checkpoint(store: ObjectStore, folder: str, target: str) -> Manifest:
+    """Copy a checkpoint within a store, its manifest last; return that.
+
+    The files are copied as they are: whoever loads the copy verifies them.
+
+    Raises:
+        CheckpointCorruptError: If the manifest or a file is missing.
+        StorageFullError: If there is no room; the target then holds no manifest.
+    """
+    manifest = read_manifest(store, folder)
+    store.delete(f"{target}/{MANIFEST_NAME}")
+    for name in (*manifest.files, MANIFEST_NAME):
+        try:
+            store.copy(f"{folder}/{name}", f"{target}/{name}")
+        except NotFoundError as error:
+            raise _corrupt(folder, name, "is missing") from error
+    return manifest
+
+
+def abandoned_folders(
+    store: ObjectStore, parent: str, *, min_age_s: float, now_s: float
+) -> list[str]:
+    """Return folders below one that holds checkpoints whose manifest was never written.
+
+    Args:
+        store: Where to look.
+        parent: A folder of checkpoints, and of nothing else: what has no manifest is to be deleted.
+        min_age_s: How long nothing must have been written to a folder.
+        now_s: Seconds since the epoch.
+    """
+    contents: dict[str, list[StoredObject]] = {}
+    for each in store.list_folder(parent):
+        contents.setdefault(each.path.rpartition("/")[0], []).append(each)
+    return [
+        folder
+        for folder, objects in sorted(contents.items())
+        if all(each.path != f"{folder}/{MANIFEST_NAME}" for each in objects)
+        and all(now_s - each.modified_time_s >= min_age_s for each in objects)
+    ]
 
 
 def folder_of(store: ObjectStore, manifest_uri: str) -> str:
@@ -165,18 +335,53 @@ def _decode(folder: str, content: bytes) -> Manifest:
     if len(files) > _MAX_FILES:
         raise _corrupt(folder, MANIFEST_NAME, f"names {len(files)} files")
     for name in files:
-        if _FILE_NAME_PATTERN.fullmatch(name) is None or name == MANIFEST_NAME:
+        if not _is_file_name(name):
             raise _corrupt(folder, MANIFEST_NAME, f"names a file {name!r:.160}")
+        if files[name].size_bytes < 0:
+            raise _corrupt(folder, MANIFEST_NAME, f"gives {name} a negative size")
     return Manifest(files, attributes)
 
 
-def _read(store: ObjectStore, folder: str, name: str, *, max_bytes: int) -> bytes:
+def _verified(store: ObjectStore, folder: str, name: str, entry: FileEntry) -> Iterator[bytes]:
+    """Yield a file; the end is reached only if all of it was what the manifest says."""
+    digest, num_bytes = hashlib.sha256(), 0
     try:
-        return store.read(f"{folder}/{name}", max_bytes=max_bytes)
+        for chunk in store.read_chunks(f"{folder}/{name}", max_bytes=entry.size_bytes):
+            digest.update(chunk)
+            num_bytes += len(chunk)
+            yield chunk
     except NotFoundError as error:
         raise _corrupt(folder, name, "is missing") from error
     except DataLossError as error:
-        raise _corrupt(folder, name, "is larger than the manifest says") from error
+        raise _corrupt(folder, name, "is larger than the manifest says, or changes") from error
+    if num_bytes != entry.size_bytes:
+        raise _corrupt(folder, name, f"has {num_bytes} bytes, the manifest says {entry.size_bytes}")
+    if digest.hexdigest() != entry.sha256:
+        raise _corrupt(folder, name, "does not match its SHA-256 in the manifest")
+
+
+def _is_there(local: Path, entry: FileEntry) -> bool:
+    """Whether a local file is what a manifest names."""
+    if not local.is_file() or local.stat().st_size != entry.size_bytes:
+        return False
+    digest = hashlib.sha256()
+    with local.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest() == entry.sha256
+
+
+def _shifted(progress: Progress, before_bytes: int, total_bytes: int) -> Progress:
+    """Return what counts the bytes of one file as a part of all of them."""
+    return lambda done_bytes, _: progress(before_bytes + done_bytes, total_bytes)
+
+
+def _size_of(content: bytes | Path) -> int:
+    return content.stat().st_size if isinstance(content, Path) else len(content)
+
+
+def _is_file_name(name: str) -> bool:
+    return _FILE_NAME_PATTERN.fullmatch(name) is not None and name != MANIFEST_NAME
 
 
 def _corrupt(folder: str, name: str, problem: str) -> CheckpointCorruptError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,9 +63,10 @@ class SamplerPod:
         self._catalog = ModelCatalog.of(host)
         self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
         self._trainers = TrainerClient(pod_key=config.pod_key)
+        self._store = storage.open(config.storage_uri)
         weights = WeightSource(
             host,
-            storage.open(config.storage_uri),
+            self._store,
             self._trainers,
             max_loaded=config.max_loaded_weights,
             publish_live=publish_live,
@@ -97,7 +99,12 @@ class SamplerPod:
         return self._server.metrics_address
 
     async def start(self) -> None:
-        """Serve and register."""
+        """Serve and register.
+
+        Raises:
+            ConfigError: If the object store can not be used.
+        """
+        await asyncio.to_thread(storage.probe_at_start, self._store, writable=False)
         await self._server.start()
         worker = scheduler_pb2.Worker(
             name=f"workers/{self._config.worker_name}",

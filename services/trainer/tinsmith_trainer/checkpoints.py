@@ -20,6 +20,7 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.ledger import CheckpointRecord, Ledger
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import state_files
+from tinsmith_trainer.leftovers import discard_folder
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.publisher import checkpoint_attributes
 from tinsmith_trainer.work import LoadCheckpointWork, SaveCheckpointWork
@@ -81,7 +82,7 @@ class CheckpointRegistry:
         record = await self._ledger.delete_checkpoint(name)
         if record is None:
             raise checkpoint_not_found(name)
-        await asyncio.to_thread(self._store.delete_folder, record.folder)
+        await discard_folder(self._store, record.folder)
 
     async def save(
         self, run: LiveRun, work: SaveCheckpointWork, sequence_number: int
@@ -91,6 +92,7 @@ class CheckpointRegistry:
         Raises:
             CheckpointAlreadyExistsError: If the run has one of this name.
             StorageFullError: If there is no room.
+            StorageUnavailableError: If the store does not answer; the same call goes on later.
         """
         if await self._ledger.get_checkpoint(work.checkpoint) is not None:
             raise CheckpointAlreadyExistsError(
@@ -105,8 +107,10 @@ class CheckpointRegistry:
             with_optimizer=work.kind == "training",
         )
         checkpoint_id = work.checkpoint.rpartition("/")[2]
-        # The number keeps a deletion of an earlier checkpoint of this name away from its files.
-        folder = f"{run.name}/checkpoints/{work.kind}/{checkpoint_id}-{sequence_number}"
+        # The number keeps a deletion of an earlier checkpoint of this name away from its files, the
+        # epoch a process that lost the run and does not know it yet.
+        name = f"{checkpoint_id}-{sequence_number}-e{run.record.epoch}"
+        folder = f"{run.name}/checkpoints/{work.kind}/{name}"
         written = await asyncio.to_thread(
             manifests.write_checkpoint,
             self._store,
@@ -163,6 +167,7 @@ class CheckpointRegistry:
 
         Raises:
             CheckpointCorruptError: If a file does not match the manifest; the run is unchanged.
+            StorageUnavailableError: If the store does not answer; the run is unchanged.
         """
         record = await self.check_loadable(run, work)
         manifest, files = await asyncio.to_thread(

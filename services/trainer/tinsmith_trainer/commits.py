@@ -2,7 +2,8 @@
 
 The runs of a cycle go to the ledger together and share its sync; each has a fence of its own. If
 the disk is full, what was acknowledged is not given up: the commit waits for space, its runs stand
-still and say why, and the cycles of others go on until they come to the same point.
+still and say why, and the cycles of others go on until they come to the same point. Whoever needs
+an object store that is away waits in the same way.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ _PASSING = (StorageFullError, StorageBusyError, StorageUnavailableError)
 
 
 class StoppedError(Exception):
-    """The pod stops while a write waits for space; what is in the ledger is done again later."""
+    """The pod stops while a write waits for space or the object store.
+
+    What is in the ledger is done again later.
+    """
 
 
 class Committer:
@@ -156,9 +160,18 @@ class Committer:
         self._take(run, records, outcomes[-1].version)
 
     async def durably(
-        self, runs: Sequence[LiveRun], write: Callable[[], Awaitable[ResultT]]
+        self,
+        runs: Sequence[LiveRun],
+        write: Callable[[], Awaitable[ResultT]],
+        *,
+        waits_for: tuple[type[TinsmithError], ...] = _PASSING,
     ) -> ResultT:
-        """Write, waiting for space if the disk is full.
+        """Write, again and again while it fails with certain errors.
+
+        Args:
+            runs: Who waits, and says so.
+            write: Writes, or reads what is to be written; may be called again after it failed.
+            waits_for: Errors that pass.
 
         Raises:
             StoppedError: If the pod stops meanwhile.
@@ -166,7 +179,7 @@ class Committer:
         while True:
             try:
                 result = await write()
-            except _PASSING as error:
+            except waits_for as error:
                 if not self._waits(runs, error):
                     raise StoppedError from error
                 await asyncio.sleep(STORAGE_RETRY_S)
@@ -231,7 +244,11 @@ class Committer:
         """Note why runs stand still; return whether it is worth waiting."""
         if self._is_stopping or all(run.is_closed for run in runs):
             return False
+        is_away = isinstance(error, StorageUnavailableError)
         for run in runs:
-            run.obstacle = f"the trainer's disk: {error.message}"
-        logger.warning("waiting for the disk", extra={"problem": error.message})
+            run.obstacle = error.message if is_away else f"the trainer's disk: {error.message}"
+        logger.warning(
+            "waiting for the object store" if is_away else "waiting for the disk",
+            extra={"problem": error.message},
+        )
         return True

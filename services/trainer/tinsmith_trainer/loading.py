@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from tinsmith_runtime.errors import DataLossError, TinsmithError
+from tinsmith_runtime.errors import DataLossError, StorageUnavailableError, TinsmithError
 from tinsmith_runtime.ledger import Ledger, OperationRecord, Outcome
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.live_run import LiveRun, Load, QueuedOperation
@@ -30,7 +30,11 @@ class RunLoader:
         self._wire = wire
 
     async def load(self, run: LiveRun) -> None:
-        """Put a new run where the ledger says that it stands."""
+        """Put a new run where the ledger says that it stands.
+
+        Raises:
+            StorageUnavailableError: If a large request can not be read now; nothing was given up.
+        """
         point = await self._ledger.resume_point(run.name)
         run.next_sequence_number = point.next_sequence_number
         run.latest_revision = point.latest_revision
@@ -40,8 +44,10 @@ class RunLoader:
             try:
                 payload = await read_payload(self._store, pending)
                 work = self._wire.decode_work(Kind(pending.kind), payload)
+            except StorageUnavailableError:
+                # It was acknowledged: the start waits for the store, as it does for an OSError.
+                raise
             except TinsmithError as error:
-                # A store that can not be read at the moment raises OSError, and stops the start.
                 await self._give_up_unreadable(run, pending, error)
                 continue
             run.accept(QueuedOperation(pending, work, load_of(work, len(payload))))

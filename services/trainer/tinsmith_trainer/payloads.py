@@ -20,6 +20,7 @@ async def write_payload(
 
     Raises:
         StorageFullError: If there is no room for a large request.
+        StorageUnavailableError: If the store, which only a large request needs, does not answer.
     """
     if len(submission.payload) <= _INLINE_BYTES:
         return submission.payload, None
@@ -33,6 +34,7 @@ async def read_payload(store: ObjectStore, record: OperationRecord) -> bytes:
 
     Raises:
         DataLossError: If it is missing or was changed.
+        StorageUnavailableError: If the store does not answer.
     """
     payload = record.payload
     if payload is None and record.payload_path is not None:

@@ -142,8 +142,10 @@ class TrainerPod:
         """Recover, serve, register.
 
         Raises:
-            ConfigError: If the database or the data folder can not be used.
+            ConfigError: If the database, the object store or the data folder can not be used.
+            StorageUnavailableError: If an accepted request is in the store, which is away.
         """
+        await asyncio.to_thread(storage.probe_at_start, self._store)
         await self._ledger.open()
         if self._ledger.is_shared:
             await self._lease.renew()

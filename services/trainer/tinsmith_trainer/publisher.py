@@ -10,6 +10,7 @@ from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import manifests
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import state_files
+from tinsmith_trainer.leftovers import discard_folder
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.residency import Residency
 
@@ -55,7 +56,7 @@ class Publisher:
             if previous is not None:
                 run.outdated.append(manifests.folder_of(self._store, previous[1].uri))
             while len(run.outdated) > _NUM_KEPT_PUBLISHED:
-                await asyncio.to_thread(self._store.delete_folder, run.outdated.pop(0))
+                await discard_folder(self._store, run.outdated.pop(0))
         return written
 
     async def publish_live(self, run: LiveRun) -> Published:

@@ -32,6 +32,7 @@ from tinsmith_runtime.ledger import Ledger, SnapshotRecord
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import state_files
+from tinsmith_trainer.leftovers import discard_folder
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.metrics import (
     PARKED_BYTES,
@@ -243,7 +244,7 @@ class Residency:
     async def _delete_old_snapshots(self, run: LiveRun) -> None:
         kept = (await self._ledger.list_snapshots(run.name))[:_NUM_KEPT_SNAPSHOTS]
         for record in await self._ledger.delete_snapshots(run.name, kept[-1].sequence_number):
-            await asyncio.to_thread(self._store.delete_folder, record.folder)
+            await discard_folder(self._store, record.folder)
 
     async def _restore(self, run: LiveRun, wait_s: float | None) -> None:
         await self._take_place(run, wait_s)

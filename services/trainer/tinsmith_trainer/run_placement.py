@@ -20,6 +20,7 @@ from tinsmith_runtime.ledger import Ledger, RunRecord
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.leftovers import discard_folder
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.loading import RunLoader
 from tinsmith_trainer.registry import RunRegistry
@@ -69,7 +70,7 @@ class RunPlacement:
     async def recover(self) -> None:
         """Go on with all runs of the ledger, before anything is served."""
         for name in await self._ledger.list_deletions():
-            await self._delete_files(name)
+            await self._try_delete_files(name)
         for record in await self._ledger.list_runs():
             if record.base_model not in self._host.engines:
                 logger.warning(
@@ -162,7 +163,7 @@ class RunPlacement:
     async def _load(self, record: RunRecord) -> LiveRun:
         """Hold a run as the ledger knows it, its unfinished operations queued."""
         # What was published is written again on demand; readers hold it in memory.
-        await asyncio.to_thread(self._store.delete_folder, f"{record.name}/published")
+        await discard_folder(self._store, f"{record.name}/published")
         run = LiveRun(
             record,
             self._host.engine(record.base_model),
@@ -234,7 +235,12 @@ class RunPlacement:
                 # An earlier call deleted the rows and did not come to the rest.
             self._registry.remove(run)
             await self._residency.evict(run)
-            await self._delete_files(run.name)
+            await self._try_delete_files(run.name)
+
+    async def _try_delete_files(self, name: str) -> None:
+        """Remove what a deleted run left, or leave it to the next start if the store is away."""
+        if await discard_folder(self._store, name):
+            await self._ledger.forget_deletion(name)
 
     async def _delete_files(self, name: str) -> None:
         """Remove what a deleted run left in the store; the ledger remembers it until then."""

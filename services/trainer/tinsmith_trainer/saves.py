@@ -1,11 +1,13 @@
 """Saves and loads: slices of their own, which do not go through the packed pass.
 
 They mostly wait for files, so they run beside the cycles of other runs and take the engine's thread
-only to copy rows. The caller holds the lock of the run, which is resident.
+only to copy rows. The caller holds the lock of the run, which is resident. While the store is away,
+an accepted save or load waits, and its run says so.
 """
 
 from __future__ import annotations
 
+from tinsmith_runtime.errors import StorageBusyError, StorageFullError, StorageUnavailableError
 from tinsmith_runtime.ledger import Outcome
 from tinsmith_trainer.checkpoints import CheckpointRegistry
 from tinsmith_trainer.commits import Committer
@@ -48,7 +50,7 @@ class CheckpointSlices:
 
         Raises:
             TinsmithError: Why it can not be done; nothing was changed or committed.
-            StoppedError: If the pod stops while the disk is full.
+            StoppedError: If the pod stops while the disk is full or the object store away.
         """
         await self._committer.begin([(run, [operation])])
         match operation.work:
@@ -62,7 +64,11 @@ class CheckpointSlices:
     async def _save(
         self, run: LiveRun, operation: QueuedOperation, work: SaveCheckpointWork
     ) -> None:
-        record = await self._checkpoints.save(run, work, operation.sequence_number)
+        record = await self._committer.durably(
+            [run],
+            lambda: self._checkpoints.save(run, work, operation.sequence_number),
+            waits_for=(StorageUnavailableError,),
+        )
         outcome = self._outcome(run, operation, record.version, Kind.SAVE_CHECKPOINT, record)
         await self._committer.commit(run, [outcome], checkpoints=[record])
         run.state_sequence_number = operation.sequence_number
@@ -71,11 +77,17 @@ class CheckpointSlices:
         self, run: LiveRun, operation: QueuedOperation, work: LoadCheckpointWork
     ) -> None:
         number = operation.sequence_number
-        version, state = await self._checkpoints.load(run, work)
+        version, state = await self._committer.durably(
+            [run],
+            lambda: self._checkpoints.load(run, work),
+            waits_for=(StorageUnavailableError,),
+        )
         # A replay must not depend on a checkpoint that its owner may delete: the loaded state is
         # saved with the operation itself.
         snapshot = await self._committer.durably(
-            [run], lambda: self._residency.write_snapshot(run, state, number, [])
+            [run],
+            lambda: self._residency.write_snapshot(run, state, number, []),
+            waits_for=(StorageFullError, StorageBusyError, StorageUnavailableError),
         )
         outcome = self._outcome(run, operation, version, Kind.LOAD_CHECKPOINT, LoadResult(version))
         run.failures = []

@@ -16,6 +16,7 @@ from tinsmith_runtime.errors import (
     PoisonOperationError,
     RunClosedError,
     RunMovedError,
+    StorageUnavailableError,
     TinsmithError,
 )
 from tinsmith_runtime.ledger.records import FencedError
@@ -63,10 +64,13 @@ class SoloWork:
             raise
         except (RunClosedError, RunMovedError):
             return
-        except OSError as error:
+        except (OSError, StorageUnavailableError) as error:
             # The store is away: nothing that an operation should fail for.
             logger.warning("run not restored", extra={"run": run.name, "problem": str(error)})
-            run.obstacle = "the trainer's store, which can not be read at the moment"
+            if isinstance(error, StorageUnavailableError):
+                run.obstacle = error.message
+            else:
+                run.obstacle = "the trainer's store, which can not be read at the moment"
             await asyncio.sleep(STORAGE_RETRY_S)
         except Exception as error:
             await self._fail(run, error)

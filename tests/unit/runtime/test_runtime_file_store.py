@@ -132,7 +132,28 @@ def test_stores_are_opened_by_uri(tmp_path: Path) -> None:
     assert storage.open(store.uri).read("one") == b"1"
 
 
-@pytest.mark.parametrize("uri", ["", "/data", "s3://bucket", "file://host/data", "file://"])
+@pytest.mark.parametrize("uri", ["", "/data", "gs://bucket", "file://host/data", "file://"])
 def test_other_uris_are_refused(uri: str) -> None:
     with pytest.raises(ConfigError, match="file:///absolute/path"):
         storage.open(uri)
+
+
+def test_what_a_killed_writer_left_is_no_object_and_is_deleted_once_it_is_old(
+    store: FileStore, tmp_path: Path
+) -> None:
+    store.write("a/one", b"1")
+    left_behind = tmp_path / "store" / "a" / ".writing-x"
+    left_behind.write_bytes(b"2")
+    assert [each.path for each in store.list_folder("")] == ["a/one"]
+    assert store.delete_interrupted("", min_age_s=3600) == 0
+    os.utime(left_behind, (0, 0))
+    assert store.delete_interrupted("a", min_age_s=3600) == 1
+    assert files(tmp_path) == ["a/one"]
+
+
+def test_a_folder_that_can_not_be_used_is_found_at_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="create the folder"):
+        FileStore(tmp_path / "file" / "store").probe()
+    FileStore(tmp_path / "new").probe(writable=False)
+    assert not (tmp_path / "new").exists()

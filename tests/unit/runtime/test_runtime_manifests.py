@@ -55,11 +55,10 @@ def test_writing_again_replaces_everything(store: FileStore, written: WrittenMan
 
 def test_the_manifest_comes_last_and_a_full_disk_leaves_none(tmp_path: Path) -> None:
     class FillingStore(FileStore):
-        def write(self, path: str, data: bytes) -> None:
-            if path.endswith(MANIFEST_NAME):
-                assert (tmp_path / FOLDER / "config.json").exists()
-                raise StorageFullError("full")
-            super().write(path, data)
+        def write_new(self, path: str, data: bytes) -> None:
+            assert path.endswith(MANIFEST_NAME)
+            assert (tmp_path / FOLDER / "config.json").exists()
+            raise StorageFullError("full")
 
     with pytest.raises(StorageFullError):
         write_checkpoint(FillingStore(tmp_path), FOLDER, FILES, ATTRIBUTES)

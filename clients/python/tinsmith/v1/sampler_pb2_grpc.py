@@ -88,7 +88,8 @@ class SamplerServiceServicer:
         the context, or too many samples were asked for.
         * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests wait.
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the checkpoint's files do not match its manifest.
-        * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `DRAINING`): send it again.
+        * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `STORAGE_UNAVAILABLE`, `DRAINING`):
+        send it again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,7 +55,8 @@ class SamplerServiceStub:
       the context, or too many samples were asked for.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests wait.
     * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the checkpoint's files do not match its manifest.
-    * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `DRAINING`): send it again.
+    * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `STORAGE_UNAVAILABLE`, `DRAINING`):
+      send it again.
     """
     ComputeLogprobs: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.ComputeLogprobsRequest, _sampler_pb2.ComputeLogprobsResponse]
     """Computes the log-probability of each token of a sequence given those before it.
@@ -96,7 +97,8 @@ class SamplerServiceAsyncStub(SamplerServiceStub):
       the context, or too many samples were asked for.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests wait.
     * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the checkpoint's files do not match its manifest.
-    * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `DRAINING`): send it again.
+    * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `STORAGE_UNAVAILABLE`, `DRAINING`):
+      send it again.
     """
     ComputeLogprobs: _aio.UnaryUnaryMultiCallable[_sampler_pb2.ComputeLogprobsRequest, _sampler_pb2.ComputeLogprobsResponse]  # type: ignore[assignment]
     """Computes the log-probability of each token of a sequence given those before it.
@@ -146,7 +148,8 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
           the context, or too many samples were asked for.
         * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests wait.
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the checkpoint's files do not match its manifest.
-        * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `DRAINING`): send it again.
+        * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `STORAGE_UNAVAILABLE`, `DRAINING`):
+          send it again.
         """
 
     @_abc_1.abstractmethod

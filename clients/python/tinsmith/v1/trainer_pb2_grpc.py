@@ -46,6 +46,8 @@ class TrainerServiceStub:
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+    answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
@@ -152,6 +154,8 @@ class TrainerServiceServicer:
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+    answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
@@ -219,6 +223,7 @@ class TrainerServiceServicer:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
+        * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -284,6 +289,8 @@ class TrainerServiceServicer:
     def SaveCheckpoint(self, request, context):
         """Saves a run under a name: weights and optimizer (`KIND_TRAINING`) or weights (`KIND_SAMPLER`).
 
+        While the object store does not answer, the operation waits and says so.
+
         An ordered call; see the service for the errors that all of them share.
 
         Errors:
@@ -300,8 +307,8 @@ class TrainerServiceServicer:
     def LoadCheckpoint(self, request, context):
         """Replaces the weights of a run, and its optimizer state if asked, by those of a checkpoint.
 
-        A gradient accumulated so far is cleared. An ordered call; see the service for the errors that
-        all of them share.
+        A gradient accumulated so far is cleared. While the object store does not answer, the operation
+        waits and says so. An ordered call; see the service for the errors that all of them share.
 
         Errors:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
@@ -461,6 +468,8 @@ class TrainerService:
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+    answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.

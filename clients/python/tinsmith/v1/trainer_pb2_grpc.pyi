@@ -47,6 +47,8 @@ class TrainerServiceStub:
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+      answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
@@ -102,6 +104,7 @@ class TrainerServiceStub:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
     """
     Forward: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ForwardRequest, _operations_pb2.Operation]
     """Computes losses and log-probabilities of a batch under the current weights, and no gradient.
@@ -151,6 +154,8 @@ class TrainerServiceStub:
     SaveCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _operations_pb2.Operation]
     """Saves a run under a name: weights and optimizer (`KIND_TRAINING`) or weights (`KIND_SAMPLER`).
 
+    While the object store does not answer, the operation waits and says so.
+
     An ordered call; see the service for the errors that all of them share.
 
     Errors:
@@ -163,8 +168,8 @@ class TrainerServiceStub:
     LoadCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.LoadCheckpointRequest, _operations_pb2.Operation]
     """Replaces the weights of a run, and its optimizer state if asked, by those of a checkpoint.
 
-    A gradient accumulated so far is cleared. An ordered call; see the service for the errors that
-    all of them share.
+    A gradient accumulated so far is cleared. While the object store does not answer, the operation
+    waits and says so. An ordered call; see the service for the errors that all of them share.
 
     Errors:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
@@ -225,6 +230,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+      answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
@@ -277,6 +284,7 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
     """
     Forward: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ForwardRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Computes losses and log-probabilities of a batch under the current weights, and no gradient.
@@ -326,6 +334,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     SaveCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.SaveCheckpointRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Saves a run under a name: weights and optimizer (`KIND_TRAINING`) or weights (`KIND_SAMPLER`).
 
+    While the object store does not answer, the operation waits and says so.
+
     An ordered call; see the service for the errors that all of them share.
 
     Errors:
@@ -338,8 +348,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     LoadCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.LoadCheckpointRequest, _operations_pb2.Operation]  # type: ignore[assignment]
     """Replaces the weights of a run, and its optimizer state if asked, by those of a checkpoint.
 
-    A gradient accumulated so far is cleared. An ordered call; see the service for the errors that
-    all of them share.
+    A gradient accumulated so far is cleared. While the object store does not answer, the operation
+    waits and says so. An ordered call; see the service for the errors that all of them share.
 
     Errors:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
@@ -399,6 +409,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: nothing was accepted.
+    * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store, where large requests go, does not
+      answer; nothing was accepted.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run; `GetTrainingRun` says where it is.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the database or the store is away; nothing was accepted.
@@ -479,6 +491,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
+        * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
         """
 
     @_abc_1.abstractmethod
@@ -552,6 +565,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
         """Saves a run under a name: weights and optimizer (`KIND_TRAINING`) or weights (`KIND_SAMPLER`).
 
+        While the object store does not answer, the operation waits and says so.
+
         An ordered call; see the service for the errors that all of them share.
 
         Errors:
@@ -570,8 +585,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
         """Replaces the weights of a run, and its optimizer state if asked, by those of a checkpoint.
 
-        A gradient accumulated so far is cleared. An ordered call; see the service for the errors that
-        all of them share.
+        A gradient accumulated so far is cleared. While the object store does not answer, the operation
+        waits and says so. An ordered call; see the service for the errors that all of them share.
 
         Errors:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.

@@ -1,0 +1,1 @@
+"""S3-compatible object stores through the minio client, which nothing else imports."""

@@ -1,0 +1,97 @@
+"""An S3 server in a child process: moto on a free port, gone when its parent is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+ACCESS_KEY, SECRET_KEY = "test-access-key", "test-secret-key"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+_START_TIMEOUT_S = 60.0
+
+_CHILD = """
+import sys, threading
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+)
+from werkzeug.serving import make_server
+server = make_server(
+    "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True,
+    request_handler=MotoRequestHandler, ssl_context=tuple(sys.argv[1:]) or None,
+)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(server.server_port, flush=True)
+sys.stdin.read()
+server.shutdown()
+"""
+
+
+class S3Server:
+    """A server on loopback.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, port: int, *, is_secure: bool) -> None:
+        self.port = port
+        self._scheme = "https" if is_secure else "http"
+
+    @property
+    def endpoint(self) -> str:
+        """The URL of the server."""
+        return f"{self._scheme}://127.0.0.1:{self.port}"
+
+    def create_bucket(self, bucket: str, context: ssl.SSLContext | None = None) -> None:
+        """Create a bucket; the context knows the server's certificate."""
+        request = urllib.request.Request(
+            f"{self.endpoint}/{bucket}",
+            method="PUT",
+            # Says which of the services that the server plays is meant; nothing checks it.
+            headers={"Authorization": f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY}/0/us-east-1/s3/"},
+        )
+        with urllib.request.urlopen(request, timeout=10, context=context):
+            pass
+
+    def uri(self, bucket: str, prefix: str = "", **settings: object) -> str:
+        """Return a storage URI of this server."""
+        values = {"endpoint": self.endpoint, "path_style": "true", **settings}
+        query = "&".join(f"{name}={value}" for name, value in values.items())
+        return f"s3://{bucket}/{prefix}?{query}"
+
+
+@contextlib.contextmanager
+def running_s3_server(*certificate: Path) -> Iterator[S3Server]:
+    """Run a server for the time of a block.
+
+    Args:
+        *certificate: Files of a certificate and its key; without them it speaks no TLS.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, *map(str, certificate)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            ready, _, _ = select.select([child.stdout], [], [], _START_TIMEOUT_S)
+            line = child.stdout.readline() if ready else ""
+            if not line:
+                raise RuntimeError("the S3 server did not start")
+            yield S3Server(int(line), is_secure=bool(certificate))
+        finally:
+            child.stdin.close()
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
