@@ -73,16 +73,10 @@ def write_checkpoint(
         for name, data in files.items():
             store.write(f"{folder}/{name}", data)
             entries[name] = FileEntry(len(data), hashlib.sha256(data).hexdigest())
-        content = _encode(Manifest(entries, attributes))
-        store.write(f"{folder}/{MANIFEST_NAME}", content)
+        return write_manifest(store, folder, entries, attributes)
     except Exception:
         store.delete_folder(folder)
         raise
-    return WrittenManifest(
-        Manifest(entries, dict(attributes)),
-        f"{store.uri}/{folder}/{MANIFEST_NAME}",
-        hashlib.sha256(content).hexdigest(),
-    )
 
 
 def read_checkpoint(
@@ -98,10 +92,7 @@ def read_checkpoint(
     Raises:
         CheckpointCorruptError: If anything is missing, truncated or changed.
     """
-    content = _read(store, folder, MANIFEST_NAME, max_bytes=_MAX_MANIFEST_BYTES)
-    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-        raise _corrupt(folder, MANIFEST_NAME, "was changed after it was saved")
-    manifest = _decode(folder, content)
+    manifest = read_manifest(store, folder, sha256=sha256)
     files = {}
     for name, entry in manifest.files.items():
         data = _read(store, folder, name, max_bytes=entry.size_bytes)
@@ -113,6 +104,35 @@ def read_checkpoint(
             raise _corrupt(folder, name, "does not match its SHA-256 in the manifest")
         files[name] = data
     return manifest, files
+
+
+def read_manifest(store: ObjectStore, folder: str, *, sha256: str | None = None) -> Manifest:
+    """Return the manifest alone; the files are not looked at.
+
+    Raises:
+        CheckpointCorruptError: If it is missing, is no manifest, or does not hash to `sha256`.
+    """
+    content = _read(store, folder, MANIFEST_NAME, max_bytes=_MAX_MANIFEST_BYTES)
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise _corrupt(folder, MANIFEST_NAME, "was changed after it was saved")
+    return _decode(folder, content)
+
+
+def write_manifest(
+    store: ObjectStore, folder: str, files: Mapping[str, FileEntry], attributes: Mapping[str, Any]
+) -> WrittenManifest:
+    """Make a folder whose files are all there a checkpoint.
+
+    Raises:
+        StorageFullError: If there is no room.
+    """
+    content = _encode(Manifest(files, attributes))
+    store.write(f"{folder}/{MANIFEST_NAME}", content)
+    return WrittenManifest(
+        Manifest(dict(files), dict(attributes)),
+        f"{store.uri}/{folder}/{MANIFEST_NAME}",
+        hashlib.sha256(content).hexdigest(),
+    )
 
 
 def folder_of(store: ObjectStore, manifest_uri: str) -> str:

@@ -239,10 +239,37 @@ class Creations:
             if next_epoch is not None:
                 raise WorkerUnavailableError(error.message, worker=placed.worker) from error
             raise
+        if placed.source_checkpoint:
+            await self._load_source(placed, address)
         is_active = await self._database.write(
             lambda connection: run_store.activate_run(connection, placed)
         )
         return "active" if is_active else "withdrawn"
+
+    async def _load_source(self, placed: Run, address: str) -> None:
+        """Have the trainer load the checkpoint that a run begins from, before anybody sees the run.
+
+        Raises:
+            WorkerUnavailableError: If it is not known whether it did; asking again is right.
+            TinsmithError: If it can not be loaded.
+        """
+        self._waiting_for[placed.name] = f"checkpoint {placed.source_checkpoint} to be loaded"
+        try:
+            await self._trainers.load_checkpoint(
+                address,
+                run=placed.name,
+                checkpoint=placed.source_checkpoint,
+                include_optimizer=placed.include_optimizer,
+            )
+        except TinsmithError as error:
+            is_unknown = error.code in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED)
+            if is_unknown or error.retry_after_s is not None:
+                raise WorkerUnavailableError(
+                    f"trainer {placed.worker} did not load {placed.source_checkpoint} yet: "
+                    f"{error.message}",
+                    worker=placed.worker,
+                ) from error
+            raise
 
 
 def run_closed(run: Run) -> RunClosedError:

@@ -49,3 +49,14 @@ COMPUTED_TOKENS_PER_SECOND = Gauge(
     "tinsmith_trainer_computed_tokens_per_second",
     "Pace of the engines while they compute, a moving average; retry hints are made of it.",
 )
+
+CHECKPOINT_TASKS = Counter(
+    "tinsmith_trainer_checkpoint_tasks_total",
+    "Copies, exports and imports of checkpoints that ended.",
+    ["kind", "outcome"],
+)
+
+EXPIRED_CHECKPOINTS = Counter(
+    "tinsmith_trainer_expired_checkpoints_total",
+    "Checkpoints and exports that expired.",
+)

@@ -12,7 +12,7 @@ from tinsmith_runtime.errors import (
     AbortedError,
     RunNotFoundError,
 )
-from tinsmith_runtime.ledger import statements
+from tinsmith_runtime.ledger import checkpoint_statements, statements
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
     CheckpointRecord,
@@ -25,26 +25,27 @@ from tinsmith_runtime.ledger.records import (
     RunRecord,
     SnapshotRecord,
 )
+from tinsmith_runtime.ledger.sql_checkpoints import SqlCheckpoints
 from tinsmith_runtime.ledger.tables import (
+    checkpoint_exports,
+    checkpoint_tasks,
     checkpoints,
     deletions,
+    expired_checkpoints,
     leases,
     operations,
     runs,
     snapshots,
 )
-from tinsmith_runtime.sql import Database, insert
+from tinsmith_runtime.sql import insert
 
 
-class SqlLedger:
+class SqlLedger(SqlCheckpoints):
     """Implements `Ledger`; see there for the methods.
 
     Args:
         database: Holds the tables of `tables`.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def adopt_run(self, run: RunRecord) -> RunRecord:
         """Create a run or raise its epoch; see `Ledger`."""
@@ -85,7 +86,15 @@ class SqlLedger:
 
         def delete(connection: sa.Connection) -> None:
             statements.check_fence(connection, run, epoch)
-            for table in (operations, snapshots, checkpoints, leases):
+            for table in (
+                operations,
+                snapshots,
+                checkpoints,
+                expired_checkpoints,
+                checkpoint_exports,
+                checkpoint_tasks,
+                leases,
+            ):
                 connection.execute(sa.delete(table).where(table.c.run == run))
             connection.execute(sa.delete(runs).where(runs.c.name == run))
             connection.execute(
@@ -180,7 +189,7 @@ class SqlLedger:
         def finish(connection: sa.Connection) -> list[OperationRecord]:
             records = statements.commit(connection, Commit(run=run, epoch=epoch, outcomes=outcomes))
             for checkpoint in checkpoints:
-                statements.insert_checkpoint(connection, checkpoint)
+                checkpoint_statements.insert_checkpoint(connection, checkpoint)
             for snapshot in snapshots:
                 statements.insert_snapshot(connection, snapshot)
             return records
@@ -333,47 +342,6 @@ class SqlLedger:
                 SnapshotRecord(**row) for row in connection.execute(statement).mappings()
             ]
         )
-
-    async def get_checkpoint(self, name: str) -> CheckpointRecord | None:
-        """Return a checkpoint."""
-        query = statements.select_checkpoints().where(checkpoints.c.name == name)
-
-        def get(connection: sa.Connection) -> CheckpointRecord | None:
-            row = connection.execute(query).mappings().first()
-            return CheckpointRecord(**row) if row is not None else None
-
-        return await self._database.read(get)
-
-    async def list_checkpoints(
-        self, project: str, run: str | None, *, limit: int, after: tuple[float, str] | None
-    ) -> list[CheckpointRecord]:
-        """Return checkpoints, newest first, after a position in that order."""
-        query = statements.select_checkpoints().where(checkpoints.c.project == project)
-        if run is not None:
-            query = query.where(checkpoints.c.run == run)
-        if after is not None:
-            position = sa.tuple_(checkpoints.c.create_time_s, checkpoints.c.name)
-            query = query.where(position < sa.tuple_(*after))
-        query = query.order_by(checkpoints.c.create_time_s.desc(), checkpoints.c.name.desc())
-        return await self._database.read(
-            lambda connection: [
-                CheckpointRecord(**row) for row in connection.execute(query.limit(limit)).mappings()
-            ]
-        )
-
-    async def delete_checkpoint(self, name: str) -> CheckpointRecord | None:
-        """Forget a checkpoint, and return it."""
-        statement = (
-            sa.delete(checkpoints)
-            .where(checkpoints.c.name == name)
-            .returning(*(column for column in checkpoints.c if column.name != "project"))
-        )
-
-        def delete(connection: sa.Connection) -> CheckpointRecord | None:
-            row = connection.execute(statement).mappings().first()
-            return CheckpointRecord(**row) if row is not None else None
-
-        return await self._database.write(delete)
 
     async def close(self) -> None:
         """Finish what waits and release the database."""

@@ -8,14 +8,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from tinsmith_runtime.errors import (
-    CheckpointAlreadyExistsError,
     RequestIdReusedError,
     SequenceGapError,
     SequenceNumberReusedError,
 )
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
-    CheckpointRecord,
     Commit,
     FencedError,
     NewOperation,
@@ -24,7 +22,7 @@ from tinsmith_runtime.ledger.records import (
     Outcome,
     SnapshotRecord,
 )
-from tinsmith_runtime.ledger.tables import checkpoints, leases, operations, runs, snapshots
+from tinsmith_runtime.ledger.tables import leases, operations, runs, snapshots
 from tinsmith_runtime.sql import insert
 
 _SUMMARY_COLUMNS = [
@@ -59,11 +57,6 @@ def lowest_unfinished(run: str) -> sa.Select[Any]:
         .exists()
     )
     return sa.select(sa.func.min(candidates.c.number) + 1).where(~is_finished)
-
-
-def select_checkpoints() -> sa.Select[tuple[object, ...]]:
-    """Select checkpoints as `CheckpointRecord` has them."""
-    return sa.select(*(column for column in checkpoints.c if column.name != "project"))
 
 
 def operation_of(row: sa.RowMapping) -> OperationRecord:
@@ -209,27 +202,6 @@ def next_revision(run: str) -> sa.ScalarSelect[int]:
     others = operations.alias()
     highest = sa.func.coalesce(sa.func.max(others.c.revision), 0)
     return sa.select(highest + 1).where(others.c.run == run).scalar_subquery()
-
-
-def insert_checkpoint(connection: sa.Connection, checkpoint: CheckpointRecord) -> None:
-    """Insert a checkpoint.
-
-    Raises:
-        CheckpointAlreadyExistsError: If there is one of this name.
-    """
-    inserted = connection.execute(
-        insert(connection, checkpoints)
-        .values(
-            project=checkpoint.name.split("/")[1],
-            **{field: getattr(checkpoint, field) for field in checkpoint.__dataclass_fields__},
-        )
-        .on_conflict_do_nothing()
-    )
-    if inserted.rowcount == 0:
-        raise CheckpointAlreadyExistsError(
-            f"checkpoint {checkpoint.name} exists; choose another name or delete it first",
-            checkpoint=checkpoint.name,
-        )
 
 
 def insert_snapshot(connection: sa.Connection, snapshot: SnapshotRecord) -> None:
