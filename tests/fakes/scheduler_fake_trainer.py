@@ -20,12 +20,13 @@ from tinsmith_runtime.auth import POD_SCOPE, ApiKey, Authenticator, Caller, curr
 from tinsmith_runtime.errors import (
     AbortedError,
     CheckpointNotFoundError,
+    ErrorCode,
     KeyInvalidError,
     RunNotFoundError,
     TinsmithError,
 )
 from tinsmith_runtime.server import PodServer, ServerConfig
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.status import decode_status, encode_status
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
 
@@ -39,6 +40,7 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
     """Adopts and releases runs in memory.
 
     `adopt_errors` are raised first, one for each AdoptRun; while `gate` is cleared, AdoptRun waits.
+    `load_errors` and `load_gate` do the same for LoadCheckpoint.
     """
 
     def __init__(self) -> None:
@@ -47,6 +49,13 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
         self.parked: list[str] = []
         self.deleted: list[str] = []
         self.checkpoints: dict[str, str] = {}
+        self.kinds: dict[str, Any] = {}
+        self.published: set[str] = set()
+        self.adapter = models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(rank=4, alpha=8.0))
+        self.load_calls: list[trainer_pb2.LoadCheckpointRequest] = []
+        self.load_errors: list[TinsmithError] = []
+        self.load_gate = asyncio.Event()
+        self.load_gate.set()
         self.adopt_errors: list[TinsmithError] = []
         self.release_errors: list[TinsmithError] = []
         self.gate = asyncio.Event()
@@ -89,7 +98,30 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
     async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
         if request.name not in self.checkpoints:
             raise CheckpointNotFoundError("unknown checkpoint")
-        return trainer_pb2.Checkpoint(name=request.name, base_model=self.checkpoints[request.name])
+        checkpoint = trainer_pb2.Checkpoint(
+            name=request.name,
+            base_model=self.checkpoints[request.name],
+            kind=self.kinds.get(request.name, trainer_pb2.Checkpoint.KIND_TRAINING),
+            state=(
+                trainer_pb2.Checkpoint.STATE_PUBLISHED
+                if request.name in self.published
+                else trainer_pb2.Checkpoint.STATE_PRIVATE
+            ),
+        )
+        checkpoint.adapter.CopyFrom(self.adapter)
+        return checkpoint
+
+    async def LoadCheckpoint(self, request: Any, context: Any) -> operations_pb2.Operation:
+        current_caller().require_scope(POD_SCOPE)
+        self.load_calls.append(request)
+        await self.load_gate.wait()
+        operation = operations_pb2.Operation(name=f"{request.run}/operations/1", done=True)
+        if self.load_errors:
+            error = self.load_errors.pop(0)
+            if error.code is ErrorCode.UNAVAILABLE:
+                raise error
+            operation.error.CopyFrom(encode_status(error, domain="trainer.tinsmith"))
+        return operation
 
 
 class FakeClock:
@@ -235,6 +267,7 @@ async def running_rig(data_dir: Path, **settings: Any) -> AsyncIterator[Rig]:
         yield rig
     finally:
         rig.trainer.gate.set()
+        rig.trainer.load_gate.set()
         await rig.stop()
         await rig.trainer.server.stop()
 

@@ -8,6 +8,7 @@ repeated request id gives the same operation, a refused request consumes its num
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -102,6 +103,13 @@ class FakeState:
     logprob: Callable[[int], float] = lambda token: -0.1 * (token + 1)
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
     tokenizer_digest: str = "ab" * 32
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Of every checkpoint."""
+    file_url: str = ""
+    cut_streams: int = 0
+    """So many streams of files break off after their first piece."""
+    offsets: list[int] = field(default_factory=list)
+    """Where streams of files began."""
     heartbeat_s: float = 0.2
 
     def execute(self) -> None:
@@ -362,6 +370,33 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
         return trainer_pb2.ListCheckpointsResponse(
             checkpoints=found[start : start + 1], next_page_token=token
         )
+
+    async def CreateCheckpointDownload(self, request: Any, context: Any) -> Any:
+        await self._server.count(context, "CreateCheckpointDownload", request)
+        sources = [
+            trainer_pb2.CheckpointDownload.Source(
+                file=trainer_pb2.CheckpointFile(
+                    file=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()
+                ),
+                url=self._server.state.file_url,
+                token=name,
+            )
+            for name, content in self._server.state.files.items()
+        ]
+        return trainer_pb2.CheckpointDownload(name=request.name, sources=sources)
+
+    async def DownloadCheckpointFile(self, request: Any, context: Any) -> Any:
+        await self._server.count(context, "DownloadCheckpointFile", request)
+        state = self._server.state
+        content, offset = state.files[request.token], request.offset_bytes
+        state.offsets.append(offset)
+        while offset < len(content):
+            piece = content[offset : offset + 10]
+            yield trainer_pb2.DownloadCheckpointFileResponse(offset_bytes=offset, data=piece)
+            offset += len(piece)
+            if state.cut_streams:
+                state.cut_streams -= 1
+                await abort(context, unavailable())
 
     async def DeleteCheckpoint(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "DeleteCheckpoint", request)

@@ -7,6 +7,7 @@ import dataclasses
 import shutil
 import sqlite3
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
@@ -245,6 +246,8 @@ class TrainerRig:
         self.scheduler = FakeScheduler()
         self.fenced: list[Exception] = []
         self.failed: list[Exception] = []
+        self.passed_s = 0.0
+        """Time that a test let pass, by which checkpoints expire."""
         self.config = TrainerConfig(
             **{
                 "data_dir": data_dir,
@@ -298,7 +301,11 @@ class TrainerRig:
 
     async def _start_pod(self) -> None:
         self.pod = TrainerPod(
-            self.config, self.host, on_fenced=self.fenced.append, on_failed=self.failed.append
+            self.config,
+            self.host,
+            on_fenced=self.fenced.append,
+            on_failed=self.failed.append,
+            clock=lambda: time.time() + self.passed_s,
         )
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)

@@ -275,9 +275,8 @@ def test_tenants_do_not_see_each_other(
         ("RUN_NOT_FOUND", lambda: theirs.create_sampler(run=run.name)),
         ("CHECKPOINT_NOT_FOUND", lambda: theirs.create_sampler(checkpoint=saved)),
         ("CHECKPOINT_NOT_FOUND", lambda: their_run.load_state(saved).result()),
-        # The SDK asks for the run of a checkpoint first.
-        ("RUN_NOT_FOUND", lambda: theirs.get_checkpoint(saved.name)),
-        ("RUN_NOT_FOUND", lambda: theirs.delete_checkpoint(saved.name)),
+        ("CHECKPOINT_NOT_FOUND", lambda: theirs.get_checkpoint(saved.name)),
+        ("CHECKPOINT_NOT_FOUND", lambda: theirs.delete_checkpoint(saved.name)),
     ]
     for reason, look in looks:
         with pytest.raises(tinsmith.NotFoundError) as caught:

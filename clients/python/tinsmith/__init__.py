@@ -40,6 +40,8 @@ from tinsmith.training_run import TrainingRun
 from tinsmith.types import (
     AdamParams,
     Checkpoint,
+    CheckpointExport,
+    CheckpointFile,
     Datum,
     DatumOutput,
     ForwardResult,
@@ -63,6 +65,8 @@ __all__ = [
     "AlreadyExistsError",
     "CancelledError",
     "Checkpoint",
+    "CheckpointExport",
+    "CheckpointFile",
     "Client",
     "ClientClosedError",
     "ConfigurationError",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinsmith import codec, names
+from tinsmith import codec
 from tinsmith.core import ClientCore
 from tinsmith.transport import Endpoint
 from tinsmith.types import Checkpoint, RunInfo, ServedModel
@@ -46,26 +46,6 @@ async def list_checkpoints(core: ClientCore, run: str | None) -> list[Checkpoint
         for checkpoint in await _checkpoints_at(core, endpoint, f"{core.project}/trainingRuns/-"):
             found[checkpoint.name] = checkpoint
     return sorted(found.values(), key=_created_at, reverse=True)
-
-
-async def get_checkpoint(core: ClientCore, name: str) -> Checkpoint:
-    """Return a checkpoint."""
-    endpoint = await _endpoint_of(core, name)
-    request = trainer_pb2.GetCheckpointRequest(name=name)
-    answer = await core.transport.call(endpoint, lambda c: c.trainer.GetCheckpoint, request)
-    return codec.decode_checkpoint(answer)
-
-
-async def delete_checkpoint(core: ClientCore, name: str) -> None:
-    """Delete a checkpoint and its files."""
-    endpoint = await _endpoint_of(core, name)
-    request = trainer_pb2.DeleteCheckpointRequest(name=name)
-    await core.transport.call(endpoint, lambda c: c.trainer.DeleteCheckpoint, request)
-
-
-async def _endpoint_of(core: ClientCore, checkpoint: str) -> Endpoint:
-    run = names.CheckpointName.parse(checkpoint).run_name
-    return core.trainer_endpoint(await core.get_run(str(run)))
 
 
 async def _all_runs(core: ClientCore) -> list[scheduler_pb2.TrainingRun]:

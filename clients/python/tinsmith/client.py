@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import time
-import uuid
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from google.longrunning import operations_pb2
-from google.protobuf import duration_pb2
-
-from tinsmith import catalog, codec
+from tinsmith import catalog, codec, runs
+from tinsmith.client_checkpoints import CheckpointCalls
 from tinsmith.core import ClientCore
 from tinsmith.environments import EnvironmentClient, EnvironmentInstance
-from tinsmith.errors import InternalError, OperationTimeoutError, decode_status
 from tinsmith.sampler import Sampler, create_sampler
 from tinsmith.settings import RetryPolicy, resolve_settings
 from tinsmith.tokenizer import Tokenizer
 from tinsmith.training_run import TrainingRun
 from tinsmith.types import Checkpoint, RunInfo, ServedModel
-from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith.v1 import models_pb2
 from tinsmith.version import __version__
-
-T = TypeVar("T")
 
 _LONG_POLL_S = 20.0
 _POLL_PAUSE_S = 0.02
 
 
-class Client:
+class Client(CheckpointCalls):
     """A connection to a Tinsmith server; opens a session, and finishes it at the end.
 
     Methods without `_async` block; they may be called from any thread. Those with `_async` are for
@@ -137,7 +130,11 @@ class Client:
             train_mlp=train_mlp,
             train_unembedding=train_unembedding,
         )
-        return self._call(self._create_run(base_model, adapter, display_name, labels or {}))
+        return self._call(
+            runs.create_run(
+                self._core, base_model, adapter, display_name=display_name, labels=labels or {}
+            )
+        )
 
     create_lora_training_client = create_lora_training_run
 
@@ -163,7 +160,11 @@ class Client:
             train_mlp=train_mlp,
             train_unembedding=train_unembedding,
         )
-        return await self._acall(self._create_run(base_model, adapter, display_name, labels or {}))
+        return await self._acall(
+            runs.create_run(
+                self._core, base_model, adapter, display_name=display_name, labels=labels or {}
+            )
+        )
 
     create_lora_training_client_async = create_lora_training_run_async
 
@@ -172,22 +173,30 @@ class Client:
     ) -> TrainingRun:
         """Create a run that trains all weights; blocks until a trainer holds it."""
         adapter = models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
-        return self._call(self._create_run(base_model, adapter, display_name, labels or {}))
+        return self._call(
+            runs.create_run(
+                self._core, base_model, adapter, display_name=display_name, labels=labels or {}
+            )
+        )
 
     async def create_full_training_run_async(
         self, base_model: str, *, display_name: str = "", labels: Mapping[str, str] | None = None
     ) -> TrainingRun:
         """Do as `create_full_training_run`, in the caller's event loop."""
         adapter = models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
-        return await self._acall(self._create_run(base_model, adapter, display_name, labels or {}))
+        return await self._acall(
+            runs.create_run(
+                self._core, base_model, adapter, display_name=display_name, labels=labels or {}
+            )
+        )
 
     def get_run(self, name: str) -> TrainingRun:
         """Continue a run, of this or an earlier client, by its resource name or id."""
-        return self._call(self._get_run(name))
+        return self._call(runs.continue_run(self._core, name))
 
     async def get_run_async(self, name: str) -> TrainingRun:
         """Do as `get_run`, in the caller's event loop."""
-        return await self._acall(self._get_run(name))
+        return await self._acall(runs.continue_run(self._core, name))
 
     def list_runs(self) -> list[RunInfo]:
         """Return the runs of the project, newest first."""
@@ -197,19 +206,56 @@ class Client:
         """Delete a run with its operations and checkpoints; repeating it succeeds."""
         self._call(catalog.delete_run(self._core, name))
 
-    def list_checkpoints(self, run: str | TrainingRun | None = None) -> list[Checkpoint]:
-        """Return the checkpoints of a run, or of all runs, newest first."""
-        name = run.name if isinstance(run, TrainingRun) else run
-        return self._call(catalog.list_checkpoints(self._core, name))
+    def create_training_run_from_checkpoint(
+        self,
+        checkpoint: str | Checkpoint,
+        *,
+        include_optimizer: bool = True,
+        display_name: str = "",
+        labels: Mapping[str, str] | None = None,
+    ) -> TrainingRun:
+        """Create a run that begins from a checkpoint; blocks until it is loaded.
 
-    def get_checkpoint(self, name: str) -> Checkpoint:
-        """Return a checkpoint by its resource name."""
-        return self._call(catalog.get_checkpoint(self._core, name))
+        Base model and adapter are those of the checkpoint. A run that can not load it does not come
+        to be.
 
-    def delete_checkpoint(self, name: str | Checkpoint) -> None:
-        """Delete a checkpoint and its files."""
-        name = name if isinstance(name, str) else name.name
-        self._call(catalog.delete_checkpoint(self._core, name))
+        Args:
+            checkpoint: One of this project, or one that another project published.
+            include_optimizer: Whether to take moments and version too, which a checkpoint of
+                `save_state` has.
+            display_name: What the run is, for people.
+            labels: Labels of the run.
+        """
+        name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
+        return self._call(
+            runs.create_run_from(
+                self._core,
+                name,
+                include_optimizer=include_optimizer,
+                display_name=display_name,
+                labels=labels or {},
+            )
+        )
+
+    async def create_training_run_from_checkpoint_async(
+        self,
+        checkpoint: str | Checkpoint,
+        *,
+        include_optimizer: bool = True,
+        display_name: str = "",
+        labels: Mapping[str, str] | None = None,
+    ) -> TrainingRun:
+        """Do as `create_training_run_from_checkpoint`, in the caller's event loop."""
+        name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
+        return await self._acall(
+            runs.create_run_from(
+                self._core,
+                name,
+                include_optimizer=include_optimizer,
+                display_name=display_name,
+                labels=labels or {},
+            )
+        )
 
     def create_sampler(
         self,
@@ -301,84 +347,11 @@ class Client:
         finally:
             self._core.background.close()
 
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._core.background.call(coroutine)
-
-    async def _acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return await self._core.background.acall(coroutine)
-
     async def _close(self, outcome: str) -> None:
         for stream in list(self._core.streams):
             stream.close()
         await self._core.session.close(outcome)
         await self._core.transport.close()
-
-    async def _create_run(
-        self,
-        base_model: str,
-        adapter: models_pb2.AdapterConfig,
-        display_name: str,
-        labels: Mapping[str, str],
-    ) -> TrainingRun:
-        request = scheduler_pb2.CreateTrainingRunRequest(
-            parent=self._core.session.name,
-            request_id=str(uuid.uuid4()),
-            base_model=base_model,
-            adapter=adapter,
-            display_name=display_name,
-            labels=dict(labels),
-        )
-        operation = await self._core.transport.call(
-            self._core.scheduler, lambda c: c.scheduler.CreateTrainingRun, request
-        )
-        operation = await self._wait_created(operation)
-        if operation.HasField("error"):
-            raise decode_status(operation.error)
-        run = scheduler_pb2.TrainingRun()
-        if not operation.response.Unpack(run):
-            raise InternalError(f"{operation.name} ended with a {operation.response.type_url}")
-        return TrainingRun(self._core, run)
-
-    async def _wait_created(self, operation: operations_pb2.Operation) -> operations_pb2.Operation:
-        deadline = time.monotonic() + self._core.settings.operation_timeout_s
-        while not operation.done:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                metadata = scheduler_pb2.CreateTrainingRunMetadata()
-                operation.metadata.Unpack(metadata)
-                waiting_for = metadata.waiting_for or "nothing"
-                raise OperationTimeoutError(
-                    f"{operation.name} did not finish; the server waits for: {waiting_for}",
-                    metadata={"waiting_for": waiting_for},
-                    remedy=f"it goes on; Client.get_run({metadata.run!r}) continues it",
-                )
-            # A server that answers at once instead of waiting is not to be flooded.
-            await asyncio.sleep(_POLL_PAUSE_S)
-            wait_s = min(_LONG_POLL_S, left_s)
-            operation = await self._core.transport.call(
-                self._core.scheduler,
-                lambda c: c.operations.WaitOperation,
-                operations_pb2.WaitOperationRequest(
-                    name=operation.name,
-                    timeout=duration_pb2.Duration(seconds=int(wait_s), nanos=int(wait_s % 1 * 1e9)),
-                ),
-                timeout_s=wait_s + self._core.settings.call_timeout_s,
-            )
-        return operation
-
-    async def _get_run(self, name: str) -> TrainingRun:
-        message = await self._core.get_run(self._core.run_name(name))
-        status = await self._core.transport.call(
-            self._core.trainer_endpoint(message),
-            lambda c: c.trainer.GetRunStatus,
-            trainer_pb2.GetRunStatusRequest(run=message.name),
-        )
-        return TrainingRun(
-            self._core,
-            message,
-            next_sequence_number=status.next_sequence_number,
-            version=status.version,
-        )
 
 
 def _outcome_of(kind: type[BaseException] | None) -> str:

@@ -142,7 +142,28 @@ def decode_checkpoint(message: trainer_pb2.Checkpoint) -> t.Checkpoint:
         manifest_uri=message.manifest_uri,
         create_time=_decode_time(message),
         labels=dict(message.labels),
+        is_published=message.state == trainer_pb2.Checkpoint.STATE_PUBLISHED,
+        expire_time=_decode_expiry(message),
+        files=[_decode_file(file) for file in message.files],
+        source_checkpoint=message.source_checkpoint,
     )
+
+
+def decode_export(message: trainer_pb2.CheckpointExport) -> t.CheckpointExport:
+    """Return an export."""
+    return t.CheckpointExport(
+        name=message.name,
+        format=_enum_word(trainer_pb2.CheckpointExport.Format.Name(message.format), "FORMAT_"),
+        files=[_decode_file(file) for file in message.files],
+        size_bytes=message.size_bytes,
+        manifest_uri=message.manifest_uri,
+        create_time=_decode_time(message),
+        expire_time=_decode_expiry(message),
+    )
+
+
+def _decode_file(message: trainer_pb2.CheckpointFile) -> t.CheckpointFile:
+    return t.CheckpointFile(message.file, message.size_bytes, message.sha256)
 
 
 def decode_operation_metadata(message: trainer_pb2.OperationMetadata) -> t.OperationMetadata:
@@ -231,8 +252,16 @@ def _enum_word(name: str, prefix: str) -> str:
 
 
 def _decode_time(
-    message: trainer_pb2.Checkpoint | scheduler_pb2.TrainingRun,
+    message: trainer_pb2.Checkpoint | trainer_pb2.CheckpointExport | scheduler_pb2.TrainingRun,
 ) -> datetime.datetime | None:
     if not message.HasField("create_time"):
         return None
     return message.create_time.ToDatetime(tzinfo=datetime.UTC)
+
+
+def _decode_expiry(
+    message: trainer_pb2.Checkpoint | trainer_pb2.CheckpointExport,
+) -> datetime.datetime | None:
+    if not message.HasField("expire_time"):
+        return None
+    return message.expire_time.ToDatetime(tzinfo=datetime.UTC)

@@ -130,6 +130,37 @@ class CheckpointName(ResourceName):
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointExportName(ResourceName):
+    """A checkpoint in the layout of other tools; its id is `peft` or `merged`."""
+
+    pattern = "projects/{project}/trainingRuns/{run}/checkpoints/{checkpoint}/exports/{export}"
+    project: str
+    run: str
+    checkpoint: str
+    export: str
+
+    @property
+    def checkpoint_name(self) -> CheckpointName:
+        """The checkpoint that was exported."""
+        return CheckpointName(self.project, self.run, self.checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointUploadName(ResourceName):
+    """Files on their way to a run."""
+
+    pattern = "projects/{project}/trainingRuns/{run}/checkpointUploads/{upload}"
+    project: str
+    run: str
+    upload: str
+
+    @property
+    def run_name(self) -> RunName:
+        """The run that is to have the checkpoint."""
+        return RunName(self.project, self.run)
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentName(ResourceName):
     """A task that can be played."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -142,16 +143,22 @@ class TrainingRun:
         return self._stream.submit(operations.OPTIM_STEP, request, self._decode_optim_step)
 
     def save_state(
-        self, name: str, *, labels: Mapping[str, str] | None = None
+        self, name: str, *, labels: Mapping[str, str] | None = None, ttl_s: float | None = None
     ) -> OperationFuture[Checkpoint]:
-        """Save weights and optimizer state under a name, to go on training from."""
-        return self._save(name, trainer_pb2.Checkpoint.KIND_TRAINING, labels)
+        """Save weights and optimizer state under a name, to go on training from.
+
+        Args:
+            name: Id within the run.
+            labels: Labels of the checkpoint.
+            ttl_s: It is deleted so long after the save; None keeps it.
+        """
+        return self._save(name, trainer_pb2.Checkpoint.KIND_TRAINING, labels, ttl_s)
 
     def save_weights_for_sampler(
-        self, name: str, *, labels: Mapping[str, str] | None = None
+        self, name: str, *, labels: Mapping[str, str] | None = None, ttl_s: float | None = None
     ) -> OperationFuture[Checkpoint]:
-        """Save weights under a name, to sample from."""
-        return self._save(name, trainer_pb2.Checkpoint.KIND_SAMPLER, labels)
+        """Save weights under a name, to sample from; the arguments are those of `save_state`."""
+        return self._save(name, trainer_pb2.Checkpoint.KIND_SAMPLER, labels, ttl_s)
 
     def load_state(self, checkpoint: str | Checkpoint) -> OperationFuture[LoadResult]:
         """Replace the weights by those of a checkpoint; the optimizer starts anew.
@@ -234,10 +241,13 @@ class TrainingRun:
         name: str,
         kind: trainer_pb2.Checkpoint.Kind.ValueType,
         labels: Mapping[str, str] | None,
+        ttl_s: float | None,
     ) -> OperationFuture[Checkpoint]:
         request = trainer_pb2.SaveCheckpointRequest(
             parent=self.name, checkpoint_id=name, kind=kind, labels=dict(labels or {})
         )
+        if ttl_s is not None:
+            request.ttl.FromTimedelta(datetime.timedelta(seconds=ttl_s))
         return self._stream.submit(operations.SAVE_CHECKPOINT, request, codec.decode_checkpoint)
 
     def _load(

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 from google.longrunning import operations_pb2_grpc
@@ -18,6 +18,7 @@ from tinsmith.errors import (
     ClientClosedError,
     DeadlineExceededError,
     TinsmithError,
+    UnavailableError,
     decode_rpc_error,
 )
 from tinsmith.settings import ClientSettings, RetryPolicy
@@ -236,6 +237,35 @@ class Transport:
                 await asyncio.sleep(delay_s)
                 if error.retry_after_s is None or error.code in PASSING_CODES:
                     await endpoint.relocate()
+
+    async def stream_once(
+        self,
+        endpoint: Endpoint,
+        method: Callable[[Connection], grpc.aio.UnaryStreamMultiCallable[Request, Response]],
+        request: Request,
+    ) -> AsyncIterator[Response]:
+        """Send one request once, and yield what is streamed back.
+
+        Raises:
+            TinsmithError: If the call fails, or nothing arrives for the time of a call.
+        """
+        address = endpoint.address
+        timeout_s = self.settings.call_timeout_s
+        try:
+            call = method(self.connection(address))(request, metadata=self._metadata)
+            while True:
+                async with asyncio.timeout(timeout_s):
+                    message = await call.read()
+                if message is grpc.aio.EOF:
+                    return
+                yield cast(Response, message)
+        except TimeoutError as error:
+            call.cancel()
+            raise UnavailableError(f"{address} sent nothing for {timeout_s:g} s") from error
+        except grpc.aio.AioRpcError as error:
+            raise decode_rpc_error(error, address=address) from error
+        except grpc.aio.UsageError as error:
+            raise ClientClosedError("the client is closed", remedy="open a new Client") from error
 
     async def close(self) -> None:
         """Close all channels."""

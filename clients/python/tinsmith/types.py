@@ -185,6 +185,16 @@ class LoadResult:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """One file of a checkpoint or export."""
+
+    file: str
+    size_bytes: int
+    sha256: str
+    """In hex."""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A named, immutable state of a run."""
 
@@ -198,6 +208,28 @@ class Checkpoint:
     manifest_uri: str
     create_time: datetime.datetime | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    is_published: bool = False
+    """Whether other projects may read it by its name."""
+    expire_time: datetime.datetime | None = None
+    """When it is deleted; None keeps it."""
+    files: list[CheckpointFile] = field(default_factory=list)
+    source_checkpoint: str = ""
+    """The checkpoint that it is a copy of; empty if it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointExport:
+    """A checkpoint in the layout of other tools, on the server."""
+
+    name: str
+    format: str
+    """`peft` or `merged`."""
+    files: list[CheckpointFile]
+    size_bytes: int
+    manifest_uri: str
+    create_time: datetime.datetime | None
+    expire_time: datetime.datetime | None
+    """When it is removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,18 @@ class MissingLossInputError(InvalidFieldError):
     reason = "MISSING_LOSS_INPUT"
 
 
+class FileRefusedError(InvalidArgumentError):
+    """A file from outside is not what its name says, or nothing that is taken."""
+
+    reason = "FILE_REFUSED"
+
+
+class AdapterUnsupportedError(InvalidArgumentError):
+    """An adapter uses something that runs do not have."""
+
+    reason = "ADAPTER_UNSUPPORTED"
+
+
 class BatchTooLargeError(ResourceExhaustedError):
     """A batch exceeds the limits of one request; send it in parts."""
 
@@ -240,6 +252,18 @@ class CheckpointNotFoundError(NotFoundError):
     """No checkpoint has the given resource name."""
 
     reason = "CHECKPOINT_NOT_FOUND"
+
+
+class CheckpointExpiredError(NotFoundError):
+    """The checkpoint expired; its files are gone."""
+
+    reason = "CHECKPOINT_EXPIRED"
+
+
+class UploadNotFoundError(NotFoundError):
+    """No upload has the given resource name, or it was given up."""
+
+    reason = "UPLOAD_NOT_FOUND"
 
 
 class OperationNotFoundError(NotFoundError):
@@ -321,6 +345,12 @@ class CheckpointIncompatibleError(FailedPreconditionError):
     """The checkpoint belongs to another base model, rank or set of layers."""
 
     reason = "CHECKPOINT_INCOMPATIBLE"
+
+
+class UploadIncompleteError(FailedPreconditionError):
+    """Pieces of an uploaded file are missing."""
+
+    reason = "UPLOAD_INCOMPLETE"
 
 
 class SequenceNumberReusedError(AbortedError):
@@ -468,6 +498,12 @@ class KeyRevokedError(UnauthenticatedError):
     """The API key was revoked."""
 
     reason = "KEY_REVOKED"
+
+
+class DownloadTokenInvalidError(PermissionDeniedError):
+    """A download token is forged, for something else, or too old."""
+
+    reason = "DOWNLOAD_TOKEN_INVALID"
 
 
 class ScopeMissingError(PermissionDeniedError):

@@ -225,7 +225,25 @@ def fetch_checkpoint(
             folder=folder,
             limit=max_bytes,
         )
-    done_bytes = 0
+    fetch_files(store, folder, manifest, local_folder, progress=progress)
+    return manifest
+
+
+def fetch_files(
+    store: ObjectStore,
+    folder: str,
+    manifest: Manifest,
+    local_folder: Path,
+    *,
+    progress: Progress = ignore_progress,
+) -> None:
+    """Download the files that a manifest names; see `fetch_checkpoint`.
+
+    Raises:
+        CheckpointCorruptError: If anything is missing, truncated or changed.
+        StorageFullError: If the local disk is full.
+    """
+    done_bytes, total_bytes = 0, manifest.size_bytes
     with full_disk_is_typed(local_folder):
         local_folder.mkdir(parents=True, exist_ok=True)
         for name, entry in manifest.files.items():
@@ -241,7 +259,17 @@ def fetch_checkpoint(
                 temporary.replace(target)
             done_bytes += entry.size_bytes
             progress(done_bytes, total_bytes)
-    return manifest
+
+
+def verify_files(store: ObjectStore, folder: str, manifest: Manifest) -> None:
+    """Read all files of a folder against a manifest that need not be there yet; keep nothing.
+
+    Raises:
+        CheckpointCorruptError: If anything is missing, truncated or changed.
+    """
+    for name, entry in manifest.files.items():
+        for _ in _verified(store, folder, name, entry):
+            pass
 
 
 def copy_checkpoint(store: ObjectStore, folder: str, target: str) -> Manifest:
@@ -283,6 +311,23 @@ def abandoned_folders(
         if all(each.path != f"{folder}/{MANIFEST_NAME}" for each in objects)
         and all(now_s - each.modified_time_s >= min_age_s for each in objects)
     ]
+
+
+def write_manifest(
+    store: ObjectStore, folder: str, files: Mapping[str, FileEntry], attributes: Mapping[str, Any]
+) -> WrittenManifest:
+    """Make a folder whose files are all there a checkpoint.
+
+    Raises:
+        StorageFullError: If there is no room.
+    """
+    content = _encode(Manifest(files, attributes))
+    store.write_new(f"{folder}/{MANIFEST_NAME}", content)
+    return WrittenManifest(
+        Manifest(dict(files), dict(attributes)),
+        f"{store.uri}/{folder}/{MANIFEST_NAME}",
+        hashlib.sha256(content).hexdigest(),
+    )
 
 
 def folder_of(store: ObjectStore, manifest_uri: str) -> str:

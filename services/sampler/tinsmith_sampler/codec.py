@@ -41,7 +41,11 @@ def decode_session_name(value: str) -> names.SamplingSessionName:
 
 def decode_target(message: scheduler_pb2.SamplingSession) -> Target:
     """Return what a sampling session samples from."""
-    return Target(message.base_model, message.checkpoint, message.run, message.trainer_address)
+    # The name comes from the scheduler, after the caller's right to it was checked.
+    project = names.SamplingSessionName.parse(message.name).project
+    return Target(
+        message.base_model, message.checkpoint, message.run, message.trainer_address, project
+    )
 
 
 def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:

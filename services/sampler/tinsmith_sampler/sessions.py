@@ -18,12 +18,14 @@ class Target:
         checkpoint: Resource name; empty for none.
         run: Resource name of a live run; empty for none.
         trainer_address: Where the trainer of the checkpoint or run is.
+        project: Id of the project that samples.
     """
 
     base_model: str
     checkpoint: str
     run: str
     trainer_address: str
+    project: str
 
     @property
     def source(self) -> str:

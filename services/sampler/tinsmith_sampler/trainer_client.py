@@ -21,11 +21,13 @@ class StoredWeights:
         version: Optimizer steps that made them.
         manifest_uri: Where their manifest is.
         manifest_sha256: Its hash; names the weights for good.
+        is_published: Whether every project may sample from them; of a checkpoint alone.
     """
 
     version: int
     manifest_uri: str
     manifest_sha256: str
+    is_published: bool = False
 
 
 class TrainerClient:
@@ -60,7 +62,12 @@ class TrainerClient:
         """
         request = trainer_pb2.GetCheckpointRequest(name=name)
         answer = await self._call(address, "GetCheckpoint", request)
-        return StoredWeights(answer.version, answer.manifest_uri, answer.manifest_sha256)
+        return StoredWeights(
+            answer.version,
+            answer.manifest_uri,
+            answer.manifest_sha256,
+            is_published=answer.state == trainer_pb2.Checkpoint.STATE_PUBLISHED,
+        )
 
     async def _call(self, address: str, method: str, request: Any) -> Any:
         if not address:

@@ -21,6 +21,7 @@ from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import (
     CheckpointCorruptError,
     CheckpointIncompatibleError,
+    CheckpointNotFoundError,
     VersionNotLoadedError,
 )
 from tinsmith_runtime.storage import ObjectStore
@@ -91,8 +92,14 @@ class WeightSource:
         return await self._load(target, stored)
 
     async def _locate(self, target: Target) -> StoredWeights:
-        # Asked each time: a checkpoint that was deleted must not be sampled from memory for ever.
-        return await self._trainers.checkpoint(target.trainer_address, target.checkpoint)
+        # Asked each time: a checkpoint that was deleted, or is published no longer, must not be
+        # sampled from memory for ever.
+        found = await self._trainers.checkpoint(target.trainer_address, target.checkpoint)
+        if not found.is_published and target.checkpoint.split("/")[1] != target.project:
+            raise CheckpointNotFoundError(
+                f"checkpoint {target.checkpoint} does not exist", checkpoint=target.checkpoint
+            )
+        return found
 
     async def _load(self, target: Target, stored: StoredWeights) -> Published:
         """Return weights from the store, read once however many requests ask."""

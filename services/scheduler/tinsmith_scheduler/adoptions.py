@@ -55,11 +55,8 @@ class Adoptions:
             lambda connection: run_store.place_run(connection, run.name, trainers, refused=refused)
         )
 
-    async def adopt(self, placed: Run) -> bool:
-        """Have the chosen trainer adopt a run.
-
-        Returns:
-            False if the run was deleted meanwhile.
+    async def adopt(self, placed: Run) -> str:
+        """Have the chosen trainer adopt a run; return its address.
 
         Raises:
             TrainerFullError: If the trainer is full; it does not hold the run.
@@ -82,6 +79,10 @@ class Adoptions:
         except TinsmithError as error:
             await self._note_refusal(placed, error)
         failpoints.passing("scheduler.adopted")
+        return address
+
+    async def activate(self, placed: Run) -> bool:
+        """Let clients use a run that was adopted; return False if it was deleted meanwhile."""
         return await self._database.write(
             lambda connection: run_store.activate_run(connection, placed)
         )

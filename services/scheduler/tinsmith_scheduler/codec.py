@@ -17,7 +17,14 @@ from google.protobuf import duration_pb2, timestamp_pb2
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
-from tinsmith.names import InvalidNameError, ProjectName, ResourceName, SessionName, is_valid_id
+from tinsmith.names import (
+    CheckpointName,
+    InvalidNameError,
+    ProjectName,
+    ResourceName,
+    SessionName,
+    is_valid_id,
+)
 from tinsmith.v1 import models_pb2, scheduler_pb2
 from tinsmith_runtime.auth import GRANTABLE_SCOPES, USER_SCOPE
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
@@ -108,12 +115,25 @@ def decode_new_session(request: scheduler_pb2.CreateSessionRequest) -> NewSessio
 
 def decode_new_run(request: scheduler_pb2.CreateTrainingRunRequest) -> NewRun:
     """Return the run that is asked for, defaults filled in."""
+    source: CheckpointName | None = None
+    if request.source_checkpoint:
+        source = parse_name(CheckpointName, request.source_checkpoint, "source_checkpoint")
+    elif request.include_optimizer:
+        raise InvalidFieldError("include_optimizer", "needs a source_checkpoint")
+    is_named = bool(request.base_model) or source is None
     return NewRun(
         session=parse_name(SessionName, request.parent, "parent"),
-        base_model=decode_base_model(request.base_model, "base_model"),
+        base_model=decode_base_model(request.base_model, "base_model") if is_named else "",
         adapter=decode_adapter(request.adapter),
         display_name=check_text(request.display_name, "display_name"),
         labels=decode_labels(request.labels),
+        source=source,
+        include_optimizer=request.include_optimizer,
+        given_adapter_fields=(
+            frozenset(field.name for field, _ in request.adapter.lora.ListFields())
+            if request.adapter.WhichOneof("kind") is not None
+            else None
+        ),
     )
 
 
@@ -258,6 +278,7 @@ def encode_run(
         worker=run.worker,
         epoch=run.epoch,
         create_time=encode_time(run.create_time_s),
+        source_checkpoint=run.source_checkpoint,
     )
 
 

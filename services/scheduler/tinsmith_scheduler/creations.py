@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
+    ErrorCode,
     InternalError,
     RunClosedError,
     StorageFullError,
@@ -30,6 +31,7 @@ from tinsmith_scheduler.adoptions import Adoptions, TrainerFullError
 from tinsmith_scheduler.metrics import PLACEMENT_SECONDS, WAITING_RUNS
 from tinsmith_scheduler.placement import Wait, WaitReason
 from tinsmith_scheduler.records import Run
+from tinsmith_scheduler.trainers import Trainers
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class Creations:
     Args:
         database: Where runs are kept.
         adoptions: Chooses trainers and asks them.
+        trainers: Asked to load what a run begins from.
         encode_error: Turns an error into the bytes that are stored with a failed run.
         timeout_s: Time that a placement may take.
         retry_s: Pause between two attempts.
@@ -53,6 +56,7 @@ class Creations:
         database: Database,
         *,
         adoptions: Adoptions,
+        trainers: Trainers,
         encode_error: Callable[[TinsmithError], bytes],
         timeout_s: float,
         retry_s: float,
@@ -60,6 +64,7 @@ class Creations:
     ) -> None:
         self._database = database
         self._adoptions = adoptions
+        self._trainers = trainers
         self._encode_error = encode_error
         self._timeout_s = timeout_s
         self._retry_s = retry_s
@@ -167,7 +172,7 @@ class Creations:
                     return "withdrawn"
                 if isinstance(placed, Run):
                     self._waiting_for[run.name] = f"trainer {placed.worker} to adopt the run"
-                    return "active" if await self._adoptions.adopt(placed) else "withdrawn"
+                    return await self._adopt(placed)
                 problem = _wait_error(run, placed)
                 refused.clear()
             except TrainerFullError as error:
@@ -182,6 +187,38 @@ class Creations:
             if self._clock() >= deadline_s:
                 raise problem
             await asyncio.sleep(self._retry_s)
+
+    async def _adopt(self, placed: Run) -> str:
+        """Have a trainer take the run, with what it begins from; return the outcome."""
+        address = await self._adoptions.adopt(placed)
+        if placed.source_checkpoint:
+            await self._load_source(placed, address)
+        return "active" if await self._adoptions.activate(placed) else "withdrawn"
+
+    async def _load_source(self, placed: Run, address: str) -> None:
+        """Have the trainer load the checkpoint that a run begins from, before anybody sees the run.
+
+        Raises:
+            WorkerUnavailableError: If it is not known whether it did; asking again is right.
+            TinsmithError: If it can not be loaded.
+        """
+        self._waiting_for[placed.name] = f"checkpoint {placed.source_checkpoint} to be loaded"
+        try:
+            await self._trainers.load_checkpoint(
+                address,
+                run=placed.name,
+                checkpoint=placed.source_checkpoint,
+                include_optimizer=placed.include_optimizer,
+            )
+        except TinsmithError as error:
+            is_unknown = error.code in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED)
+            if is_unknown or error.retry_after_s is not None:
+                raise WorkerUnavailableError(
+                    f"trainer {placed.worker} did not load {placed.source_checkpoint} yet: "
+                    f"{error.message}",
+                    worker=placed.worker,
+                ) from error
+            raise
 
 
 def run_closed(run: Run) -> RunClosedError:

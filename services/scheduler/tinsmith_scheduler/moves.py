@@ -143,6 +143,7 @@ class Moves:
         if placed is not None:
             self._waiting_for[run.name] = f"trainer {placed.worker} to take the run over"
             await self._adoptions.adopt(placed)
+            await self._adoptions.activate(placed)
             MOVED_RUNS.inc()
             logger.info(
                 "run moved",

@@ -17,6 +17,7 @@ from tinsmith_runtime.server import PodServer
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler import codec
 from tinsmith_scheduler.adoptions import Adoptions
+from tinsmith_scheduler.checkpoint_sources import CheckpointSources
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.creations import Creations
 from tinsmith_scheduler.keys import BOOTSTRAP_SCOPES, Keys
@@ -137,21 +138,24 @@ class SchedulerPod:
         self._creations = Creations(
             database,
             adoptions=adoptions,
+            trainers=self._trainers,
             encode_error=codec.encode_error,
             timeout_s=config.placement_timeout_s,
             retry_s=config.placement_retry_s,
             clock=self._clock,
         )
+        sources = CheckpointSources(database, workers=workers, trainers=self._trainers)
         runs = Runs(
             database,
             workers=workers,
             trainers=self._trainers,
             creations=self._creations,
+            sources=sources,
             max_runs_per_project=config.max_runs_per_project,
             wall_clock=self._wall_clock,
         )
         sampling_sessions = SamplingSessions(
-            database, workers=workers, trainers=self._trainers, wall_clock=self._wall_clock
+            database, workers=workers, sources=sources, wall_clock=self._wall_clock
         )
         self._reaper = Reaper(
             database,
@@ -163,7 +167,14 @@ class SchedulerPod:
             wall_clock=self._wall_clock,
         )
         domain = Domain(
-            keys, sessions, sampling_sessions, runs, self._creations, self._moves, workers
+            keys,
+            sessions,
+            sampling_sessions,
+            runs,
+            self._creations,
+            self._moves,
+            workers,
+            sources,
         )
         self._server = PodServer(
             config.server(),

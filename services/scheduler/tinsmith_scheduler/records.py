@@ -111,6 +111,16 @@ def adapter_from_json(text: str) -> Adapter:
     return LoraAdapter(**content["lora"]) if "lora" in content else FullAdapter()
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """What a trainer says of a checkpoint."""
+
+    base_model: str
+    adapter: Adapter
+    has_optimizer: bool
+    is_published: bool
+
+
 class RunState(enum.Enum):
     """Life of a run."""
 
@@ -144,6 +154,10 @@ class Run:
     encoded_error: bytes = b""
     serial: int = 0
     """Order of creation; assigned by the store."""
+    source_checkpoint: str = ""
+    """The checkpoint that it begins from; empty for initial weights."""
+    include_optimizer: bool = False
+    """Whether it begins with the optimizer state of its source too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +166,17 @@ class NewRun:
 
     session: SessionName
     base_model: str
+    """Empty takes that of the source."""
     adapter: Adapter
     display_name: str
     labels: Mapping[str, str]
+    source: CheckpointName | None = None
+    """The checkpoint to begin from."""
+    include_optimizer: bool = False
+    preferred_worker: str = ""
+    """The trainer that holds the source; others may not know it."""
+    given_adapter_fields: frozenset[str] | None = None
+    """What of `adapter` the client asked for in so many words; None for no adapter at all."""
 
 
 class ReleaseMode(enum.Enum):

@@ -41,6 +41,10 @@ def insert_run(connection: sa.Connection, run: Run) -> None:
             display_name=run.display_name,
             labels=dict(run.labels),
             create_time_s=run.create_time_s,
+            worker=run.worker,
+            epoch=run.epoch,
+            source_checkpoint=run.source_checkpoint,
+            include_optimizer=run.include_optimizer,
         )
     )
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import sqlalchemy as sa
 
-from tinsmith.names import RunName
+from tinsmith.names import CheckpointName, RunName
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import (
+    CheckpointIncompatibleError,
     ErrorCode,
+    InvalidFieldError,
     ResourceExhaustedError,
     RunNotFoundError,
     TinsmithError,
@@ -25,8 +28,11 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler import run_store
+from tinsmith_scheduler.checkpoint_sources import CheckpointSources
 from tinsmith_scheduler.creations import Creations
 from tinsmith_scheduler.records import (
+    Adapter,
+    LoraAdapter,
     NewRun,
     PageRequest,
     ReleaseMode,
@@ -55,6 +61,7 @@ class Runs:
         workers: The workers that are registered.
         trainers: Asked to delete runs.
         creations: Places new runs.
+        sources: Finds the checkpoints that runs begin from.
         max_runs_per_project: Limits the runs of a project that are neither failed nor deleted.
         wall_clock: Seconds since the epoch.
     """
@@ -66,6 +73,7 @@ class Runs:
         workers: Workers,
         trainers: Trainers,
         creations: Creations,
+        sources: CheckpointSources,
         max_runs_per_project: int,
         wall_clock: Callable[[], float],
     ) -> None:
@@ -73,6 +81,7 @@ class Runs:
         self._workers = workers
         self._trainers = trainers
         self._creations = creations
+        self._sources = sources
         self._max_runs_per_project = max_runs_per_project
         self._wall_clock = wall_clock
         self._delete_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -86,12 +95,17 @@ class Runs:
             SessionNotFoundError: If there is no such session.
             SessionFinishedError: If the session was finished, or lost its heartbeat.
             ModelNotFoundError: If no trainer serves the base model.
+            NotFoundError: If the source checkpoint does not exist for the project.
+            InvalidFieldError: If base model or adapter are not those of the source checkpoint.
+            CheckpointIncompatibleError: If the source has no optimizer state, which is asked for.
             ResourceExhaustedError: If the project has as many runs as it may have.
         """
         known = await self._database.read(lambda connection: recall(connection, request))
         if known is not None:
             return known
         await self._database.read(lambda connection: require_active(connection, new.session))
+        if new.source is not None:
+            new = await self._from_source(new, new.source)
         self._workers.require_model(new.base_model, WorkerRole.TRAINER)
         project = new.session.project
         run = Run(
@@ -104,6 +118,11 @@ class Runs:
             display_name=new.display_name,
             labels=new.labels,
             create_time_s=self._wall_clock(),
+            # As if it had been asked before: it is kept while it lives and has room.
+            worker=new.preferred_worker,
+            epoch=1 if new.preferred_worker else 0,
+            source_checkpoint=str(new.source or ""),
+            include_optimizer=new.include_optimizer,
         )
 
         def insert(connection: sa.Connection) -> bytes:
@@ -124,6 +143,28 @@ class Runs:
         )
         self._creations.start(run, after=committed)
         return await asyncio.shield(committed)
+
+    async def _from_source(self, new: NewRun, source: CheckpointName) -> NewRun:
+        """Return a wanted run with the base model and adapter of its source."""
+        found = await self._sources.find(source, new.session.project)
+        info = found.info
+        if new.base_model not in ("", info.base_model):
+            raise InvalidFieldError(
+                "base_model",
+                f"is {new.base_model}, the source checkpoint is of {info.base_model}; leave it out",
+            )
+        if new.include_optimizer and not info.has_optimizer:
+            raise CheckpointIncompatibleError(
+                f"checkpoint {source} holds no optimizer state; leave include_optimizer out, or "
+                "use a training checkpoint",
+                checkpoint=source,
+            )
+        return replace(
+            new,
+            base_model=info.base_model,
+            adapter=_agreed(new, info.adapter),
+            preferred_worker=found.run.worker,
+        )
 
     async def get(self, name: RunName) -> Run:
         """Return a run.
@@ -208,6 +249,34 @@ class Runs:
         if lock is None:
             lock = self._delete_locks[name] = asyncio.Lock()
         return lock
+
+
+def _agreed(new: NewRun, stored: Adapter) -> Adapter:
+    """Return the adapter of a source, if it is the one that was asked for.
+
+    The seed may differ: it is of initial weights, which the source replaces.
+
+    Raises:
+        InvalidFieldError: If another one was asked for; names the field.
+    """
+    if new.given_adapter_fields is None:
+        return stored
+    if not isinstance(stored, LoraAdapter) or not isinstance(new.adapter, LoraAdapter):
+        if type(stored) is not type(new.adapter):
+            raise InvalidFieldError(
+                "adapter", "is of another kind than the source checkpoint; leave it out"
+            )
+        return stored
+    for field in sorted(new.given_adapter_fields - {"seed"}):
+        wanted, found = getattr(new.adapter, field), getattr(stored, field)
+        if wanted != found:
+            raise InvalidFieldError(
+                f"adapter.lora.{field}",
+                f"is {wanted}, the source checkpoint has {found}; leave it out",
+            )
+    if "seed" in new.given_adapter_fields:
+        return replace(stored, seed=new.adapter.seed)
+    return stored
 
 
 def run_not_found(name: RunName) -> RunNotFoundError:

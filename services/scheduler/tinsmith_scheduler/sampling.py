@@ -15,15 +15,13 @@ import sqlalchemy as sa
 
 from tinsmith.names import CheckpointName, RunName, SamplingSessionName
 from tinsmith_runtime.errors import (
-    CheckpointNotFoundError,
-    ErrorCode,
     FailedPreconditionError,
     NotFoundError,
     SamplingSessionNotFoundError,
-    TinsmithError,
     WorkerUnavailableError,
 )
 from tinsmith_runtime.sql import Database
+from tinsmith_scheduler.checkpoint_sources import CheckpointSources
 from tinsmith_scheduler.placement import choose_sampler
 from tinsmith_scheduler.records import (
     NewSamplingSession,
@@ -38,7 +36,6 @@ from tinsmith_scheduler.runs import run_not_found
 from tinsmith_scheduler.sessions import require_active
 from tinsmith_scheduler.store import answer_once, recall
 from tinsmith_scheduler.tables import sampling_sessions
-from tinsmith_scheduler.trainers import Trainers
 from tinsmith_scheduler.workers import Workers
 
 
@@ -57,7 +54,7 @@ class SamplingSessions:
     Args:
         database: Where they are kept.
         workers: The workers that are registered.
-        trainers: Asked whether a checkpoint exists.
+        sources: Finds checkpoints.
         wall_clock: Seconds since the epoch.
     """
 
@@ -66,12 +63,12 @@ class SamplingSessions:
         database: Database,
         *,
         workers: Workers,
-        trainers: Trainers,
+        sources: CheckpointSources,
         wall_clock: Callable[[], float],
     ) -> None:
         self._database = database
         self._workers = workers
-        self._trainers = trainers
+        self._sources = sources
         self._wall_clock = wall_clock
 
     async def create(
@@ -155,9 +152,8 @@ class SamplingSessions:
             run = await self._active_run(new.run, new.session.project, run_not_found(new.run))
             return run.base_model, run
         if new.checkpoint is not None:
-            missing = _checkpoint_not_found(new.checkpoint)
-            run = await self._active_run(new.checkpoint.run_name, new.session.project, missing)
-            return await self._checkpoint_model(new.checkpoint, run), run
+            found = await self._sources.find(new.checkpoint, new.session.project)
+            return found.info.base_model, found.run
         return new.base_model or "", None
 
     async def _active_run(self, name: RunName, project: str, missing: NotFoundError) -> Run:
@@ -171,20 +167,6 @@ class SamplingSessions:
                 state=run.state.value,
             )
         return run
-
-    async def _checkpoint_model(self, checkpoint: CheckpointName, run: Run) -> str:
-        address = self._workers.trainer_address(run)
-        if not address:
-            raise WorkerUnavailableError(
-                f"the trainer of run {run.name} is not there at the moment; send the request again",
-                run=run.name,
-            )
-        try:
-            return await self._trainers.get_checkpoint_model(address, str(checkpoint))
-        except TinsmithError as error:
-            if error.code is ErrorCode.NOT_FOUND:
-                raise _checkpoint_not_found(checkpoint) from error
-            raise
 
     def _locate(self, handle: SamplingSession, run: Run | None) -> LocatedSession:
         samplers = {
@@ -204,10 +186,6 @@ def sampling_session_not_found(name: SamplingSessionName) -> SamplingSessionNotF
         f"sampling session {name} does not exist, or its session ended; create one",
         sampling_session=name,
     )
-
-
-def _checkpoint_not_found(name: CheckpointName) -> CheckpointNotFoundError:
-    return CheckpointNotFoundError(f"checkpoint {name} does not exist", checkpoint=name)
 
 
 def _run_name(handle: SamplingSession) -> str:

@@ -13,6 +13,7 @@ import grpc.aio
 from google.longrunning import operations_pb2
 
 from tinsmith.names import (
+    CheckpointName,
     KeyName,
     ProjectName,
     RunName,
@@ -24,6 +25,7 @@ from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.auth import POD_SCOPE, Caller, current_caller
 from tinsmith_runtime.errors import NotFoundError
 from tinsmith_scheduler import codec, worker_codec
+from tinsmith_scheduler.checkpoint_sources import CheckpointSources
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.creations import Creations, run_closed
 from tinsmith_scheduler.keys import Keys
@@ -48,6 +50,7 @@ class Domain:
     creations: Creations
     moves: Moves
     workers: Workers
+    checkpoint_sources: CheckpointSources
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -158,6 +161,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             training_runs=[self._encode_run(run) for run in runs],
             next_page_token=next_page_token,
         )
+
+    async def LocateCheckpoint(
+        self, request: scheduler_pb2.LocateCheckpointRequest, context: Context
+    ) -> scheduler_pb2.LocateCheckpointResponse:
+        """Say which trainer answers for a checkpoint."""
+        name = codec.parse_name(CheckpointName, request.checkpoint, "checkpoint")
+        caller = current_caller()
+        found = await self._domain.checkpoint_sources.find(
+            name, None if caller.is_pod else caller.project
+        )
+        return scheduler_pb2.LocateCheckpointResponse(trainer_address=found.trainer_address)
 
     async def DeleteTrainingRun(
         self, request: scheduler_pb2.DeleteTrainingRunRequest, context: Context

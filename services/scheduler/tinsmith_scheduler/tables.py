@@ -67,6 +67,8 @@ runs = sa.Table(
     sa.Column("ledger", sa.Text, nullable=False, default=""),
     sa.Column("epoch", sa.BigInteger, nullable=False, default=0),
     sa.Column("encoded_error", sa.LargeBinary, nullable=False, default=b""),
+    sa.Column("source_checkpoint", sa.Text, nullable=False, default=""),
+    sa.Column("include_optimizer", sa.Boolean, nullable=False, default=False),
     sa.Index("runs_by_project", "project", "serial"),
     sa.Index("runs_by_session", "session"),
     sa.Index("runs_by_worker", "worker", "state"),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
+import uuid
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
+from google.longrunning import operations_pb2, operations_pb2_grpc
 
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 from tinsmith_runtime.scheduler_client import open_channel, pod_metadata, typed_errors
-from tinsmith_scheduler.codec import encode_adapter
-from tinsmith_scheduler.records import Adapter, ReleaseMode
+from tinsmith_runtime.status import decode_status
+from tinsmith_scheduler.codec import decode_adapter, encode_adapter
+from tinsmith_scheduler.records import Adapter, CheckpointInfo, ReleaseMode
 
+_LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
 _MODES = {
     ReleaseMode.PARK: trainer_pb2.ReleaseRunRequest.MODE_PARK,
     ReleaseMode.HAND_OVER: trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER,
@@ -51,17 +57,50 @@ class GrpcTrainers:
         request = trainer_pb2.ReleaseRunRequest(run=run, epoch=epoch, mode=_MODES[mode])
         await self._call(address, "ReleaseRun", request)
 
-    async def get_checkpoint_model(self, address: str, checkpoint: str) -> str:
-        """Return the base model of a checkpoint."""
+    async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
+        """Return what a trainer knows of a checkpoint."""
         request = trainer_pb2.GetCheckpointRequest(name=checkpoint)
         answer: trainer_pb2.Checkpoint = await self._call(address, "GetCheckpoint", request)
-        return answer.base_model
+        return CheckpointInfo(
+            base_model=answer.base_model,
+            adapter=decode_adapter(answer.adapter),
+            has_optimizer=answer.kind == trainer_pb2.Checkpoint.KIND_TRAINING,
+            is_published=answer.state == trainer_pb2.Checkpoint.STATE_PUBLISHED,
+        )
 
-    async def _call(self, address: str, method: str, request: object) -> Any:
+    async def load_checkpoint(
+        self, address: str, *, run: str, checkpoint: str, include_optimizer: bool
+    ) -> None:
+        """Have a new run load a checkpoint; see `Trainers`."""
+        request = trainer_pb2.LoadCheckpointRequest(
+            run=run,
+            # The same for each attempt, also after a restart of the scheduler.
+            request_id=str(uuid.uuid5(_LOAD_IDS, run)),
+            sequence_number=1,
+            checkpoint=checkpoint,
+            include_optimizer=include_optimizer,
+        )
+        operation: operations_pb2.Operation = await self._call(address, "LoadCheckpoint", request)
+        wait = operations_pb2.WaitOperationRequest(name=operation.name)
+        wait.timeout.FromTimedelta(datetime.timedelta(seconds=self._timeout_s / 2))
+        while not operation.done:
+            operation = await self._call(
+                address, "WaitOperation", wait, operations_pb2_grpc.OperationsStub
+            )
+        if operation.HasField("error"):
+            raise decode_status(operation.error)
+
+    async def _call(
+        self,
+        address: str,
+        method: str,
+        request: object,
+        stubs: Callable[[grpc.aio.Channel], Any] = trainer_pb2_grpc.TrainerServiceStub,
+    ) -> Any:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = open_channel(address)
-        stub: Any = trainer_pb2_grpc.TrainerServiceStub(channel)
+        stub = stubs(channel)
         async with typed_errors("trainer"):
             return await getattr(stub, method)(
                 request, timeout=self._timeout_s, metadata=self._metadata

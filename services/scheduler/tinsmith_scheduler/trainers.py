@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tinsmith_scheduler.records import Adapter, ReleaseMode
+from tinsmith_scheduler.records import Adapter, CheckpointInfo, ReleaseMode
 
 
 class Trainers(Protocol):
@@ -24,6 +24,15 @@ class Trainers(Protocol):
         """Have a trainer give up a run."""
         ...
 
-    async def get_checkpoint_model(self, address: str, checkpoint: str) -> str:
-        """Return the base model of a checkpoint, which proves that it exists."""
+    async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
+        """Return what a trainer knows of a checkpoint, of whatever project."""
+        ...
+
+    async def load_checkpoint(
+        self, address: str, *, run: str, checkpoint: str, include_optimizer: bool
+    ) -> None:
+        """Have a new run load a checkpoint as its operation 1; return once it did.
+
+        Repeating it changes nothing. What the operation failed with is raised.
+        """
         ...

@@ -31,7 +31,12 @@ from tinsmith_runtime.errors import (
     NotFiniteInputError,
     TinsmithError,
 )
-from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
+from tinsmith_runtime.ledger import (
+    CheckpointRecord,
+    OperationRecord,
+    OperationState,
+    StoredFile,
+)
 from tinsmith_runtime.status import encode_status
 from tinsmith_trainer.waiting import Standing
 from tinsmith_trainer.work import (
@@ -70,6 +75,7 @@ _CHECKPOINT_KINDS = {
 _WIRE_CHECKPOINT_KINDS = {kind: wire for wire, kind in _CHECKPOINT_KINDS.items()}
 _MAX_LABELS = 64
 _MAX_LABEL_CHARACTERS = 1024
+_MAX_TTL_S = 10 * 366 * 24 * 3600.0
 
 
 def decode_run(value: str, *, field: str = "run") -> names.RunName:
@@ -215,6 +221,21 @@ def encode_checkpoint(record: CheckpointRecord) -> trainer_pb2.Checkpoint:
         manifest_sha256=record.sha256,
         create_time=timestamp(record.create_time_s),
         labels=record.labels,
+        state=(
+            trainer_pb2.Checkpoint.STATE_PUBLISHED
+            if record.is_published
+            else trainer_pb2.Checkpoint.STATE_PRIVATE
+        ),
+        expire_time=None if record.expire_time_s is None else timestamp(record.expire_time_s),
+        files=[encode_file(file) for file in record.files],
+        source_checkpoint=record.source_checkpoint,
+    )
+
+
+def encode_file(file: StoredFile) -> trainer_pb2.CheckpointFile:
+    """Return the message of a file."""
+    return trainer_pb2.CheckpointFile(
+        file=file.name, size_bytes=file.size_bytes, sha256=file.sha256
     )
 
 
@@ -289,20 +310,48 @@ def _check_hyper_parameter(name: str, value: float) -> None:
 
 
 def _decode_save(request: trainer_pb2.SaveCheckpointRequest) -> SaveCheckpointWork:
-    if not names.is_valid_id(request.checkpoint_id):
+    checkpoint = decode_checkpoint_id(request.parent, request.checkpoint_id)
+    kind = _CHECKPOINT_KINDS.get(request.kind)
+    if kind is None:
+        raise InvalidFieldError("kind", "must be KIND_TRAINING or KIND_SAMPLER")
+    return SaveCheckpointWork(checkpoint, kind, decode_labels(request.labels), decode_ttl(request))
+
+
+def decode_checkpoint_id(run: str, checkpoint_id: str) -> str:
+    """Return the name of a checkpoint that is to be made.
+
+    Raises:
+        InvalidFieldError: If its id is not valid.
+    """
+    if not names.is_valid_id(checkpoint_id):
         raise InvalidFieldError(
             "checkpoint_id",
             "must be 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit",
         )
-    kind = _CHECKPOINT_KINDS.get(request.kind)
-    if kind is None:
-        raise InvalidFieldError("kind", "must be KIND_TRAINING or KIND_SAMPLER")
-    labels = dict(request.labels)
-    _check_labels(labels)
-    return SaveCheckpointWork(f"{request.parent}/checkpoints/{request.checkpoint_id}", kind, labels)
+    return f"{run}/checkpoints/{checkpoint_id}"
 
 
-def _check_labels(labels: Mapping[str, str]) -> None:
+def decode_ttl(request: Any) -> float | None:
+    """Return how long something is kept, in seconds; None if the request does not say.
+
+    Raises:
+        InvalidFieldError: If the time is too short or too long.
+    """
+    if not request.HasField("ttl"):
+        return None
+    ttl_s: float = request.ttl.seconds + request.ttl.nanos / 1e9
+    if not 1.0 <= ttl_s <= _MAX_TTL_S:
+        raise InvalidFieldError("ttl", f"must be 1 s to 10 years, got {ttl_s:g} s")
+    return ttl_s
+
+
+def decode_labels(message: Mapping[str, str]) -> dict[str, str]:
+    """Return labels.
+
+    Raises:
+        InvalidFieldError: If there are too many, or one is too long.
+    """
+    labels = dict(message)
     if len(labels) > _MAX_LABELS:
         raise InvalidFieldError("labels", f"must be at most {_MAX_LABELS}, got {len(labels)}")
     for key, value in labels.items():
@@ -310,6 +359,7 @@ def _check_labels(labels: Mapping[str, str]) -> None:
             raise InvalidFieldError(
                 "labels", f"must have keys and values of at most {_MAX_LABEL_CHARACTERS} characters"
             )
+    return labels
 
 
 def _encode_result(kind: Kind, result: Result) -> Message:

@@ -75,6 +75,12 @@ class TrainerConfig:
     """How long operations wait for a sequence number that has not arrived."""
     max_attempts: int = 3
     """Deaths of the process after which the operation that was running is failed."""
+    max_import_bytes: int = 2**32
+    """Weights of one adapter that a client may upload."""
+    export_shard_bytes: int = 2**31
+    """Size at which another file of an exported model is begun; so much memory an export takes."""
+    checkpoint_sweep_interval_s: float = 60.0
+    """How often expired checkpoints and exports are removed."""
     snapshot_replay_s: float = 30.0
     """Takes a snapshot once a replay from the last one would take this long."""
 
@@ -98,6 +104,9 @@ class TrainerConfig:
             "max_attempts",
             "snapshot_replay_s",
             "rank_timeout_s",
+            "max_import_bytes",
+            "export_shard_bytes",
+            "checkpoint_sweep_interval_s",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")

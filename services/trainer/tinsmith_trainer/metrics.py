@@ -53,3 +53,14 @@ COMPUTED_TOKENS_PER_SECOND = Gauge(
 LEASE_AGE_SECONDS = Gauge(
     "tinsmith_trainer_lease_age_seconds", "Time since the lease on the shared ledger was renewed."
 )
+
+CHECKPOINT_TASKS = Counter(
+    "tinsmith_trainer_checkpoint_tasks_total",
+    "Copies, exports and imports of checkpoints that ended.",
+    ["kind", "outcome"],
+)
+
+EXPIRED_CHECKPOINTS = Counter(
+    "tinsmith_trainer_expired_checkpoints_total",
+    "Checkpoints and exports that expired.",
+)

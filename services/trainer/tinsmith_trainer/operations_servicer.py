@@ -9,31 +9,45 @@ from google.protobuf import empty_pb2
 
 from tinsmith import names
 from tinsmith_runtime.errors import FailedPreconditionError, InvalidFieldError
+from tinsmith_runtime.ledger import TaskRecord
 from tinsmith_trainer import codec
+from tinsmith_trainer.checkpoint_codec import encode_task
+from tinsmith_trainer.checkpoint_tasks import CheckpointTasks
 from tinsmith_trainer.operation_reader import OperationReader
 from tinsmith_trainer.registry import RunRegistry
 from tinsmith_trainer.servicer import MAX_WAIT_S, describe, owned_run
 
 _PAGE_SIZE = 100
 _MAX_DIGITS = 18
+_TASKS = ("copy-", "export-", "import-")
 
 
 class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
-    """Get, wait for and list operations; the order of a run can not be broken by a cancel."""
+    """Get, wait for and list operations; the order of a run can not be broken by a cancel.
 
-    def __init__(self, registry: RunRegistry, reader: OperationReader) -> None:
+    Copies, exports and imports of checkpoints are told by their names; they are not listed.
+    """
+
+    def __init__(
+        self, registry: RunRegistry, reader: OperationReader, tasks: CheckpointTasks
+    ) -> None:
         self._registry = registry
         self._reader = reader
+        self._tasks = tasks
 
     async def GetOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
         name, number = _parse(request.name)
         run = await owned_run(self._registry, name.run_name)
+        if number is None:
+            return self._describe_task(await self._tasks.get(str(name)))
         return describe(self._registry, run, await self._reader.operation(run, number))
 
     async def WaitOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
         name, number = _parse(request.name)
         run = await owned_run(self._registry, name.run_name)
         timeout_s = codec.decode_timeout(request, MAX_WAIT_S)
+        if number is None:
+            return self._describe_task(await self._tasks.wait(str(name), timeout_s))
         return describe(
             self._registry, run, await self._reader.wait_operation(run, number, timeout_s)
         )
@@ -52,6 +66,9 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
             next_page_token="" if following is None else str(following),
         )
 
+    def _describe_task(self, task: TaskRecord) -> operations_pb2.Operation:
+        return encode_task(task, self._tasks.progress(task.name))
+
     async def CancelOperation(self, request: Any, context: Any) -> empty_pb2.Empty:
         raise _refusal(request.name)
 
@@ -59,13 +76,14 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
         raise _refusal(request.name)
 
 
-def _parse(value: str) -> tuple[names.OperationName, int]:
+def _parse(value: str) -> tuple[names.OperationName, int | None]:
+    """Return an operation and its sequence number; None for one that is in no order."""
     try:
         name = names.OperationName.parse(value)
     except names.InvalidNameError as error:
         raise InvalidFieldError("name", f"must be {error.pattern}, got {value[:128]!r}") from error
     number = _parse_number(name.operation)
-    if number is None:
+    if number is None and not name.operation.startswith(_TASKS):
         raise InvalidFieldError("name", "must end in a sequence number")
     return name, number
 

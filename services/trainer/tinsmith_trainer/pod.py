@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Callable
 
@@ -24,10 +25,17 @@ from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.server import PodServer
 from tinsmith_trainer import codec
+from tinsmith_trainer.checkpoint_codec import StoredTasks
+from tinsmith_trainer.checkpoint_files import CheckpointFiles
+from tinsmith_trainer.checkpoint_servicer import CheckpointDomain
+from tinsmith_trainer.checkpoint_sweeper import CheckpointSweeper
+from tinsmith_trainer.checkpoint_tasks import CheckpointTasks
+from tinsmith_trainer.checkpoint_work import CheckpointWork
 from tinsmith_trainer.checkpoints import CheckpointRegistry
 from tinsmith_trainer.commits import Committer
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle import Cycle
+from tinsmith_trainer.downloads import Downloads
 from tinsmith_trainer.gaps import GapWatcher
 from tinsmith_trainer.lease import LeaseKeeper
 from tinsmith_trainer.operation_reader import OperationReader
@@ -38,6 +46,7 @@ from tinsmith_trainer.run_placement import RunPlacement
 from tinsmith_trainer.saves import CheckpointSlices
 from tinsmith_trainer.servicer import TrainerServicer
 from tinsmith_trainer.solo_work import SoloWork
+from tinsmith_trainer.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +77,7 @@ class TrainerPod:
         host: Base models; loaded by `load_engines`.
         on_fenced: Called when another process holds a run of this one, which must then exit.
         on_failed: Called when the pod can not go on because of a bug; it then reports unhealthy.
+        clock: Seconds since the epoch, by which checkpoints expire.
     """
 
     def __init__(
@@ -77,6 +87,7 @@ class TrainerPod:
         *,
         on_fenced: Callable[[FencedError], None],
         on_failed: Callable[[Exception], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         if not config.scheduler_address or not config.pod_key:
             raise ConfigError("a trainer needs scheduler_address and pod_key")
@@ -87,7 +98,42 @@ class TrainerPod:
         self._store = storage.open(config.storage())
         wire = codec.StoredCodec()
         self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
-        checkpoints = CheckpointRegistry(self._host, self._ledger, self._store)
+        files = CheckpointFiles(self._store, config.data_dir / "scratch")
+        checkpoints = CheckpointRegistry(self._host, self._ledger, self._store, files, clock)
+        uploads = Uploads(
+            config.data_dir / "uploads", max_bytes=config.max_import_bytes, clock=clock
+        )
+        work = CheckpointWork(
+            self._host,
+            self._ledger,
+            checkpoints,
+            files,
+            uploads,
+            shard_bytes=config.export_shard_bytes,
+            clock=clock,
+        )
+        self._tasks = CheckpointTasks(
+            self._ledger,
+            work,
+            StoredTasks(),
+            find_run=self._registry.held,
+            clock=clock,
+        )
+        self._sweeper = CheckpointSweeper(
+            self._ledger,
+            checkpoints,
+            uploads,
+            interval_s=config.checkpoint_sweep_interval_s,
+            clock=clock,
+        )
+        domain = CheckpointDomain(
+            registry=checkpoints,
+            work=work,
+            tasks=self._tasks,
+            uploads=uploads,
+            downloads=Downloads(files, config.pod_key, clock),
+            clock=clock,
+        )
         reader = OperationReader(self._ledger)
         self._publisher = Publisher(self._host, self._store, self._registry.residency)
         committer = Committer(self._ledger, wire, self._registry.finish)
@@ -97,6 +143,7 @@ class TrainerPod:
         self._placement = RunPlacement(
             config, self._host, self._ledger, self._store, self._registry, wire
         )
+        self._placement.on_adopted = self._tasks.recover
         self._lease = LeaseKeeper(self._ledger, self._registry, ttl_s=config.lease_ttl_s)
         self._cycle = Cycle(
             config, self._registry, self._host, committer, solo, self._lease, on_end=self._note_end
@@ -117,14 +164,14 @@ class TrainerPod:
             self._placement,
             self._lease,
             reader,
-            checkpoints,
+            domain,
             self._publisher,
             self._catalog,
         )
         self._server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer)
         self._server.add(
             operations_pb2_grpc.add_OperationsServicer_to_server,
-            OperationsServicer(self._registry, reader),
+            OperationsServicer(self._registry, reader, self._tasks),
         )
         self._registration: WorkerRegistration | None = None
 
@@ -151,6 +198,8 @@ class TrainerPod:
             await self._lease.renew()
         else:
             await self._placement.recover()
+        await self._tasks.recover()
+        self._sweeper.start()
         self._cycle.start(
             self._gaps.watch(), self._lease.keep(), self._ledger.watch_lease(self._lease.look)
         )
@@ -170,6 +219,8 @@ class TrainerPod:
         if self._registration is not None:
             await self._registration.stop()
         await self._server.stop()
+        await self._sweeper.stop()
+        await self._tasks.stop()
         await self._cycle.stop()
         await self._placement.park_all()
         if self._ledger.is_shared:
@@ -186,6 +237,10 @@ class TrainerPod:
             self._on_fenced(error)
         else:
             self._on_failed(error)
+
+    async def sweep_checkpoints(self) -> None:
+        """Remove now what expired, as is done in intervals."""
+        await self._sweeper.sweep()
 
     async def publish_live(self, run: str) -> Published:
         """Copy the newest weights of a run to an immutable version, for a sampler in this process.

@@ -128,6 +128,10 @@ class RunRegistry:
         self.residency.note_free(run)
         self.on_work()
 
+    def held(self, name: str) -> LiveRun | None:
+        """Return a run, or None if this pod does not hold it."""
+        return self._runs.get(name)
+
     def get(self, name: str) -> LiveRun:
         """Return a run.
 

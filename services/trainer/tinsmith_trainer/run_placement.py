@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections.abc import Awaitable, Callable
 
 from tinsmith_engine import AdapterConfig
 from tinsmith_engine import codec as engine_codec
@@ -66,6 +67,8 @@ class RunPlacement:
         self._residency = registry.residency
         self._loader = RunLoader(ledger, store, wire)
         self._changing = asyncio.Lock()
+        self.on_adopted: Callable[[], Awaitable[None]] = _nothing
+        """Called after a run was taken: what it left unfinished elsewhere goes on here."""
 
     async def recover(self) -> None:
         """Go on with all runs of the ledger, before anything is served."""
@@ -146,6 +149,7 @@ class RunPlacement:
         run = await self._load(record)
         if run.next_sequence_number == 1 and not run.queue:
             await self._place(run, epoch)
+        await self.on_adopted()
         self._registry.on_work()
         return record.version
 
@@ -246,3 +250,7 @@ class RunPlacement:
         """Remove what a deleted run left in the store; the ledger remembers it until then."""
         await asyncio.to_thread(self._store.delete_folder, name)
         await self._ledger.forget_deletion(name)
+
+
+async def _nothing() -> None:
+    return

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from google.longrunning import operations_pb2
 
 from tinsmith import names
-from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith.v1 import trainer_pb2
 from tinsmith_engine import LOSS_SPECS, validate_batch
 from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.catalog import ModelCatalog
@@ -22,7 +22,11 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import OperationRecord
 from tinsmith_trainer import codec
-from tinsmith_trainer.checkpoints import CheckpointRegistry, checkpoint_not_found
+from tinsmith_trainer.checkpoint_servicer import (
+    CheckpointDomain,
+    CheckpointServicer,
+    caller_project,
+)
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.lease import LeaseKeeper
 from tinsmith_trainer.live_run import LiveRun
@@ -33,10 +37,7 @@ from tinsmith_trainer.run_placement import ReleaseMode, RunPlacement
 from tinsmith_trainer.work import ForwardWork, Kind, LoadCheckpointWork, Work
 
 MAX_WAIT_S = 20.0
-_DEFAULT_PAGE_SIZE = 100
 _LARGE_BYTES = 64 * 1024
-_MAX_PAGE_SIZE = 1000
-_ALL_RUNS_SUFFIX = "/trainingRuns/-"
 _RELEASE_MODES = {
     trainer_pb2.ReleaseRunRequest.MODE_PARK: ReleaseMode.PARK,
     trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER: ReleaseMode.HAND_OVER,
@@ -48,7 +49,7 @@ ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
 
 
-class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
+class TrainerServicer(CheckpointServicer):
     """Maps TrainerService onto the domain.
 
     Args:
@@ -57,7 +58,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         placement: Takes runs and gives them up.
         lease: Whether this process may answer for its runs.
         reader: Reads operations and waits for them.
-        checkpoints: Named checkpoints.
+        checkpoints: What the checkpoint calls are mapped onto.
         publisher: Weights for samplers of other processes.
         catalog: The base models.
     """
@@ -69,16 +70,16 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         placement: RunPlacement,
         lease: LeaseKeeper,
         reader: OperationReader,
-        checkpoints: CheckpointRegistry,
+        checkpoints: CheckpointDomain,
         publisher: Publisher,
         catalog: ModelCatalog,
     ) -> None:
+        super().__init__(registry, checkpoints)
         self._config = config
         self._registry = registry
         self._placement = placement
         self._lease = lease
         self._reader = reader
-        self._checkpoints = checkpoints
         self._publisher = publisher
         self._catalog = catalog
 
@@ -177,48 +178,6 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> operations_pb2.Operation:
         return await self._submit(Kind.LOAD_CHECKPOINT, codec.decode_run(request.run), request)
 
-    async def GetCheckpoint(
-        self, request: trainer_pb2.GetCheckpointRequest, context: Context
-    ) -> trainer_pb2.Checkpoint:
-        name = self._owned_checkpoint(request.name, field="name")
-        return codec.encode_checkpoint(await self._checkpoints.get(name))
-
-    async def ListCheckpoints(
-        self, request: trainer_pb2.ListCheckpointsRequest, context: Context
-    ) -> trainer_pb2.ListCheckpointsResponse:
-        run: str | None = None
-        if request.parent.endswith(_ALL_RUNS_SUFFIX):
-            try:
-                project = names.ProjectName.parse(request.parent.removesuffix(_ALL_RUNS_SUFFIX))
-            except names.InvalidNameError as error:
-                raise InvalidFieldError("parent", str(error)) from error
-            current_caller().require_project(project.project, lambda: run_not_found(request.parent))
-            project_id = project.project
-        else:
-            parent = codec.decode_run(request.parent, field="parent")
-            current_caller().require_project(parent.project, lambda: run_not_found(str(parent)))
-            # Checkpoints are in the ledger, whoever holds the run.
-            await self._registry.require_known(str(parent))
-            run, project_id = str(parent), parent.project
-        if not 0 <= request.page_size <= _MAX_PAGE_SIZE:
-            raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}")
-        page = await self._checkpoints.list(
-            project_id,
-            run,
-            page_size=request.page_size or _DEFAULT_PAGE_SIZE,
-            page_token=request.page_token,
-        )
-        return trainer_pb2.ListCheckpointsResponse(
-            checkpoints=[codec.encode_checkpoint(record) for record in page.checkpoints],
-            next_page_token=page.next_page_token,
-        )
-
-    async def DeleteCheckpoint(
-        self, request: trainer_pb2.DeleteCheckpointRequest, context: Context
-    ) -> trainer_pb2.DeleteCheckpointResponse:
-        await self._checkpoints.delete(self._owned_checkpoint(request.name, field="name"))
-        return trainer_pb2.DeleteCheckpointResponse()
-
     async def WaitOperations(
         self, request: trainer_pb2.WaitOperationsRequest, context: Context
     ) -> trainer_pb2.WaitOperationsResponse:
@@ -245,6 +204,8 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             self._check_size(request)
             work = await _aside(is_large, codec.decode_work, kind, request)
             await _aside(is_large, self._check, run, work)
+            if isinstance(work, LoadCheckpointWork):
+                await self._check_foreign(work)
             record = await self._registry.submit(submission, work)
         except TinsmithError as error:
             known = await self._reader.find(submission)
@@ -276,18 +237,20 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
                     limit=self._config.max_batch_tokens,
                 )
             validate_batch(work.batch, work.loss, work.loss_config, run.engine.info)
-        elif isinstance(work, LoadCheckpointWork):
-            # Whether it exists is seen at its turn: a save before it may still be queued.
-            self._owned_checkpoint(work.checkpoint, field="checkpoint")
+
+    async def _check_foreign(self, work: LoadCheckpointWork) -> None:
+        """Refuse a load of what another project did not publish, as if it did not exist.
+
+        Whether a checkpoint of the project's own exists is seen at its turn: a save before it may
+        still be queued.
+        """
+        project = caller_project()
+        if project is not None and work.checkpoint.split("/")[1] != project:
+            await self._checkpoints.readable(work.checkpoint, project)
 
     async def _owned_run(self, name: names.RunName) -> LiveRun:
         """Return a run of the caller's project."""
         return await owned_run(self._registry, name)
-
-    def _owned_checkpoint(self, value: str, *, field: str) -> str:
-        name = codec.decode_checkpoint_name(value, field=field)
-        current_caller().require_project(name.project, lambda: checkpoint_not_found(value))
-        return str(name)
 
 
 async def _aside(

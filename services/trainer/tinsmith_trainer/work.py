@@ -48,11 +48,16 @@ class OptimStepWork:
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpointWork:
-    """A save under a name; `kind` is `training` or `sampler`."""
+    """A save under a name; `kind` is `training` or `sampler`.
+
+    Attributes:
+        ttl_s: How long after the save the checkpoint expires; None keeps it.
+    """
 
     checkpoint: str
     kind: str
     labels: Mapping[str, str]
+    ttl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ same database again each time it is called.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,20 +16,26 @@ import pytest
 from tinsmith_runtime.errors import (
     AbortedError,
     CheckpointAlreadyExistsError,
+    CheckpointNotFoundError,
+    QueueFullError,
     RequestIdReusedError,
     RunNotFoundError,
     SequenceGapError,
     SequenceNumberReusedError,
 )
 from tinsmith_runtime.ledger import (
+    CheckpointChanges,
     CheckpointRecord,
     Commit,
+    ExportRecord,
     Ledger,
     NewOperation,
     OperationState,
     Outcome,
     RunRecord,
     SnapshotRecord,
+    StoredFile,
+    TaskRecord,
 )
 from tinsmith_runtime.ledger.records import GIVEN_UP_KIND, FencedError
 
@@ -80,22 +87,56 @@ def snapshot(number: int, run: str = RUN, **fields: Any) -> SnapshotRecord:
     return SnapshotRecord(**values | fields)
 
 
-def checkpoint(name: str, run: str = RUN, create_time_s: float = 7.0) -> CheckpointRecord:
-    return CheckpointRecord(
-        name=f"{run}/checkpoints/{name}",
-        run=run,
-        kind="training",
-        base_model="tiny",
-        adapter="{}",
-        version=1,
-        sequence_number=1,
-        size_bytes=10,
-        folder=f"{run}/{name}",
-        manifest_uri="file:///m",
-        sha256="ab",
-        create_time_s=create_time_s,
-        labels={"note": "good"},
-    )
+def checkpoint(
+    name: str, run: str = RUN, create_time_s: float = 7.0, **fields: Any
+) -> CheckpointRecord:
+    values: dict[str, Any] = {
+        "name": f"{run}/checkpoints/{name}",
+        "run": run,
+        "kind": "training",
+        "base_model": "tiny",
+        "adapter": "{}",
+        "version": 1,
+        "sequence_number": 1,
+        "size_bytes": 10,
+        "folder": f"{run}/{name}",
+        "manifest_uri": "file:///m",
+        "sha256": "ab",
+        "create_time_s": create_time_s,
+        "labels": {"note": "good"},
+        "files": (StoredFile(name="a.safetensors", size_bytes=10, sha256="cd"),),
+    }
+    return CheckpointRecord(**values | fields)
+
+
+def export(name: str, **fields: Any) -> ExportRecord:
+    values: dict[str, Any] = {
+        "name": f"{RUN}/checkpoints/{name}/exports/peft",
+        "checkpoint": f"{RUN}/checkpoints/{name}",
+        "run": RUN,
+        "format": "peft",
+        "folder": f"{RUN}/exports/{name}",
+        "manifest_uri": "file:///e",
+        "sha256": "ef",
+        "size_bytes": 3,
+        "files": (StoredFile(name="b.safetensors", size_bytes=3, sha256="01"),),
+        "create_time_s": 8.0,
+        "expire_time_s": 100.0,
+    }
+    return ExportRecord(**values | fields)
+
+
+def task(name: str, **fields: Any) -> TaskRecord:
+    values: dict[str, Any] = {
+        "name": f"{RUN}/operations/copy-{name}",
+        "run": RUN,
+        "kind": "copy",
+        "checkpoint": f"{RUN}/checkpoints/c",
+        "digest": b"d",
+        "payload": b"payload",
+        "submit_time_s": 5.0,
+    }
+    return TaskRecord(**values | fields)
 
 
 class LedgerSuite:
@@ -413,6 +454,157 @@ class LedgerSuite:
         assert await listed(RUN) == [c, b]
 
     # Durability.
+
+    # The life of a checkpoint.
+
+    async def _save(self, ledger: Ledger, *saved: CheckpointRecord) -> None:
+        number = (await ledger.resume_point(RUN)).next_sequence_number
+        await ledger.submit(operation(number))
+        await ledger.finish(RUN, 1, [outcome(number)], checkpoints=saved)
+
+    async def test_a_checkpoint_is_changed_where_it_is_told_to(self, ledger: Ledger) -> None:
+        saved = checkpoint("a", expire_time_s=50.0)
+        await self._save(ledger, saved)
+        assert await ledger.get_checkpoint(saved.name) == saved
+
+        async def change(now_s: float = 10.0, **fields: Any) -> CheckpointRecord | None:
+            changes = CheckpointChanges(**fields)
+            return await ledger.update_checkpoint(saved.name, changes, now_s=now_s)
+
+        found = await change(is_published=True)
+        assert found == dataclasses.replace(saved, is_published=True)
+        found = await change(labels={"x": "1"}, is_published=False)
+        assert found == dataclasses.replace(saved, labels={"x": "1"})
+        assert await change() == found
+        # One that expired is not brought back.
+        assert await change(now_s=50.0, sets_expiry=True) is None
+        found = await change(sets_expiry=True)
+        assert found is not None
+        assert found.expire_time_s is None
+        unknown = f"{RUN}/checkpoints/b"
+        none = await ledger.update_checkpoint(
+            unknown, CheckpointChanges(is_published=True), now_s=1.0
+        )
+        assert none is None
+
+    async def test_what_expires_leaves_a_tombstone_and_folders(self, ledger: Ledger) -> None:
+        kept = checkpoint("kept")
+        short = checkpoint("short", expire_time_s=20.0)
+        later = checkpoint("later", expire_time_s=30.0)
+        await self._save(ledger, kept, short, later)
+        project = "p"
+        listed = await ledger.list_checkpoints(project, RUN, limit=9, after=None, now_s=25.0)
+        assert {found.name for found in listed} == {kept.name, later.name}
+        assert await ledger.expire_checkpoints(now_s=19.9, not_before_s=0.0) == 0
+        assert await ledger.expire_checkpoints(now_s=20.0, not_before_s=60.0) == 1
+        assert await ledger.expire_checkpoints(now_s=20.0, not_before_s=60.0) == 0
+        assert await ledger.get_checkpoint(short.name) is None
+        assert await ledger.get_expiry(short.name) == 20.0
+        assert await ledger.get_expiry(kept.name) is None
+        assert await ledger.list_folder_deletions(now_s=59.0) == []
+        assert await ledger.list_folder_deletions(now_s=60.0) == [short.folder]
+        await ledger.forget_folder_deletion(short.folder)
+        assert await ledger.list_folder_deletions(now_s=60.0) == []
+        await ledger.forget_expired(before_s=20.0)
+        assert await ledger.get_expiry(short.name) == 20.0
+        # A new one of the name takes the tombstone away; so does time.
+        await self._save(ledger, short)
+        assert await ledger.get_expiry(short.name) is None
+        await ledger.expire_checkpoints(now_s=99.0, not_before_s=0.0)
+        assert await ledger.get_expiry(later.name) == 30.0
+        await ledger.forget_expired(before_s=31.0)
+        assert await ledger.get_expiry(later.name) is None
+        assert await ledger.get_checkpoint(kept.name) == kept
+
+    async def test_a_deleted_checkpoint_takes_its_exports_along(self, ledger: Ledger) -> None:
+        await self._save(ledger, checkpoint("a"), checkpoint("b"))
+        for name in ("a", "b"):
+            accepted = await ledger.submit_task(task(name), max_pending=5)
+            await ledger.finish_task(
+                accepted, 1, finish_time_s=9.0, result=b"r", export=export(name)
+            )
+        assert await ledger.get_export(export("a").name) == export("a")
+        assert await ledger.delete_checkpoint(checkpoint("a").name) == checkpoint("a")
+        assert await ledger.delete_checkpoint(checkpoint("a").name) is None
+        assert await ledger.get_export(export("a").name) is None
+        assert await ledger.get_export(export("b").name) == export("b")
+        folders = await ledger.list_folder_deletions(now_s=0.0)
+        assert set(folders) == {checkpoint("a").folder, export("a").folder}
+        # An export expires by itself.
+        assert await ledger.expire_checkpoints(now_s=100.0, not_before_s=0.0) == 1
+        assert await ledger.get_export(export("b").name) is None
+        assert await ledger.get_checkpoint(checkpoint("b").name) is not None
+
+    async def test_an_export_replaces_the_one_before(self, ledger: Ledger) -> None:
+        await self._save(ledger, checkpoint("a"))
+        renewed = export("a", expire_time_s=200.0)
+        moved = export("a", folder="elsewhere")
+        for name, made in (("1", export("a")), ("2", renewed), ("3", moved)):
+            accepted = await ledger.submit_task(task(name), max_pending=5)
+            await ledger.finish_task(accepted, 1, finish_time_s=9.0, result=b"r", export=made)
+            assert await ledger.get_export(made.name) == made
+            folders = await ledger.list_folder_deletions(now_s=9.0)
+            assert folders == ([export("a").folder] if name == "3" else [])
+
+    # Tasks.
+
+    async def test_a_task_is_accepted_once_and_waits(self, ledger: Ledger) -> None:
+        first = await ledger.submit_task(task("a"), max_pending=2)
+        assert await ledger.submit_task(task("a", submit_time_s=6.0), max_pending=2) == first
+        with pytest.raises(RequestIdReusedError):
+            await ledger.submit_task(task("a", digest=b"other"), max_pending=2)
+        second = await ledger.submit_task(task("b", submit_time_s=4.0), max_pending=2)
+        with pytest.raises(QueueFullError):
+            await ledger.submit_task(task("c"), max_pending=2)
+        assert await ledger.submit_task(task("a"), max_pending=2) == first
+        assert await ledger.list_pending_tasks() == [second, first]
+        assert await ledger.get_task(task("c").name) is None
+        with pytest.raises(RunNotFoundError):
+            await ledger.submit_task(task("d", run=OTHER), max_pending=9)
+
+    async def test_a_task_ends_once_with_its_row_or_without(self, ledger: Ledger) -> None:
+        accepted = await ledger.submit_task(task("a"), max_pending=5)
+        made = checkpoint("c")
+
+        async def finish(epoch: int = 1, **fields: Any) -> TaskRecord:
+            return await ledger.finish_task(accepted, epoch, finish_time_s=9.0, **fields)
+
+        with pytest.raises(FencedError):
+            await finish(epoch=2, result=b"r", checkpoint=made)
+        assert await ledger.get_checkpoint(made.name) is None
+        with pytest.raises(CheckpointNotFoundError):
+            await finish(result=b"r", export=export("none"))
+        assert (await ledger.list_pending_tasks())[0] == accepted
+        done = await finish(result=b"r", checkpoint=made)
+        assert (done.state, done.result, done.finish_time_s) == ("succeeded", b"r", 9.0)
+        assert await ledger.get_task(accepted.name) == done
+        assert await ledger.get_checkpoint(made.name) == made
+        with pytest.raises(FencedError):
+            await finish(error=b"e")
+        accepted = await ledger.submit_task(task("b"), max_pending=5)
+        with pytest.raises(CheckpointAlreadyExistsError):
+            await finish(result=b"r", checkpoint=made)
+        failed = await finish(error=b"e")
+        assert (failed.state, failed.error, failed.result) == ("failed", b"e", None)
+        assert await ledger.list_pending_tasks() == []
+        await ledger.forget_expired(before_s=9.0)
+        assert await ledger.get_task(failed.name) == failed
+        await ledger.forget_expired(before_s=9.1)
+        assert await ledger.get_task(failed.name) is None
+
+    async def test_a_deleted_run_takes_tasks_exports_and_tombstones_along(
+        self, ledger: Ledger
+    ) -> None:
+        await self._save(ledger, checkpoint("a"), checkpoint("b", expire_time_s=1.0))
+        accepted = await ledger.submit_task(task("a"), max_pending=5)
+        await ledger.finish_task(accepted, 1, finish_time_s=9.0, result=b"r", export=export("a"))
+        await ledger.submit_task(task("b"), max_pending=5)
+        await ledger.expire_checkpoints(now_s=2.0, not_before_s=0.0)
+        await ledger.delete_run(RUN, 1)
+        assert await ledger.get_export(export("a").name) is None
+        assert await ledger.get_task(accepted.name) is None
+        assert await ledger.list_pending_tasks() == []
+        assert await ledger.get_expiry(checkpoint("b").name) is None
 
     async def test_everything_is_there_after_it_was_opened_again(
         self, open_ledger: OpenLedger

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
+import rich.console
+import rich.progress
 import typer
 
+from tinsmith.checkpoints import Progress
 from tinsmith.cli.connection import connect
-from tinsmith.cli.output import AsJson, show_list
+from tinsmith.cli.durations import parse_duration
+from tinsmith.cli.output import AsJson, show_json, show_list, show_record
+from tinsmith.types import Checkpoint, CheckpointExport
 
-app = typer.Typer(help="List and delete checkpoints.", no_args_is_help=True)
+app = typer.Typer(help="Work with checkpoints.", no_args_is_help=True)
 
 _COLUMNS = {
     "name": "NAME",
@@ -17,8 +26,13 @@ _COLUMNS = {
     "base_model": "BASE MODEL",
     "version": "VERSION",
     "size_bytes": "BYTES",
+    "is_published": "PUBLISHED",
     "create_time": "CREATED",
+    "expire_time": "EXPIRES",
 }
+
+_Name = Annotated[str, typer.Argument(help="Resource name of a checkpoint.")]
+_Ttl = Annotated[str, typer.Option(help="Delete it after this time, such as 90s, 12h or 7d.")]
 
 
 @app.command("list")
@@ -31,12 +45,151 @@ def list_checkpoints(
         show_list(client.list_checkpoints(run), _COLUMNS, as_json=as_json)
 
 
+@app.command("info")
+def info(name: _Name, as_json: AsJson = False) -> None:
+    """Show a checkpoint with its files."""
+    with connect("tinsmith checkpoints info") as client:
+        _show(client.get_checkpoint(name), as_json=as_json)
+
+
+@app.command("publish")
+def publish(name: _Name, as_json: AsJson = False) -> None:
+    """Let every project load, sample and copy a checkpoint by its name."""
+    with connect("tinsmith checkpoints publish") as client:
+        _show(client.publish_checkpoint(name), as_json=as_json)
+
+
+@app.command("unpublish")
+def unpublish(name: _Name, as_json: AsJson = False) -> None:
+    """Keep other projects from reading a checkpoint from now on."""
+    with connect("tinsmith checkpoints unpublish") as client:
+        _show(client.unpublish_checkpoint(name), as_json=as_json)
+
+
+@app.command("set-ttl")
+def set_ttl(
+    name: _Name,
+    ttl: Annotated[str, typer.Argument(help="Time from now, such as 90s, 12h or 7d; or never.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say when a checkpoint is deleted."""
+    is_kept = ttl == "never"
+    ttl_s = None if is_kept else parse_duration(ttl)
+    with connect("tinsmith checkpoints set-ttl") as client:
+        _show(client.update_checkpoint(name, ttl_s=ttl_s, keep=is_kept), as_json=as_json)
+
+
+@app.command("copy")
+def copy(
+    source: Annotated[str, typer.Argument(help="Checkpoint of this project, or published.")],
+    run: Annotated[str, typer.Argument(help="Name or id of the run that gets the copy.")],
+    checkpoint_id: Annotated[str, typer.Argument(help="Id of the copy within the run.")],
+    ttl: _Ttl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Copy a checkpoint into a run of this project."""
+    ttl_s = parse_duration(ttl) if ttl else None
+    with (
+        connect("tinsmith checkpoints copy") as client,
+        _bar("copying", is_shown=not as_json) as progress,
+    ):
+        copied = client.copy_checkpoint(
+            source, run, checkpoint_id, ttl_s=ttl_s, progress=progress
+        ).result()
+    _show(copied, as_json=as_json)
+
+
 @app.command("delete")
 def delete_checkpoints(
     names: Annotated[list[str], typer.Argument(help="Resource names.")],
+    as_json: AsJson = False,
 ) -> None:
-    """Delete checkpoints and their files."""
+    """Delete checkpoints, their exports and files."""
     with connect("tinsmith checkpoints delete") as client:
         for name in names:
             client.delete_checkpoint(name)
-            print(f"deleted {name}")
+            if not as_json:
+                print(f"deleted {name}")
+    if as_json:
+        show_json({"deleted": names})
+
+
+@app.command("export")
+def export(
+    name: _Name,
+    export_format: Annotated[
+        str, typer.Option("--format", help="peft: the adapter; merged: a whole model.")
+    ] = "peft",
+    output: Annotated[Path | None, typer.Option(help="Download it to this folder too.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint in the layout of PEFT or transformers."""
+    with connect("tinsmith checkpoints export") as client:
+        with _bar("exporting", is_shown=not as_json) as progress:
+            made = client.export_checkpoint(name, export_format, progress=progress).result()
+        if output is not None:
+            with _bar("downloading", is_shown=not as_json) as progress:
+                client.download_checkpoint(made, output, progress=progress)
+    _show(made, as_json=as_json)
+
+
+@app.command("download")
+def download(
+    name: Annotated[str, typer.Argument(help="Resource name of a checkpoint or an export.")],
+    folder: Annotated[Path, typer.Argument(help="Where the files go; repeat it to go on.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch the files of a checkpoint or export, verified by hash."""
+    with (
+        connect("tinsmith checkpoints download") as client,
+        _bar("downloading", is_shown=not as_json) as progress,
+    ):
+        paths = client.download_checkpoint(name, folder, progress=progress)
+    if as_json:
+        show_json({"name": name, "files": [str(path) for path in paths]})
+    else:
+        for path in paths:
+            print(path)
+
+
+@app.command("import")
+def import_adapter(
+    folder: Annotated[Path, typer.Argument(help="Folder of a PEFT adapter.")],
+    run: Annotated[str, typer.Argument(help="Name or id of the run that gets the checkpoint.")],
+    checkpoint_id: Annotated[str, typer.Argument(help="Id of the checkpoint within the run.")],
+    ttl: _Ttl = "",
+    as_json: AsJson = False,
+) -> None:
+    """Make a checkpoint of a PEFT adapter."""
+    ttl_s = parse_duration(ttl) if ttl else None
+    with (
+        connect("tinsmith checkpoints import") as client,
+        _bar("sending", is_shown=not as_json) as progress,
+    ):
+        made = client.import_adapter(folder, run, checkpoint_id, ttl_s=ttl_s, progress=progress)
+    _show(made, as_json=as_json)
+
+
+def _show(value: Checkpoint | CheckpointExport, *, as_json: bool) -> None:
+    if as_json:
+        show_json(dataclasses.asdict(value))
+    else:
+        show_record(value)
+
+
+@contextmanager
+def _bar(what: str, *, is_shown: bool) -> Iterator[Progress]:
+    """Show a progress bar on stderr while the context lasts."""
+    bar = rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.DownloadColumn(),
+        rich.progress.TransferSpeedColumn(),
+        rich.progress.TimeRemainingColumn(),
+        console=rich.console.Console(stderr=True),
+        disable=not is_shown,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)

@@ -35,6 +35,19 @@ def show_list(rows: Sequence[Any], columns: Mapping[str, str], *, as_json: bool)
     rich.console.Console().print(table)
 
 
+def show_record(record: Any) -> None:
+    """Print the fields of one dataclass, a line each; a list of dataclasses takes a line each."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, list):
+            for entry in value:
+                print(
+                    f"{field.name}: {' '.join(str(v) for v in dataclasses.asdict(entry).values())}"
+                )
+        else:
+            print(f"{field.name}: {_text(value)}")
+
+
 def show_json(value: object) -> None:
     """Print a value as JSON; times in ISO 8601."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=_json_default))

@@ -154,6 +154,22 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The connection to the database was lost during a commit. Retry with the same request id, which
     finds out whether it was made.
     """
+    ERROR_REASON_CHECKPOINT_EXPIRED: _ErrorReason.ValueType  # 60
+    """The checkpoint expired and its files were removed. Save with a longer ttl, or set none."""
+    ERROR_REASON_ADAPTER_UNSUPPORTED: _ErrorReason.ValueType  # 61
+    """An adapter uses something that runs here do not have. `setting` names it; train without it, or
+    merge it into a base model.
+    """
+    ERROR_REASON_FILE_REFUSED: _ErrorReason.ValueType  # 62
+    """An uploaded file is not what its name says, or nothing that is taken. Send
+    `adapter_config.json` and `adapter_model.safetensors` as PEFT writes them.
+    """
+    ERROR_REASON_UPLOAD_NOT_FOUND: _ErrorReason.ValueType  # 63
+    """The caller's project has no such upload, or it was given up. Create another one."""
+    ERROR_REASON_UPLOAD_INCOMPLETE: _ErrorReason.ValueType  # 64
+    """Pieces of an uploaded file are missing. Go on at `received_bytes`."""
+    ERROR_REASON_DOWNLOAD_TOKEN_INVALID: _ErrorReason.ValueType  # 65
+    """A download token is forged, for something else, or too old. Ask for another one."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Says why a call or an operation failed. `ErrorInfo.metadata` holds the values that the message
@@ -292,4 +308,20 @@ ERROR_REASON_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 56
 """The connection to the database was lost during a commit. Retry with the same request id, which
 finds out whether it was made.
 """
+ERROR_REASON_CHECKPOINT_EXPIRED: ErrorReason.ValueType  # 60
+"""The checkpoint expired and its files were removed. Save with a longer ttl, or set none."""
+ERROR_REASON_ADAPTER_UNSUPPORTED: ErrorReason.ValueType  # 61
+"""An adapter uses something that runs here do not have. `setting` names it; train without it, or
+merge it into a base model.
+"""
+ERROR_REASON_FILE_REFUSED: ErrorReason.ValueType  # 62
+"""An uploaded file is not what its name says, or nothing that is taken. Send
+`adapter_config.json` and `adapter_model.safetensors` as PEFT writes them.
+"""
+ERROR_REASON_UPLOAD_NOT_FOUND: ErrorReason.ValueType  # 63
+"""The caller's project has no such upload, or it was given up. Create another one."""
+ERROR_REASON_UPLOAD_INCOMPLETE: ErrorReason.ValueType  # 64
+"""Pieces of an uploaded file are missing. Go on at `received_bytes`."""
+ERROR_REASON_DOWNLOAD_TOKEN_INVALID: ErrorReason.ValueType  # 65
+"""A download token is forged, for something else, or too old. Ask for another one."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

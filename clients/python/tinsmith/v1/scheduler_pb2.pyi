@@ -537,17 +537,25 @@ class CreateTrainingRunRequest(_message.Message):
     ADAPTER_FIELD_NUMBER: _builtins.int
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    SOURCE_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    INCLUDE_OPTIMIZER_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """Names the session that holds the run."""
     request_id: _builtins.str
     """Makes the call repeatable: a UUID4 drawn by the client."""
     base_model: _builtins.str
-    """Names the base model."""
+    """Names the base model; required unless there is a source checkpoint, whose base model it is."""
     display_name: _builtins.str
     """Says for people what the run is."""
+    source_checkpoint: _builtins.str
+    """Names the checkpoint whose weights the run begins with: of the caller's project, or published."""
+    include_optimizer: _builtins.bool
+    """Takes moments and version of the source checkpoint too; needs a `KIND_TRAINING` checkpoint."""
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
-        """Says what is trained; a LoRA of rank 32 unless told otherwise."""
+        """Says what is trained; a LoRA of rank 32, or what the source checkpoint holds, unless told
+        otherwise.
+        """
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -562,10 +570,12 @@ class CreateTrainingRunRequest(_message.Message):
         adapter: _models_pb2.AdapterConfig | None = ...,
         display_name: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        source_checkpoint: _builtins.str = ...,
+        include_optimizer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "display_name", b"display_name", "labels", b"labels", "parent", b"parent", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "display_name", b"display_name", "include_optimizer", b"include_optimizer", "labels", b"labels", "parent", b"parent", "request_id", b"request_id", "source_checkpoint", b"source_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -670,6 +680,7 @@ class TrainingRun(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
+    SOURCE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the run: `projects/{project}/trainingRuns/{run}`."""
     state: Global___TrainingRun.State.ValueType
@@ -688,6 +699,8 @@ class TrainingRun(_message.Message):
     """Says what a run that is being created or moved waits for, in words; else empty."""
     worker: _builtins.str
     """Names the trainer that holds it or is to, `workers/{worker}`; empty before one was chosen."""
+    source_checkpoint: _builtins.str
+    """Names the checkpoint that it was created from; empty if it began with initial weights."""
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained, all defaults filled in."""
@@ -715,10 +728,11 @@ class TrainingRun(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         waiting_for: _builtins.str = ...,
         worker: _builtins.str = ...,
+        source_checkpoint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "session", b"session", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "session", b"session", "source_checkpoint", b"source_checkpoint", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -745,6 +759,50 @@ class GetTrainingRunRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetTrainingRunRequest: _TypeAlias = GetTrainingRunRequest  # noqa: Y015
+
+@_typing.final
+class LocateCheckpointRequest(_message.Message):
+    """Asks where a checkpoint is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    checkpoint: _builtins.str
+    """Names the checkpoint."""
+    def __init__(
+        self,
+        *,
+        checkpoint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateCheckpointRequest: _TypeAlias = LocateCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class LocateCheckpointResponse(_message.Message):
+    """Says where a checkpoint is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_ADDRESS_FIELD_NUMBER: _builtins.int
+    trainer_address: _builtins.str
+    """Locates the trainer that answers for it, `host:port`."""
+    def __init__(
+        self,
+        *,
+        trainer_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trainer_address", b"trainer_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocateCheckpointResponse: _TypeAlias = LocateCheckpointResponse  # noqa: Y015
 
 @_typing.final
 class ListTrainingRunsRequest(_message.Message):

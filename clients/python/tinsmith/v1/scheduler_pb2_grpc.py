@@ -91,6 +91,11 @@ class SchedulerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListTrainingRunsRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListTrainingRunsResponse.FromString,
                 _registered_method=True)
+        self.LocateCheckpoint = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/LocateCheckpoint',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointResponse.FromString,
+                _registered_method=True)
         self.DeleteTrainingRun = channel.unary_unary(
                 '/tinsmith.v1.SchedulerService/DeleteTrainingRun',
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.DeleteTrainingRunRequest.SerializeToString,
@@ -218,11 +223,20 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateTrainingRun(self, request, context):
-        """Creates a run and places it on a trainer.
+        """Creates a run and places it on a trainer; from a checkpoint if the request names one.
+
+        A run from a checkpoint is `STATE_ACTIVE` only once the checkpoint is loaded, as its operation
+        1: the client goes on with sequence number 2.
 
         Errors:
         * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`): the session or model does not exist.
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source checkpoint does not
+        exist, or is neither of the caller's project nor published.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range, or base model
+        or adapter are not those of the source checkpoint.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
+        state, although it was asked for.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
         * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many runs as it may have.
@@ -230,6 +244,7 @@ class SchedulerServiceServicer:
         Errors of the operation:
         * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no trainer has room.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer could not be reached in time.
+        * Those of the operation of `LoadCheckpoint`, for a run from a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,6 +265,18 @@ class SchedulerServiceServicer:
 
         Errors:
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LocateCheckpoint(self, request, context):
+        """Says which trainer answers for a checkpoint: of the caller's project, or published.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
+        that the caller may read.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer can not be asked at the moment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -395,6 +422,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.ListTrainingRuns,
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListTrainingRunsRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListTrainingRunsResponse.SerializeToString,
+            ),
+            'LocateCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.LocateCheckpoint,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointResponse.SerializeToString,
             ),
             'DeleteTrainingRun': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteTrainingRun,
@@ -713,6 +745,33 @@ class SchedulerService:
             '/tinsmith.v1.SchedulerService/ListTrainingRuns',
             tinsmith_dot_v1_dot_scheduler__pb2.ListTrainingRunsRequest.SerializeToString,
             tinsmith_dot_v1_dot_scheduler__pb2.ListTrainingRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LocateCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/LocateCheckpoint',
+            tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.LocateCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

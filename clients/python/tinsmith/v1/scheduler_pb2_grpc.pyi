@@ -88,11 +88,20 @@ class SchedulerServiceStub:
     * `NOT_FOUND` (`MODEL_NOT_FOUND`): no worker serves the base model.
     """
     CreateTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CreateTrainingRunRequest, _operations_pb2.Operation]
-    """Creates a run and places it on a trainer.
+    """Creates a run and places it on a trainer; from a checkpoint if the request names one.
+
+    A run from a checkpoint is `STATE_ACTIVE` only once the checkpoint is loaded, as its operation
+    1: the client goes on with sequence number 2.
 
     Errors:
     * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`): the session or model does not exist.
-    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source checkpoint does not
+      exist, or is neither of the caller's project nor published.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range, or base model
+      or adapter are not those of the source checkpoint.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
+      state, although it was asked for.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many runs as it may have.
@@ -100,6 +109,7 @@ class SchedulerServiceStub:
     Errors of the operation:
     * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no trainer has room.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer could not be reached in time.
+    * Those of the operation of `LoadCheckpoint`, for a run from a checkpoint.
     """
     GetTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetTrainingRunRequest, _scheduler_pb2.TrainingRun]
     """Returns a run.
@@ -112,6 +122,14 @@ class SchedulerServiceStub:
 
     Errors:
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+    """
+    LocateCheckpoint: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.LocateCheckpointRequest, _scheduler_pb2.LocateCheckpointResponse]
+    """Says which trainer answers for a checkpoint: of the caller's project, or published.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
+      that the caller may read.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer can not be asked at the moment.
     """
     DeleteTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteTrainingRunRequest, _scheduler_pb2.TrainingRun]
     """Deletes a run with its operations and checkpoints. Repeating it succeeds.
@@ -229,11 +247,20 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `NOT_FOUND` (`MODEL_NOT_FOUND`): no worker serves the base model.
     """
     CreateTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CreateTrainingRunRequest, _operations_pb2.Operation]  # type: ignore[assignment]
-    """Creates a run and places it on a trainer.
+    """Creates a run and places it on a trainer; from a checkpoint if the request names one.
+
+    A run from a checkpoint is `STATE_ACTIVE` only once the checkpoint is loaded, as its operation
+    1: the client goes on with sequence number 2.
 
     Errors:
     * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`): the session or model does not exist.
-    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source checkpoint does not
+      exist, or is neither of the caller's project nor published.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range, or base model
+      or adapter are not those of the source checkpoint.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
+      state, although it was asked for.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many runs as it may have.
@@ -241,6 +268,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Errors of the operation:
     * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no trainer has room.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer could not be reached in time.
+    * Those of the operation of `LoadCheckpoint`, for a run from a checkpoint.
     """
     GetTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
     """Returns a run.
@@ -253,6 +281,14 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
     Errors:
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+    """
+    LocateCheckpoint: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.LocateCheckpointRequest, _scheduler_pb2.LocateCheckpointResponse]  # type: ignore[assignment]
+    """Says which trainer answers for a checkpoint: of the caller's project, or published.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
+      that the caller may read.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer can not be asked at the moment.
     """
     DeleteTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
     """Deletes a run with its operations and checkpoints. Repeating it succeeds.
@@ -415,11 +451,20 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.CreateTrainingRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
-        """Creates a run and places it on a trainer.
+        """Creates a run and places it on a trainer; from a checkpoint if the request names one.
+
+        A run from a checkpoint is `STATE_ACTIVE` only once the checkpoint is loaded, as its operation
+        1: the client goes on with sequence number 2.
 
         Errors:
         * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`): the session or model does not exist.
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source checkpoint does not
+          exist, or is neither of the caller's project nor published.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range, or base model
+          or adapter are not those of the source checkpoint.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
+          state, although it was asked for.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
         * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many runs as it may have.
@@ -427,6 +472,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors of the operation:
         * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no trainer has room.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer could not be reached in time.
+        * Those of the operation of `LoadCheckpoint`, for a run from a checkpoint.
         """
 
     @_abc_1.abstractmethod
@@ -451,6 +497,20 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+        """
+
+    @_abc_1.abstractmethod
+    def LocateCheckpoint(
+        self,
+        request: _scheduler_pb2.LocateCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.LocateCheckpointResponse, _abc.Awaitable[_scheduler_pb2.LocateCheckpointResponse]]:
+        """Says which trainer answers for a checkpoint: of the caller's project, or published.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
+          that the caller may read.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer can not be asked at the moment.
         """
 
     @_abc_1.abstractmethod

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.longrunning import operations_pb2 as _operations_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -834,6 +835,29 @@ class Checkpoint(_message.Message):
     KIND_SAMPLER: Checkpoint.Kind.ValueType  # 2
     """Weights, to sample from."""
 
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Checkpoint._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: Checkpoint._State.ValueType  # 0
+        """Not a state; never sent."""
+        STATE_PRIVATE: Checkpoint._State.ValueType  # 1
+        """Its own project alone."""
+        STATE_PUBLISHED: Checkpoint._State.ValueType  # 2
+        """Every project that knows its name."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """Says who may read a checkpoint."""
+
+    STATE_UNSPECIFIED: Checkpoint.State.ValueType  # 0
+    """Not a state; never sent."""
+    STATE_PRIVATE: Checkpoint.State.ValueType  # 1
+    """Its own project alone."""
+    STATE_PUBLISHED: Checkpoint.State.ValueType  # 2
+    """Every project that knows its name."""
+
     @_typing.final
     class LabelsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
@@ -865,6 +889,10 @@ class Checkpoint(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     MANIFEST_SHA256_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    SOURCE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the checkpoint: `projects/{project}/trainingRuns/{run}/checkpoints/{checkpoint}`."""
     kind: Global___Checkpoint.Kind.ValueType
@@ -881,6 +909,10 @@ class Checkpoint(_message.Message):
     """Locates the manifest, `file://` or `s3://`."""
     manifest_sha256: _builtins.str
     """Gives the SHA-256 of the manifest, in hex."""
+    state: Global___Checkpoint.State.ValueType
+    """Says who may read it; changed by `PublishCheckpoint` and `UnpublishCheckpoint`."""
+    source_checkpoint: _builtins.str
+    """Names the checkpoint that it is a copy of; empty if it is none. That one may be gone."""
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what of the model was trained."""
@@ -892,6 +924,14 @@ class Checkpoint(_message.Message):
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Holds the labels that the user gave it."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Says when it expires; absent if it is kept until it is deleted."""
+
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointFile]:
+        """Lists its files."""
 
     def __init__(
         self,
@@ -907,14 +947,48 @@ class Checkpoint(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         manifest_sha256: _builtins.str = ...,
+        state: Global___Checkpoint.State.ValueType = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        files: _abc.Iterable[Global___CheckpointFile] | None = ...,
+        source_checkpoint: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "create_time", b"create_time", "kind", b"kind", "labels", b"labels", "manifest_sha256", b"manifest_sha256", "manifest_uri", b"manifest_uri", "name", b"name", "sequence_number", b"sequence_number", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "create_time", b"create_time", "expire_time", b"expire_time", "files", b"files", "kind", b"kind", "labels", b"labels", "manifest_sha256", b"manifest_sha256", "manifest_uri", b"manifest_uri", "name", b"name", "sequence_number", b"sequence_number", "size_bytes", b"size_bytes", "source_checkpoint", b"source_checkpoint", "state", b"state", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Checkpoint: _TypeAlias = Checkpoint  # noqa: Y015
+
+@_typing.final
+class CheckpointFile(_message.Message):
+    """One file of a checkpoint or export."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """Names the file within its folder, such as `adapter_model.safetensors`."""
+    size_bytes: _builtins.int
+    """Gives its size."""
+    sha256: _builtins.str
+    """Gives the SHA-256 of its content, in hex."""
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointFile: _TypeAlias = CheckpointFile  # noqa: Y015
 
 @_typing.final
 class SaveCheckpointRequest(_message.Message):
@@ -948,6 +1022,7 @@ class SaveCheckpointRequest(_message.Message):
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """Names the run."""
     request_id: _builtins.str
@@ -964,6 +1039,10 @@ class SaveCheckpointRequest(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Holds labels, at most 64 of at most 1,024 characters."""
 
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """Deletes the checkpoint this long after it was saved, 1 s to 10 years; kept for good if absent."""
+
     def __init__(
         self,
         *,
@@ -973,10 +1052,11 @@ class SaveCheckpointRequest(_message.Message):
         checkpoint_id: _builtins.str = ...,
         kind: Global___Checkpoint.Kind.ValueType = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "kind", b"kind", "labels", b"labels", "parent", b"parent", "request_id", b"request_id", "sequence_number", b"sequence_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "kind", b"kind", "labels", b"labels", "parent", b"parent", "request_id", b"request_id", "sequence_number", b"sequence_number", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1000,7 +1080,9 @@ class LoadCheckpointRequest(_message.Message):
     sequence_number: _builtins.int
     """Orders the call within the run, from 1."""
     checkpoint: _builtins.str
-    """Names the checkpoint to load; any run of the same project may have saved it."""
+    """Names the checkpoint to load; any run of the same project may have saved it, or one of another
+    project that published it.
+    """
     include_optimizer: _builtins.bool
     """Loads moments and step count too; needs a `KIND_TRAINING` checkpoint."""
     def __init__(
@@ -1160,6 +1242,714 @@ class DeleteCheckpointResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteCheckpointResponse: _TypeAlias = DeleteCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class UpdateCheckpointRequest(_message.Message):
+    """Asks for a change of a checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the checkpoint."""
+    @_builtins.property
+    def update_mask(self) -> _field_mask_pb2.FieldMask:
+        """Says what changes: `labels`, the expiry as `expire_time` or `ttl`, or both."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Replaces all labels, if the mask has `labels`."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Gives the moment, in the future."""
+
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """Gives the time from now on, 1 s to 10 years."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        update_mask: _field_mask_pb2.FieldMask | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expiration", b"expiration", "expire_time", b"expire_time", "ttl", b"ttl", "update_mask", b"update_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expiration", b"expiration", "expire_time", b"expire_time", "labels", b"labels", "name", b"name", "ttl", b"ttl", "update_mask", b"update_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_expiration: _TypeAlias = _typing.Literal["expire_time", "ttl"]  # noqa: Y015
+    _WhichOneofArgType_expiration: _TypeAlias = _typing.Literal["expiration", b"expiration"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_expiration) -> _WhichOneofReturnType_expiration | None: ...
+
+Global___UpdateCheckpointRequest: _TypeAlias = UpdateCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class PublishCheckpointRequest(_message.Message):
+    """Asks for a grant to all projects."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the checkpoint."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishCheckpointRequest: _TypeAlias = PublishCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class UnpublishCheckpointRequest(_message.Message):
+    """Asks to take the grant back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the checkpoint."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnpublishCheckpointRequest: _TypeAlias = UnpublishCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class CopyCheckpointRequest(_message.Message):
+    """Asks for a copy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SOURCE_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """Names the run that is to have the copy."""
+    request_id: _builtins.str
+    """Makes the call repeatable: a UUID4 drawn by the client."""
+    source_checkpoint: _builtins.str
+    """Names the checkpoint to copy."""
+    checkpoint_id: _builtins.str
+    """Gives the last part of the copy's name, as in `SaveCheckpointRequest`."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Holds labels of the copy, at most 64 of at most 1,024 characters."""
+
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """Deletes the copy this long after it was made, 1 s to 10 years; kept for good if absent."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        source_checkpoint: _builtins.str = ...,
+        checkpoint_id: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "labels", b"labels", "parent", b"parent", "request_id", b"request_id", "source_checkpoint", b"source_checkpoint", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CopyCheckpointRequest: _TypeAlias = CopyCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class ExportCheckpointRequest(_message.Message):
+    """Asks for an export."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the checkpoint."""
+    request_id: _builtins.str
+    """Makes the call repeatable: a UUID4 drawn by the client."""
+    format: Global___CheckpointExport.Format.ValueType
+    """Says in which layout."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        format: Global___CheckpointExport.Format.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "name", b"name", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportCheckpointRequest: _TypeAlias = ExportCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointExport(_message.Message):
+    """A checkpoint in the layout of other tools."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Format:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _FormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CheckpointExport._Format.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        FORMAT_UNSPECIFIED: CheckpointExport._Format.ValueType  # 0
+        """Not a format; refused."""
+        FORMAT_PEFT: CheckpointExport._Format.ValueType  # 1
+        """A PEFT adapter: `adapter_config.json` and `adapter_model.safetensors`, as
+        `PeftModel.from_pretrained` and vLLM load it.
+        """
+        FORMAT_MERGED: CheckpointExport._Format.ValueType  # 2
+        """A whole model in Hugging Face layout, the adapter merged into the weights: configuration,
+        tokenizer and safetensors in the dtype of the base model's files, as
+        `AutoModelForCausalLM.from_pretrained` and vLLM load it.
+        """
+
+    class Format(_Format, metaclass=_FormatEnumTypeWrapper):
+        """Says which layout."""
+
+    FORMAT_UNSPECIFIED: CheckpointExport.Format.ValueType  # 0
+    """Not a format; refused."""
+    FORMAT_PEFT: CheckpointExport.Format.ValueType  # 1
+    """A PEFT adapter: `adapter_config.json` and `adapter_model.safetensors`, as
+    `PeftModel.from_pretrained` and vLLM load it.
+    """
+    FORMAT_MERGED: CheckpointExport.Format.ValueType  # 2
+    """A whole model in Hugging Face layout, the adapter merged into the weights: configuration,
+    tokenizer and safetensors in the dtype of the base model's files, as
+    `AutoModelForCausalLM.from_pretrained` and vLLM load it.
+    """
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    MANIFEST_URI_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the export: `{checkpoint}/exports/{export}`, where the last part is `peft` or `merged`."""
+    format: Global___CheckpointExport.Format.ValueType
+    """Says which layout."""
+    size_bytes: _builtins.int
+    """Gives the sum of their sizes."""
+    manifest_uri: _builtins.str
+    """Locates the manifest of its folder, `file://` or `s3://`."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointFile]:
+        """Lists its files."""
+
+    @_builtins.property
+    def create_time(self) -> _timestamp_pb2.Timestamp:
+        """Says when it was written."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Says when it is removed."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        format: Global___CheckpointExport.Format.ValueType = ...,
+        files: _abc.Iterable[Global___CheckpointFile] | None = ...,
+        size_bytes: _builtins.int = ...,
+        manifest_uri: _builtins.str = ...,
+        create_time: _timestamp_pb2.Timestamp | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "files", b"files", "format", b"format", "manifest_uri", b"manifest_uri", "name", b"name", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointExport: _TypeAlias = CheckpointExport  # noqa: Y015
+
+@_typing.final
+class CreateCheckpointDownloadRequest(_message.Message):
+    """Asks from where to fetch files."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names a checkpoint or an export."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateCheckpointDownloadRequest: _TypeAlias = CreateCheckpointDownloadRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointDownload(_message.Message):
+    """Says from where to fetch files."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Source(_message.Message):
+        """Says how one file is fetched."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FILE_FIELD_NUMBER: _builtins.int
+        URL_FIELD_NUMBER: _builtins.int
+        TOKEN_FIELD_NUMBER: _builtins.int
+        url: _builtins.str
+        """Locates it for a plain HTTP GET, ranges included; empty if the store signs no URLs."""
+        token: _builtins.str
+        """Lets `DownloadCheckpointFile` read it; empty if there is a URL."""
+        @_builtins.property
+        def file(self) -> Global___CheckpointFile:
+            """Describes the file."""
+
+        def __init__(
+            self,
+            *,
+            file: Global___CheckpointFile | None = ...,
+            url: _builtins.str = ...,
+            token: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["file", b"file"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "token", b"token", "url", b"url"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the checkpoint or export."""
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointDownload.Source]:
+        """Lists the files."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Says until when URLs and tokens are good."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        sources: _abc.Iterable[Global___CheckpointDownload.Source] | None = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "name", b"name", "sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointDownload: _TypeAlias = CheckpointDownload  # noqa: Y015
+
+@_typing.final
+class DownloadCheckpointFileRequest(_message.Message):
+    """Asks for the content of a file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the checkpoint or export."""
+    token: _builtins.str
+    """Proves the right to the file, and says which it is: from `CreateCheckpointDownload`."""
+    offset_bytes: _builtins.int
+    """Skips this many bytes; defaults to 0."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        token: _builtins.str = ...,
+        offset_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "offset_bytes", b"offset_bytes", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DownloadCheckpointFileRequest: _TypeAlias = DownloadCheckpointFileRequest  # noqa: Y015
+
+@_typing.final
+class DownloadCheckpointFileResponse(_message.Message):
+    """Holds a piece of a file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    offset_bytes: _builtins.int
+    """Says where in the file the piece begins."""
+    data: _builtins.bytes
+    """Holds the piece."""
+    def __init__(
+        self,
+        *,
+        offset_bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset_bytes", b"offset_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DownloadCheckpointFileResponse: _TypeAlias = DownloadCheckpointFileResponse  # noqa: Y015
+
+@_typing.final
+class CreateCheckpointUploadRequest(_message.Message):
+    """Asks for a place to upload an adapter to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """Names the run that is to have the checkpoint."""
+    request_id: _builtins.str
+    """Makes the call repeatable: a UUID4 drawn by the client."""
+    checkpoint_id: _builtins.str
+    """Gives the last part of the checkpoint's name, as in `SaveCheckpointRequest`."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointFile]:
+        """Lists the files with sizes and hashes: `adapter_config.json`, at most 1 MiB, and
+        `adapter_model.safetensors`, at most 4 GiB unless the trainer is set up otherwise.
+        """
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Holds labels of the checkpoint, at most 64 of at most 1,024 characters."""
+
+    @_builtins.property
+    def ttl(self) -> _duration_pb2.Duration:
+        """Deletes the checkpoint this long after the import, 1 s to 10 years; kept for good if absent."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        checkpoint_id: _builtins.str = ...,
+        files: _abc.Iterable[Global___CheckpointFile] | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        ttl: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "files", b"files", "labels", b"labels", "parent", b"parent", "request_id", b"request_id", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateCheckpointUploadRequest: _TypeAlias = CreateCheckpointUploadRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointUpload(_message.Message):
+    """Files on their way to the server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Progress(_message.Message):
+        """Says how much of a file is there."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FILE_FIELD_NUMBER: _builtins.int
+        RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+        received_bytes: _builtins.int
+        """Counts the bytes that are there: where the next piece begins."""
+        @_builtins.property
+        def file(self) -> Global___CheckpointFile:
+            """Describes the file."""
+
+        def __init__(
+            self,
+            *,
+            file: Global___CheckpointFile | None = ...,
+            received_bytes: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["file", b"file"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "received_bytes", b"received_bytes"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the upload: `projects/{project}/trainingRuns/{run}/checkpointUploads/{upload}`."""
+    checkpoint: _builtins.str
+    """Names the checkpoint that it is to become."""
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointUpload.Progress]:
+        """Lists the files."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        checkpoint: _builtins.str = ...,
+        files: _abc.Iterable[Global___CheckpointUpload.Progress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "files", b"files", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointUpload: _TypeAlias = CheckpointUpload  # noqa: Y015
+
+@_typing.final
+class UploadCheckpointFileRequest(_message.Message):
+    """Holds a piece of a file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPLOAD_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    upload: _builtins.str
+    """Names the upload."""
+    file: _builtins.str
+    """Names the file."""
+    offset_bytes: _builtins.int
+    """Says where in the file the piece begins."""
+    data: _builtins.bytes
+    """Holds the piece, at most 4 MiB."""
+    def __init__(
+        self,
+        *,
+        upload: _builtins.str = ...,
+        file: _builtins.str = ...,
+        offset_bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "file", b"file", "offset_bytes", b"offset_bytes", "upload", b"upload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadCheckpointFileRequest: _TypeAlias = UploadCheckpointFileRequest  # noqa: Y015
+
+@_typing.final
+class ImportCheckpointRequest(_message.Message):
+    """Asks for a checkpoint from an upload."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPLOAD_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    upload: _builtins.str
+    """Names the upload."""
+    request_id: _builtins.str
+    """Makes the call repeatable: a UUID4 drawn by the client."""
+    def __init__(
+        self,
+        *,
+        upload: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "upload", b"upload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportCheckpointRequest: _TypeAlias = ImportCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointTaskMetadata(_message.Message):
+    """Says how a copy, export or import stands; `Operation.metadata` of these calls.
+
+    The operation is named `{run}/operations/{kind}-{request id}`. It is kept for a week after its
+    end, and goes on after a restart of the trainer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CheckpointTaskMetadata._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: CheckpointTaskMetadata._State.ValueType  # 0
+        """Not a state; never sent."""
+        STATE_QUEUED: CheckpointTaskMetadata._State.ValueType  # 1
+        """It waits for its turn."""
+        STATE_RUNNING: CheckpointTaskMetadata._State.ValueType  # 2
+        """It runs."""
+        STATE_SUCCEEDED: CheckpointTaskMetadata._State.ValueType  # 3
+        """It ended well; `Operation.response` is set."""
+        STATE_FAILED: CheckpointTaskMetadata._State.ValueType  # 4
+        """It failed; `Operation.error` is set."""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper):
+        """Says where the operation is in its life."""
+
+    STATE_UNSPECIFIED: CheckpointTaskMetadata.State.ValueType  # 0
+    """Not a state; never sent."""
+    STATE_QUEUED: CheckpointTaskMetadata.State.ValueType  # 1
+    """It waits for its turn."""
+    STATE_RUNNING: CheckpointTaskMetadata.State.ValueType  # 2
+    """It runs."""
+    STATE_SUCCEEDED: CheckpointTaskMetadata.State.ValueType  # 3
+    """It ended well; `Operation.response` is set."""
+    STATE_FAILED: CheckpointTaskMetadata.State.ValueType  # 4
+    """It failed; `Operation.error` is set."""
+
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    SUBMIT_TIME_FIELD_NUMBER: _builtins.int
+    FINISH_TIME_FIELD_NUMBER: _builtins.int
+    checkpoint: _builtins.str
+    """Names the checkpoint that is copied, exported or imported to."""
+    kind: _builtins.str
+    """Names the method: `copy`, `export` or `import`."""
+    state: Global___CheckpointTaskMetadata.State.ValueType
+    """Says where the operation is in its life."""
+    done_bytes: _builtins.int
+    """Counts the bytes that are written."""
+    total_bytes: _builtins.int
+    """Counts the bytes to write, as far as that is known; 0 before."""
+    @_builtins.property
+    def submit_time(self) -> _timestamp_pb2.Timestamp:
+        """Says when it was accepted."""
+
+    @_builtins.property
+    def finish_time(self) -> _timestamp_pb2.Timestamp:
+        """Says when it ended."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        state: Global___CheckpointTaskMetadata.State.ValueType = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        submit_time: _timestamp_pb2.Timestamp | None = ...,
+        finish_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finish_time", b"finish_time", "submit_time", b"submit_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "done_bytes", b"done_bytes", "finish_time", b"finish_time", "kind", b"kind", "state", b"state", "submit_time", b"submit_time", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointTaskMetadata: _TypeAlias = CheckpointTaskMetadata  # noqa: Y015
 
 @_typing.final
 class WaitOperationsRequest(_message.Message):

@@ -122,6 +122,56 @@ class TrainerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointsRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointsResponse.FromString,
                 _registered_method=True)
+        self.UpdateCheckpoint = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/UpdateCheckpoint',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.UpdateCheckpointRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.Checkpoint.FromString,
+                _registered_method=True)
+        self.PublishCheckpoint = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/PublishCheckpoint',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.PublishCheckpointRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.Checkpoint.FromString,
+                _registered_method=True)
+        self.UnpublishCheckpoint = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/UnpublishCheckpoint',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.UnpublishCheckpointRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.Checkpoint.FromString,
+                _registered_method=True)
+        self.CopyCheckpoint = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/CopyCheckpoint',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.CopyCheckpointRequest.SerializeToString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+                _registered_method=True)
+        self.ExportCheckpoint = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/ExportCheckpoint',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.ExportCheckpointRequest.SerializeToString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+                _registered_method=True)
+        self.CreateCheckpointDownload = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/CreateCheckpointDownload',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.CreateCheckpointDownloadRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.CheckpointDownload.FromString,
+                _registered_method=True)
+        self.DownloadCheckpointFile = channel.unary_stream(
+                '/tinsmith.v1.TrainerService/DownloadCheckpointFile',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.DownloadCheckpointFileRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.DownloadCheckpointFileResponse.FromString,
+                _registered_method=True)
+        self.CreateCheckpointUpload = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/CreateCheckpointUpload',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.CreateCheckpointUploadRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.CheckpointUpload.FromString,
+                _registered_method=True)
+        self.UploadCheckpointFile = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/UploadCheckpointFile',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.UploadCheckpointFileRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.CheckpointUpload.FromString,
+                _registered_method=True)
+        self.ImportCheckpoint = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/ImportCheckpoint',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.ImportCheckpointRequest.SerializeToString,
+                response_deserializer=google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+                _registered_method=True)
         self.DeleteCheckpoint = channel.unary_unary(
                 '/tinsmith.v1.TrainerService/DeleteCheckpoint',
                 request_serializer=tinsmith_dot_v1_dot_trainer__pb2.DeleteCheckpointRequest.SerializeToString,
@@ -294,7 +344,7 @@ class TrainerServiceServicer:
         An ordered call; see the service for the errors that all of them share.
 
         Errors:
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id or kind is not valid.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, kind or ttl is not valid.
 
         Errors of the operation:
         * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
@@ -310,11 +360,15 @@ class TrainerServiceServicer:
         A gradient accumulated so far is cleared. While the object store does not answer, the operation
         waits and says so. An ordered call; see the service for the errors that all of them share.
 
+        The checkpoint is one of the caller's project, or one that another project published.
+
         Errors:
-        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint is another project's, and either does not
+        exist or is not published.
 
         Errors of the operation:
-        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no such checkpoint.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): there is no such checkpoint that the run may load.
+        * `NOT_FOUND` (`CHECKPOINT_EXPIRED`): the checkpoint expired.
         * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): another base model, rank or set of layers,
         or no optimizer state although it was asked for.
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest; the run is
@@ -325,10 +379,13 @@ class TrainerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetCheckpoint(self, request, context):
-        """Returns a checkpoint.
+        """Returns a checkpoint: of the caller's project, or published by another one.
 
         Errors:
-        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no checkpoint of this name.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): there is no checkpoint of this name that the caller may
+        read.
+        * `NOT_FOUND` (`CHECKPOINT_EXPIRED`): it expired; told to its own project for a week, after
+        which the name is `CHECKPOINT_NOT_FOUND`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -336,6 +393,8 @@ class TrainerServiceServicer:
 
     def ListCheckpoints(self, request, context):
         """Lists the checkpoints of a run, newest first; of all runs with `trainingRuns/-`.
+
+        Only those of the caller's project, published or not; expired ones are left out.
 
         Errors:
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
@@ -345,11 +404,198 @@ class TrainerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DeleteCheckpoint(self, request, context):
-        """Deletes a checkpoint and its files.
+    def UpdateCheckpoint(self, request, context):
+        """Changes the labels or the expiry of a checkpoint. Repeating it changes nothing but a `ttl`,
+        which counts from the call.
 
         Errors:
-        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no checkpoint of this name.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+        checkpoint of this name.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, the expiry is
+        in the past, or the labels are too many or too long.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PublishCheckpoint(self, request, context):
+        """Lets every other project read a checkpoint by its name. Repeating it changes nothing.
+
+        Others may then get and load it, sample from it, copy it, and create runs from it. They can
+        neither list, change, publish, export, download nor delete it.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+        checkpoint of this name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnpublishCheckpoint(self, request, context):
+        """Takes the grant of `PublishCheckpoint` back. Repeating it changes nothing.
+
+        What other projects loaded or copied before stays theirs.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+        checkpoint of this name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CopyCheckpoint(self, request, context):
+        """Copies a checkpoint, the caller's own or a published one, into a run of the caller's project.
+
+        The files are copied by the server, so the copy outlives its source. It is not published and
+        has labels and an expiry of its own. The run only gives the copy its name and base model: its
+        weights, and whether its adapter is of the same shape, do not matter.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source does not exist, or is
+        neither of the caller's project nor published.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, ttl or labels are not valid.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the run has another base model.
+        * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+        the project wait.
+
+        Errors of the operation:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source is gone.
+        * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
+        * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files of the source do not match their manifest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportCheckpoint(self, request, context):
+        """Writes a checkpoint in the layout of other tools, to be downloaded.
+
+        An export is immutable, named after its format and kept for a day, or until its checkpoint goes.
+        One that exists is returned again, its day begun anew.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+        checkpoint of this name.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the format is not known.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the format is `FORMAT_PEFT` and the
+        checkpoint holds a whole model.
+        * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+        the project wait.
+
+        Errors of the operation:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the checkpoint is gone.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter can not be merged into the files
+        of the base model; the message names the tensor.
+        * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest.
+        * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateCheckpointDownload(self, request, context):
+        """Says from where the files of a checkpoint, or of an export, can be fetched for an hour.
+
+        A file has either a URL, where the store signs them, or a token for `DownloadCheckpointFile`.
+        Both are bearer secrets of their own: whoever holds one can read that file.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+        checkpoint of this name.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the checkpoint has no such export.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DownloadCheckpointFile(self, request, context):
+        """Streams a file from an offset on, in pieces of at most 1 MiB.
+
+        A stream that breaks off is continued by another call with a higher offset.
+
+        Errors:
+        * `PERMISSION_DENIED` (`DOWNLOAD_TOKEN_INVALID`): the token is not one of this deployment, is for
+        another checkpoint, or is over an hour old; ask for another one.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the file was deleted with its checkpoint or export.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the offset is negative or behind the end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateCheckpointUpload(self, request, context):
+        """Begins the upload of a PEFT adapter, which becomes a checkpoint by `ImportCheckpoint`.
+
+        Its files are sent with `UploadCheckpointFile`. An upload that nobody writes to for a day is
+        removed.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, ttl, labels or a hash is not valid.
+        * `INVALID_ARGUMENT` (`FILE_REFUSED`): the files are not `adapter_config.json` and
+        `adapter_model.safetensors`, or one is too large; nothing else is taken, pickles least.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many uploads as it may have.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UploadCheckpointFile(self, request, context):
+        """Adds a piece, at most 4 MiB, to a file of an upload. Repeating a piece changes nothing.
+
+        Errors:
+        * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`, `FILE_REFUSED`): the upload has no such file, or the piece
+        goes beyond its size.
+        * `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): pieces before it are missing; `received_bytes`
+        says where to go on.
+        * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: there is no room.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportCheckpoint(self, request, context):
+        """Turns a complete upload into a checkpoint of its run.
+
+        The files are checked before anything of them is read into memory: hashes, the header of the
+        tensors, the settings, names and shapes against the base model. Numbers become float32. The
+        checkpoint is of `KIND_SAMPLER`: load it without optimizer, sample from it, create a run from it.
+
+        Errors:
+        * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload.
+        * `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): a file is not complete.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+        the project wait.
+
+        Errors of the operation:
+        * `INVALID_ARGUMENT` (`FILE_REFUSED`): a file is not what its name says, or its hash differs.
+        * `INVALID_ARGUMENT` (`ADAPTER_UNSUPPORTED`): the adapter uses something that runs here do not
+        have; `setting` names it.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): a tensor does not fit the base model of the
+        run; `tensor` names it.
+        * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteCheckpoint(self, request, context):
+        """Deletes a checkpoint, its exports and their files.
+
+        A load, copy or export that reads the files at the moment finishes; one that has not begun
+        fails with `CHECKPOINT_NOT_FOUND`.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+        checkpoint of this name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -429,6 +675,56 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.ListCheckpoints,
                     request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointsRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointsResponse.SerializeToString,
+            ),
+            'UpdateCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateCheckpoint,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.UpdateCheckpointRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.Checkpoint.SerializeToString,
+            ),
+            'PublishCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.PublishCheckpoint,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.PublishCheckpointRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.Checkpoint.SerializeToString,
+            ),
+            'UnpublishCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnpublishCheckpoint,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.UnpublishCheckpointRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.Checkpoint.SerializeToString,
+            ),
+            'CopyCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CopyCheckpoint,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.CopyCheckpointRequest.FromString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
+            'ExportCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportCheckpoint,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ExportCheckpointRequest.FromString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
+            ),
+            'CreateCheckpointDownload': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateCheckpointDownload,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.CreateCheckpointDownloadRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.CheckpointDownload.SerializeToString,
+            ),
+            'DownloadCheckpointFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.DownloadCheckpointFile,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.DownloadCheckpointFileRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.DownloadCheckpointFileResponse.SerializeToString,
+            ),
+            'CreateCheckpointUpload': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateCheckpointUpload,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.CreateCheckpointUploadRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.CheckpointUpload.SerializeToString,
+            ),
+            'UploadCheckpointFile': grpc.unary_unary_rpc_method_handler(
+                    servicer.UploadCheckpointFile,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.UploadCheckpointFileRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.CheckpointUpload.SerializeToString,
+            ),
+            'ImportCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportCheckpoint,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ImportCheckpointRequest.FromString,
+                    response_serializer=google_dot_longrunning_dot_operations__pb2.Operation.SerializeToString,
             ),
             'DeleteCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteCheckpoint,
@@ -792,6 +1088,276 @@ class TrainerService:
             '/tinsmith.v1.TrainerService/ListCheckpoints',
             tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointsRequest.SerializeToString,
             tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/UpdateCheckpoint',
+            tinsmith_dot_v1_dot_trainer__pb2.UpdateCheckpointRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.Checkpoint.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PublishCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/PublishCheckpoint',
+            tinsmith_dot_v1_dot_trainer__pb2.PublishCheckpointRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.Checkpoint.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnpublishCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/UnpublishCheckpoint',
+            tinsmith_dot_v1_dot_trainer__pb2.UnpublishCheckpointRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.Checkpoint.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CopyCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/CopyCheckpoint',
+            tinsmith_dot_v1_dot_trainer__pb2.CopyCheckpointRequest.SerializeToString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/ExportCheckpoint',
+            tinsmith_dot_v1_dot_trainer__pb2.ExportCheckpointRequest.SerializeToString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateCheckpointDownload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/CreateCheckpointDownload',
+            tinsmith_dot_v1_dot_trainer__pb2.CreateCheckpointDownloadRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.CheckpointDownload.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DownloadCheckpointFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/DownloadCheckpointFile',
+            tinsmith_dot_v1_dot_trainer__pb2.DownloadCheckpointFileRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.DownloadCheckpointFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateCheckpointUpload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/CreateCheckpointUpload',
+            tinsmith_dot_v1_dot_trainer__pb2.CreateCheckpointUploadRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.CheckpointUpload.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UploadCheckpointFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/UploadCheckpointFile',
+            tinsmith_dot_v1_dot_trainer__pb2.UploadCheckpointFileRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.CheckpointUpload.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/ImportCheckpoint',
+            tinsmith_dot_v1_dot_trainer__pb2.ImportCheckpointRequest.SerializeToString,
+            google_dot_longrunning_dot_operations__pb2.Operation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -159,7 +159,7 @@ class TrainerServiceStub:
     An ordered call; see the service for the errors that all of them share.
 
     Errors:
-    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id or kind is not valid.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, kind or ttl is not valid.
 
     Errors of the operation:
     * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
@@ -171,34 +171,190 @@ class TrainerServiceStub:
     A gradient accumulated so far is cleared. While the object store does not answer, the operation
     waits and says so. An ordered call; see the service for the errors that all of them share.
 
+    The checkpoint is one of the caller's project, or one that another project published.
+
     Errors:
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint is another project's, and either does not
+      exist or is not published.
 
     Errors of the operation:
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no such checkpoint.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): there is no such checkpoint that the run may load.
+    * `NOT_FOUND` (`CHECKPOINT_EXPIRED`): the checkpoint expired.
     * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): another base model, rank or set of layers,
       or no optimizer state although it was asked for.
     * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest; the run is
       unchanged.
     """
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.GetCheckpointRequest, _trainer_pb2.Checkpoint]
-    """Returns a checkpoint.
+    """Returns a checkpoint: of the caller's project, or published by another one.
 
     Errors:
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no checkpoint of this name.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): there is no checkpoint of this name that the caller may
+      read.
+    * `NOT_FOUND` (`CHECKPOINT_EXPIRED`): it expired; told to its own project for a week, after
+      which the name is `CHECKPOINT_NOT_FOUND`.
     """
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]
     """Lists the checkpoints of a run, newest first; of all runs with `trainingRuns/-`.
+
+    Only those of the caller's project, published or not; expired ones are left out.
 
     Errors:
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
-    DeleteCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.DeleteCheckpointRequest, _trainer_pb2.DeleteCheckpointResponse]
-    """Deletes a checkpoint and its files.
+    UpdateCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.UpdateCheckpointRequest, _trainer_pb2.Checkpoint]
+    """Changes the labels or the expiry of a checkpoint. Repeating it changes nothing but a `ttl`,
+    which counts from the call.
 
     Errors:
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no checkpoint of this name.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, the expiry is
+      in the past, or the labels are too many or too long.
+    """
+    PublishCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.PublishCheckpointRequest, _trainer_pb2.Checkpoint]
+    """Lets every other project read a checkpoint by its name. Repeating it changes nothing.
+
+    Others may then get and load it, sample from it, copy it, and create runs from it. They can
+    neither list, change, publish, export, download nor delete it.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    """
+    UnpublishCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.UnpublishCheckpointRequest, _trainer_pb2.Checkpoint]
+    """Takes the grant of `PublishCheckpoint` back. Repeating it changes nothing.
+
+    What other projects loaded or copied before stays theirs.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    """
+    CopyCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.CopyCheckpointRequest, _operations_pb2.Operation]
+    """Copies a checkpoint, the caller's own or a published one, into a run of the caller's project.
+
+    The files are copied by the server, so the copy outlives its source. It is not published and
+    has labels and an expiry of its own. The run only gives the copy its name and base model: its
+    weights, and whether its adapter is of the same shape, do not matter.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source does not exist, or is
+      neither of the caller's project nor published.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, ttl or labels are not valid.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the run has another base model.
+    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+      the project wait.
+
+    Errors of the operation:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source is gone.
+    * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
+    * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files of the source do not match their manifest.
+    """
+    ExportCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ExportCheckpointRequest, _operations_pb2.Operation]
+    """Writes a checkpoint in the layout of other tools, to be downloaded.
+
+    An export is immutable, named after its format and kept for a day, or until its checkpoint goes.
+    One that exists is returned again, its day begun anew.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the format is not known.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the format is `FORMAT_PEFT` and the
+      checkpoint holds a whole model.
+    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+      the project wait.
+
+    Errors of the operation:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the checkpoint is gone.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter can not be merged into the files
+      of the base model; the message names the tensor.
+    * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest.
+    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.
+    """
+    CreateCheckpointDownload: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.CreateCheckpointDownloadRequest, _trainer_pb2.CheckpointDownload]
+    """Says from where the files of a checkpoint, or of an export, can be fetched for an hour.
+
+    A file has either a URL, where the store signs them, or a token for `DownloadCheckpointFile`.
+    Both are bearer secrets of their own: whoever holds one can read that file.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the checkpoint has no such export.
+    """
+    DownloadCheckpointFile: _grpc.UnaryStreamMultiCallable[_trainer_pb2.DownloadCheckpointFileRequest, _trainer_pb2.DownloadCheckpointFileResponse]
+    """Streams a file from an offset on, in pieces of at most 1 MiB.
+
+    A stream that breaks off is continued by another call with a higher offset.
+
+    Errors:
+    * `PERMISSION_DENIED` (`DOWNLOAD_TOKEN_INVALID`): the token is not one of this deployment, is for
+      another checkpoint, or is over an hour old; ask for another one.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the file was deleted with its checkpoint or export.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the offset is negative or behind the end.
+    """
+    CreateCheckpointUpload: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.CreateCheckpointUploadRequest, _trainer_pb2.CheckpointUpload]
+    """Begins the upload of a PEFT adapter, which becomes a checkpoint by `ImportCheckpoint`.
+
+    Its files are sent with `UploadCheckpointFile`. An upload that nobody writes to for a day is
+    removed.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, ttl, labels or a hash is not valid.
+    * `INVALID_ARGUMENT` (`FILE_REFUSED`): the files are not `adapter_config.json` and
+      `adapter_model.safetensors`, or one is too large; nothing else is taken, pickles least.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many uploads as it may have.
+    """
+    UploadCheckpointFile: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.UploadCheckpointFileRequest, _trainer_pb2.CheckpointUpload]
+    """Adds a piece, at most 4 MiB, to a file of an upload. Repeating a piece changes nothing.
+
+    Errors:
+    * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`, `FILE_REFUSED`): the upload has no such file, or the piece
+      goes beyond its size.
+    * `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): pieces before it are missing; `received_bytes`
+      says where to go on.
+    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: there is no room.
+    """
+    ImportCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ImportCheckpointRequest, _operations_pb2.Operation]
+    """Turns a complete upload into a checkpoint of its run.
+
+    The files are checked before anything of them is read into memory: hashes, the header of the
+    tensors, the settings, names and shapes against the base model. Numbers become float32. The
+    checkpoint is of `KIND_SAMPLER`: load it without optimizer, sample from it, create a run from it.
+
+    Errors:
+    * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload.
+    * `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): a file is not complete.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+      the project wait.
+
+    Errors of the operation:
+    * `INVALID_ARGUMENT` (`FILE_REFUSED`): a file is not what its name says, or its hash differs.
+    * `INVALID_ARGUMENT` (`ADAPTER_UNSUPPORTED`): the adapter uses something that runs here do not
+      have; `setting` names it.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): a tensor does not fit the base model of the
+      run; `tensor` names it.
+    * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
+    """
+    DeleteCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.DeleteCheckpointRequest, _trainer_pb2.DeleteCheckpointResponse]
+    """Deletes a checkpoint, its exports and their files.
+
+    A load, copy or export that reads the files at the moment finishes; one that has not begun
+    fails with `CHECKPOINT_NOT_FOUND`.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
     """
     WaitOperations: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.WaitOperationsRequest, _trainer_pb2.WaitOperationsResponse]
     """Waits for any operation of a run to finish, and returns all that finished since the last call.
@@ -339,7 +495,7 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     An ordered call; see the service for the errors that all of them share.
 
     Errors:
-    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id or kind is not valid.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, kind or ttl is not valid.
 
     Errors of the operation:
     * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
@@ -351,34 +507,190 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     A gradient accumulated so far is cleared. While the object store does not answer, the operation
     waits and says so. An ordered call; see the service for the errors that all of them share.
 
+    The checkpoint is one of the caller's project, or one that another project published.
+
     Errors:
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint is another project's, and either does not
+      exist or is not published.
 
     Errors of the operation:
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no such checkpoint.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): there is no such checkpoint that the run may load.
+    * `NOT_FOUND` (`CHECKPOINT_EXPIRED`): the checkpoint expired.
     * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): another base model, rank or set of layers,
       or no optimizer state although it was asked for.
     * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest; the run is
       unchanged.
     """
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.GetCheckpointRequest, _trainer_pb2.Checkpoint]  # type: ignore[assignment]
-    """Returns a checkpoint.
+    """Returns a checkpoint: of the caller's project, or published by another one.
 
     Errors:
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no checkpoint of this name.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): there is no checkpoint of this name that the caller may
+      read.
+    * `NOT_FOUND` (`CHECKPOINT_EXPIRED`): it expired; told to its own project for a week, after
+      which the name is `CHECKPOINT_NOT_FOUND`.
     """
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointsRequest, _trainer_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     """Lists the checkpoints of a run, newest first; of all runs with `trainingRuns/-`.
+
+    Only those of the caller's project, published or not; expired ones are left out.
 
     Errors:
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
-    DeleteCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.DeleteCheckpointRequest, _trainer_pb2.DeleteCheckpointResponse]  # type: ignore[assignment]
-    """Deletes a checkpoint and its files.
+    UpdateCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.UpdateCheckpointRequest, _trainer_pb2.Checkpoint]  # type: ignore[assignment]
+    """Changes the labels or the expiry of a checkpoint. Repeating it changes nothing but a `ttl`,
+    which counts from the call.
 
     Errors:
-    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no checkpoint of this name.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, the expiry is
+      in the past, or the labels are too many or too long.
+    """
+    PublishCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.PublishCheckpointRequest, _trainer_pb2.Checkpoint]  # type: ignore[assignment]
+    """Lets every other project read a checkpoint by its name. Repeating it changes nothing.
+
+    Others may then get and load it, sample from it, copy it, and create runs from it. They can
+    neither list, change, publish, export, download nor delete it.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    """
+    UnpublishCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.UnpublishCheckpointRequest, _trainer_pb2.Checkpoint]  # type: ignore[assignment]
+    """Takes the grant of `PublishCheckpoint` back. Repeating it changes nothing.
+
+    What other projects loaded or copied before stays theirs.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    """
+    CopyCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.CopyCheckpointRequest, _operations_pb2.Operation]  # type: ignore[assignment]
+    """Copies a checkpoint, the caller's own or a published one, into a run of the caller's project.
+
+    The files are copied by the server, so the copy outlives its source. It is not published and
+    has labels and an expiry of its own. The run only gives the copy its name and base model: its
+    weights, and whether its adapter is of the same shape, do not matter.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source does not exist, or is
+      neither of the caller's project nor published.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, ttl or labels are not valid.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the run has another base model.
+    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+      the project wait.
+
+    Errors of the operation:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source is gone.
+    * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
+    * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files of the source do not match their manifest.
+    """
+    ExportCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ExportCheckpointRequest, _operations_pb2.Operation]  # type: ignore[assignment]
+    """Writes a checkpoint in the layout of other tools, to be downloaded.
+
+    An export is immutable, named after its format and kept for a day, or until its checkpoint goes.
+    One that exists is returned again, its day begun anew.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the format is not known.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the format is `FORMAT_PEFT` and the
+      checkpoint holds a whole model.
+    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+      the project wait.
+
+    Errors of the operation:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the checkpoint is gone.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter can not be merged into the files
+      of the base model; the message names the tensor.
+    * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest.
+    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.
+    """
+    CreateCheckpointDownload: _aio.UnaryUnaryMultiCallable[_trainer_pb2.CreateCheckpointDownloadRequest, _trainer_pb2.CheckpointDownload]  # type: ignore[assignment]
+    """Says from where the files of a checkpoint, or of an export, can be fetched for an hour.
+
+    A file has either a URL, where the store signs them, or a token for `DownloadCheckpointFile`.
+    Both are bearer secrets of their own: whoever holds one can read that file.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the checkpoint has no such export.
+    """
+    DownloadCheckpointFile: _aio.UnaryStreamMultiCallable[_trainer_pb2.DownloadCheckpointFileRequest, _trainer_pb2.DownloadCheckpointFileResponse]  # type: ignore[assignment]
+    """Streams a file from an offset on, in pieces of at most 1 MiB.
+
+    A stream that breaks off is continued by another call with a higher offset.
+
+    Errors:
+    * `PERMISSION_DENIED` (`DOWNLOAD_TOKEN_INVALID`): the token is not one of this deployment, is for
+      another checkpoint, or is over an hour old; ask for another one.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the file was deleted with its checkpoint or export.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the offset is negative or behind the end.
+    """
+    CreateCheckpointUpload: _aio.UnaryUnaryMultiCallable[_trainer_pb2.CreateCheckpointUploadRequest, _trainer_pb2.CheckpointUpload]  # type: ignore[assignment]
+    """Begins the upload of a PEFT adapter, which becomes a checkpoint by `ImportCheckpoint`.
+
+    Its files are sent with `UploadCheckpointFile`. An upload that nobody writes to for a day is
+    removed.
+
+    Errors:
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, ttl, labels or a hash is not valid.
+    * `INVALID_ARGUMENT` (`FILE_REFUSED`): the files are not `adapter_config.json` and
+      `adapter_model.safetensors`, or one is too large; nothing else is taken, pickles least.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many uploads as it may have.
+    """
+    UploadCheckpointFile: _aio.UnaryUnaryMultiCallable[_trainer_pb2.UploadCheckpointFileRequest, _trainer_pb2.CheckpointUpload]  # type: ignore[assignment]
+    """Adds a piece, at most 4 MiB, to a file of an upload. Repeating a piece changes nothing.
+
+    Errors:
+    * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`, `FILE_REFUSED`): the upload has no such file, or the piece
+      goes beyond its size.
+    * `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): pieces before it are missing; `received_bytes`
+      says where to go on.
+    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: there is no room.
+    """
+    ImportCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ImportCheckpointRequest, _operations_pb2.Operation]  # type: ignore[assignment]
+    """Turns a complete upload into a checkpoint of its run.
+
+    The files are checked before anything of them is read into memory: hashes, the header of the
+    tensors, the settings, names and shapes against the base model. Numbers become float32. The
+    checkpoint is of `KIND_SAMPLER`: load it without optimizer, sample from it, create a run from it.
+
+    Errors:
+    * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload.
+    * `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): a file is not complete.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+      the project wait.
+
+    Errors of the operation:
+    * `INVALID_ARGUMENT` (`FILE_REFUSED`): a file is not what its name says, or its hash differs.
+    * `INVALID_ARGUMENT` (`ADAPTER_UNSUPPORTED`): the adapter uses something that runs here do not
+      have; `setting` names it.
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): a tensor does not fit the base model of the
+      run; `tensor` names it.
+    * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
+    """
+    DeleteCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.DeleteCheckpointRequest, _trainer_pb2.DeleteCheckpointResponse]  # type: ignore[assignment]
+    """Deletes a checkpoint, its exports and their files.
+
+    A load, copy or export that reads the files at the moment finishes; one that has not begun
+    fails with `CHECKPOINT_NOT_FOUND`.
+
+    Errors:
+    * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+      checkpoint of this name.
     """
     WaitOperations: _aio.UnaryUnaryMultiCallable[_trainer_pb2.WaitOperationsRequest, _trainer_pb2.WaitOperationsResponse]  # type: ignore[assignment]
     """Waits for any operation of a run to finish, and returns all that finished since the last call.
@@ -570,7 +882,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         An ordered call; see the service for the errors that all of them share.
 
         Errors:
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id or kind is not valid.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, kind or ttl is not valid.
 
         Errors of the operation:
         * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
@@ -588,11 +900,15 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         A gradient accumulated so far is cleared. While the object store does not answer, the operation
         waits and says so. An ordered call; see the service for the errors that all of them share.
 
+        The checkpoint is one of the caller's project, or one that another project published.
+
         Errors:
-        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint belongs to another project.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the checkpoint is another project's, and either does not
+          exist or is not published.
 
         Errors of the operation:
-        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no such checkpoint.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): there is no such checkpoint that the run may load.
+        * `NOT_FOUND` (`CHECKPOINT_EXPIRED`): the checkpoint expired.
         * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): another base model, rank or set of layers,
           or no optimizer state although it was asked for.
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest; the run is
@@ -605,10 +921,13 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.GetCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.Checkpoint, _abc.Awaitable[_trainer_pb2.Checkpoint]]:
-        """Returns a checkpoint.
+        """Returns a checkpoint: of the caller's project, or published by another one.
 
         Errors:
-        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no checkpoint of this name.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): there is no checkpoint of this name that the caller may
+          read.
+        * `NOT_FOUND` (`CHECKPOINT_EXPIRED`): it expired; told to its own project for a week, after
+          which the name is `CHECKPOINT_NOT_FOUND`.
         """
 
     @_abc_1.abstractmethod
@@ -619,9 +938,214 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_trainer_pb2.ListCheckpointsResponse, _abc.Awaitable[_trainer_pb2.ListCheckpointsResponse]]:
         """Lists the checkpoints of a run, newest first; of all runs with `trainingRuns/-`.
 
+        Only those of the caller's project, published or not; expired ones are left out.
+
         Errors:
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateCheckpoint(
+        self,
+        request: _trainer_pb2.UpdateCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.Checkpoint, _abc.Awaitable[_trainer_pb2.Checkpoint]]:
+        """Changes the labels or the expiry of a checkpoint. Repeating it changes nothing but a `ttl`,
+        which counts from the call.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+          checkpoint of this name.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the mask is empty or names another field, the expiry is
+          in the past, or the labels are too many or too long.
+        """
+
+    @_abc_1.abstractmethod
+    def PublishCheckpoint(
+        self,
+        request: _trainer_pb2.PublishCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.Checkpoint, _abc.Awaitable[_trainer_pb2.Checkpoint]]:
+        """Lets every other project read a checkpoint by its name. Repeating it changes nothing.
+
+        Others may then get and load it, sample from it, copy it, and create runs from it. They can
+        neither list, change, publish, export, download nor delete it.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+          checkpoint of this name.
+        """
+
+    @_abc_1.abstractmethod
+    def UnpublishCheckpoint(
+        self,
+        request: _trainer_pb2.UnpublishCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.Checkpoint, _abc.Awaitable[_trainer_pb2.Checkpoint]]:
+        """Takes the grant of `PublishCheckpoint` back. Repeating it changes nothing.
+
+        What other projects loaded or copied before stays theirs.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+          checkpoint of this name.
+        """
+
+    @_abc_1.abstractmethod
+    def CopyCheckpoint(
+        self,
+        request: _trainer_pb2.CopyCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
+        """Copies a checkpoint, the caller's own or a published one, into a run of the caller's project.
+
+        The files are copied by the server, so the copy outlives its source. It is not published and
+        has labels and an expiry of its own. The run only gives the copy its name and base model: its
+        weights, and whether its adapter is of the same shape, do not matter.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source does not exist, or is
+          neither of the caller's project nor published.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, ttl or labels are not valid.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the run has another base model.
+        * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+          the project wait.
+
+        Errors of the operation:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the source is gone.
+        * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
+        * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files of the source do not match their manifest.
+        """
+
+    @_abc_1.abstractmethod
+    def ExportCheckpoint(
+        self,
+        request: _trainer_pb2.ExportCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
+        """Writes a checkpoint in the layout of other tools, to be downloaded.
+
+        An export is immutable, named after its format and kept for a day, or until its checkpoint goes.
+        One that exists is returned again, its day begun anew.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+          checkpoint of this name.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the format is not known.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the format is `FORMAT_PEFT` and the
+          checkpoint holds a whole model.
+        * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+          the project wait.
+
+        Errors of the operation:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the checkpoint is gone.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter can not be merged into the files
+          of the base model; the message names the tensor.
+        * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest.
+        * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.
+        """
+
+    @_abc_1.abstractmethod
+    def CreateCheckpointDownload(
+        self,
+        request: _trainer_pb2.CreateCheckpointDownloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.CheckpointDownload, _abc.Awaitable[_trainer_pb2.CheckpointDownload]]:
+        """Says from where the files of a checkpoint, or of an export, can be fetched for an hour.
+
+        A file has either a URL, where the store signs them, or a token for `DownloadCheckpointFile`.
+        Both are bearer secrets of their own: whoever holds one can read that file.
+
+        Errors:
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+          checkpoint of this name.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the checkpoint has no such export.
+        """
+
+    @_abc_1.abstractmethod
+    def DownloadCheckpointFile(
+        self,
+        request: _trainer_pb2.DownloadCheckpointFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_trainer_pb2.DownloadCheckpointFileResponse], _abc.AsyncIterator[_trainer_pb2.DownloadCheckpointFileResponse]]:
+        """Streams a file from an offset on, in pieces of at most 1 MiB.
+
+        A stream that breaks off is continued by another call with a higher offset.
+
+        Errors:
+        * `PERMISSION_DENIED` (`DOWNLOAD_TOKEN_INVALID`): the token is not one of this deployment, is for
+          another checkpoint, or is over an hour old; ask for another one.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the file was deleted with its checkpoint or export.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the offset is negative or behind the end.
+        """
+
+    @_abc_1.abstractmethod
+    def CreateCheckpointUpload(
+        self,
+        request: _trainer_pb2.CreateCheckpointUploadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.CheckpointUpload, _abc.Awaitable[_trainer_pb2.CheckpointUpload]]:
+        """Begins the upload of a PEFT adapter, which becomes a checkpoint by `ImportCheckpoint`.
+
+        Its files are sent with `UploadCheckpointFile`. An upload that nobody writes to for a day is
+        removed.
+
+        Errors:
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the checkpoint id, ttl, labels or a hash is not valid.
+        * `INVALID_ARGUMENT` (`FILE_REFUSED`): the files are not `adapter_config.json` and
+          `adapter_model.safetensors`, or one is too large; nothing else is taken, pickles least.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many uploads as it may have.
+        """
+
+    @_abc_1.abstractmethod
+    def UploadCheckpointFile(
+        self,
+        request: _trainer_pb2.UploadCheckpointFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.CheckpointUpload, _abc.Awaitable[_trainer_pb2.CheckpointUpload]]:
+        """Adds a piece, at most 4 MiB, to a file of an upload. Repeating a piece changes nothing.
+
+        Errors:
+        * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`, `FILE_REFUSED`): the upload has no such file, or the piece
+          goes beyond its size.
+        * `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): pieces before it are missing; `received_bytes`
+          says where to go on.
+        * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: there is no room.
+        """
+
+    @_abc_1.abstractmethod
+    def ImportCheckpoint(
+        self,
+        request: _trainer_pb2.ImportCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operations_pb2.Operation, _abc.Awaitable[_operations_pb2.Operation]]:
+        """Turns a complete upload into a checkpoint of its run.
+
+        The files are checked before anything of them is read into memory: hashes, the header of the
+        tensors, the settings, names and shapes against the base model. Numbers become float32. The
+        checkpoint is of `KIND_SAMPLER`: load it without optimizer, sample from it, create a run from it.
+
+        Errors:
+        * `NOT_FOUND` (`UPLOAD_NOT_FOUND`): the caller's project has no such upload.
+        * `FAILED_PRECONDITION` (`UPLOAD_INCOMPLETE`): a file is not complete.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many copies, exports and imports of
+          the project wait.
+
+        Errors of the operation:
+        * `INVALID_ARGUMENT` (`FILE_REFUSED`): a file is not what its name says, or its hash differs.
+        * `INVALID_ARGUMENT` (`ADAPTER_UNSUPPORTED`): the adapter uses something that runs here do not
+          have; `setting` names it.
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): a tensor does not fit the base model of the
+          run; `tensor` names it.
+        * `ALREADY_EXISTS` (`CHECKPOINT_ALREADY_EXISTS`): the run has a checkpoint of this name.
         """
 
     @_abc_1.abstractmethod
@@ -630,10 +1154,14 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trainer_pb2.DeleteCheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trainer_pb2.DeleteCheckpointResponse, _abc.Awaitable[_trainer_pb2.DeleteCheckpointResponse]]:
-        """Deletes a checkpoint and its files.
+        """Deletes a checkpoint, its exports and their files.
+
+        A load, copy or export that reads the files at the moment finishes; one that has not begun
+        fails with `CHECKPOINT_NOT_FOUND`.
 
         Errors:
-        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`): the caller's project has no checkpoint of this name.
+        * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
+          checkpoint of this name.
         """
 
     @_abc_1.abstractmethod

@@ -15,8 +15,10 @@ from typing import Protocol
 
 from tinsmith_runtime.ledger.postgres import PostgresLedger
 from tinsmith_runtime.ledger.records import (
+    CheckpointChanges,
     CheckpointRecord,
     Commit,
+    ExportRecord,
     Holder,
     NewOperation,
     OperationRecord,
@@ -25,12 +27,16 @@ from tinsmith_runtime.ledger.records import (
     ResumePoint,
     RunRecord,
     SnapshotRecord,
+    StoredFile,
+    TaskRecord,
 )
 from tinsmith_runtime.ledger.sqlite import SqliteLedger
 
 __all__ = [
+    "CheckpointChanges",
     "CheckpointRecord",
     "Commit",
+    "ExportRecord",
     "Holder",
     "Ledger",
     "NewOperation",
@@ -42,6 +48,8 @@ __all__ = [
     "RunRecord",
     "SnapshotRecord",
     "SqliteLedger",
+    "StoredFile",
+    "TaskRecord",
 ]
 
 
@@ -244,18 +252,103 @@ class Ledger(Protocol):
         """Forget snapshots below a sequence number, and return them."""
         ...
 
+    # Checkpoints, exports, and the tasks that make them.
+
     async def get_checkpoint(self, name: str) -> CheckpointRecord | None:
-        """Return a checkpoint."""
+        """Return a checkpoint; it may have expired."""
         ...
 
     async def list_checkpoints(
-        self, project: str, run: str | None, *, limit: int, after: tuple[float, str] | None
+        self,
+        project: str,
+        run: str | None,
+        *,
+        limit: int,
+        after: tuple[float, str] | None,
+        now_s: float = 0.0,
     ) -> list[CheckpointRecord]:
-        """Return checkpoints, newest first, after a position in that order."""
+        """Return checkpoints, newest first, after a position; those expired at `now_s` are not."""
         ...
 
-    async def delete_checkpoint(self, name: str) -> CheckpointRecord | None:
-        """Forget a checkpoint, and return it."""
+    async def update_checkpoint(
+        self, name: str, changes: CheckpointChanges, *, now_s: float
+    ) -> CheckpointRecord | None:
+        """Change a checkpoint that has not expired, and return it; None if there is none."""
+        ...
+
+    async def delete_checkpoint(
+        self, name: str, *, not_before_s: float = 0.0
+    ) -> CheckpointRecord | None:
+        """Forget a checkpoint and its exports, and return it.
+
+        Its files are the caller's to remove: `list_folder_deletions` names their folders, from
+        `not_before_s` on, until `forget_folder_deletion`.
+        """
+        ...
+
+    async def expire_checkpoints(self, *, now_s: float, not_before_s: float) -> int:
+        """Forget the checkpoints and exports that expired, and return how many there were.
+
+        Their files are as in `delete_checkpoint`; `get_expiry` remembers the checkpoints.
+        """
+        ...
+
+    async def get_expiry(self, name: str) -> float | None:
+        """Return when a checkpoint expired that is gone; None if none did lately."""
+        ...
+
+    async def forget_expired(self, *, before_s: float) -> None:
+        """Forget checkpoints that expired before, and tasks that ended before."""
+        ...
+
+    async def list_folder_deletions(self, *, now_s: float) -> list[str]:
+        """Return the folders whose files are to be removed now."""
+        ...
+
+    async def forget_folder_deletion(self, folder: str) -> None:
+        """Note that the files of a folder are gone."""
+        ...
+
+    async def get_export(self, name: str) -> ExportRecord | None:
+        """Return an export."""
+        ...
+
+    async def submit_task(self, task: TaskRecord, *, max_pending: int) -> TaskRecord:
+        """Accept a task, or return the one that the same request made before.
+
+        Raises:
+            RunNotFoundError: If the run was deleted.
+            RequestIdReusedError: If the request id has another digest.
+            QueueFullError: If `max_pending` tasks of the project wait.
+        """
+        ...
+
+    async def get_task(self, name: str) -> TaskRecord | None:
+        """Return a task."""
+        ...
+
+    async def list_pending_tasks(self) -> list[TaskRecord]:
+        """Return the tasks without a result, oldest first."""
+        ...
+
+    async def finish_task(
+        self,
+        task: TaskRecord,
+        epoch: int,
+        *,
+        finish_time_s: float,
+        result: bytes | None = None,
+        error: bytes | None = None,
+        checkpoint: CheckpointRecord | None = None,
+        export: ExportRecord | None = None,
+    ) -> TaskRecord:
+        """Commit the end of a task with the row that it made, both or neither.
+
+        Raises:
+            FencedError: If the epoch no longer holds, or the task has a result already.
+            CheckpointAlreadyExistsError: If there is a checkpoint of this name.
+            CheckpointNotFoundError: If the checkpoint of the export is gone.
+        """
         ...
 
     async def close(self) -> None:

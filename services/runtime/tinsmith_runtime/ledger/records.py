@@ -180,6 +180,15 @@ class SnapshotRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    """One file of a checkpoint or export; `sha256` in hex."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointRecord:
     """A save that the user named.
 
@@ -188,6 +197,10 @@ class CheckpointRecord:
         adapter: What was trained, as JSON.
         folder: Where its files are in the store.
         sha256: Hash of its manifest.
+        expire_time_s: When it expires; None keeps it until it is deleted.
+        is_published: Whether every project may read it by its name.
+        files: What its manifest lists.
+        source_checkpoint: The checkpoint that it is a copy of; empty if it is none.
     """
 
     name: str
@@ -203,3 +216,76 @@ class CheckpointRecord:
     sha256: str
     create_time_s: float
     labels: Mapping[str, str]
+    expire_time_s: float | None = None
+    is_published: bool = False
+    files: tuple[StoredFile, ...] = ()
+    source_checkpoint: str = ""
+
+    @property
+    def project(self) -> str:
+        """Id of the project that owns it."""
+        return self.name.split("/")[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointChanges:
+    """What of a checkpoint is to change; None leaves it, but for `expire_time_s`.
+
+    Attributes:
+        sets_expiry: Whether `expire_time_s` is to be taken; None then means never.
+    """
+
+    labels: Mapping[str, str] | None = None
+    is_published: bool | None = None
+    sets_expiry: bool = False
+    expire_time_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportRecord:
+    """A checkpoint in the layout of other tools.
+
+    Attributes:
+        format: `peft` or `merged`.
+        folder: Where its files are in the store.
+        sha256: Hash of its manifest.
+    """
+
+    name: str
+    checkpoint: str
+    run: str
+    format: str
+    folder: str
+    manifest_uri: str
+    sha256: str
+    size_bytes: int
+    files: tuple[StoredFile, ...]
+    create_time_s: float
+    expire_time_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRecord:
+    """A copy, export or import: work on files, which is in no run's order.
+
+    Attributes:
+        name: Name of the operation.
+        kind: `copy`, `export` or `import`.
+        checkpoint: What is copied, exported or imported to.
+        digest: SHA-256 of the request.
+        payload: The request.
+        result: The encoded response, once it succeeded.
+        error: The encoded `google.rpc.Status`, once it failed.
+    """
+
+    name: str
+    run: str
+    kind: str
+    checkpoint: str
+    digest: bytes
+    payload: bytes
+    submit_time_s: float
+    state: OperationState = OperationState.PENDING
+    finish_time_s: float | None = None
+    result: bytes | None = None
+    error: bytes | None = None

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from tinsmith_runtime.errors import (
     RunNotFoundError,
 )
-from tinsmith_runtime.ledger import statements
+from tinsmith_runtime.ledger import checkpoint_statements, statements
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
     CheckpointRecord,
@@ -25,9 +25,13 @@ from tinsmith_runtime.ledger.records import (
     RunRecord,
     SnapshotRecord,
 )
+from tinsmith_runtime.ledger.sql_checkpoints import SqlCheckpoints
 from tinsmith_runtime.ledger.tables import (
+    checkpoint_exports,
+    checkpoint_tasks,
     checkpoints,
     deletions,
+    expired_checkpoints,
     leases,
     operations,
     runs,
@@ -36,7 +40,7 @@ from tinsmith_runtime.ledger.tables import (
 from tinsmith_runtime.sql import Database, insert
 
 
-class SqlLedger:
+class SqlLedger(SqlCheckpoints):
     """Implements `Ledger`; see there for the methods.
 
     Args:
@@ -45,14 +49,8 @@ class SqlLedger:
     """
 
     def __init__(self, database: Database | None = None, *, holder: Holder | None = None) -> None:
-        self._opened = database
+        super().__init__(database)
         self._holder = holder
-
-    @property
-    def _database(self) -> Database:
-        if self._opened is None:
-            raise RuntimeError("the ledger is not open")
-        return self._opened
 
     async def open(self) -> None:
         """Make ready; call once, before anything else."""
@@ -127,7 +125,15 @@ class SqlLedger:
 
         def delete(connection: sa.Connection) -> None:
             statements.check_fence(connection, run, epoch)
-            for table in (operations, snapshots, checkpoints, leases):
+            for table in (
+                operations,
+                snapshots,
+                checkpoints,
+                expired_checkpoints,
+                checkpoint_exports,
+                checkpoint_tasks,
+                leases,
+            ):
                 connection.execute(sa.delete(table).where(table.c.run == run))
             connection.execute(sa.delete(runs).where(runs.c.name == run))
             connection.execute(
@@ -217,7 +223,7 @@ class SqlLedger:
         def finish(connection: sa.Connection) -> list[OperationRecord]:
             records = statements.commit(connection, Commit(run=run, epoch=epoch, outcomes=outcomes))
             for checkpoint in checkpoints:
-                statements.insert_checkpoint(connection, checkpoint)
+                checkpoint_statements.insert_checkpoint(connection, checkpoint)
             for snapshot in snapshots:
                 statements.insert_snapshot(connection, snapshot)
             return records
@@ -357,47 +363,6 @@ class SqlLedger:
                 SnapshotRecord(**row) for row in connection.execute(statement).mappings()
             ]
         )
-
-    async def get_checkpoint(self, name: str) -> CheckpointRecord | None:
-        """Return a checkpoint."""
-        query = statements.select_checkpoints().where(checkpoints.c.name == name)
-
-        def get(connection: sa.Connection) -> CheckpointRecord | None:
-            row = connection.execute(query).mappings().first()
-            return CheckpointRecord(**row) if row is not None else None
-
-        return await self._database.read(get)
-
-    async def list_checkpoints(
-        self, project: str, run: str | None, *, limit: int, after: tuple[float, str] | None
-    ) -> list[CheckpointRecord]:
-        """Return checkpoints, newest first, after a position in that order."""
-        query = statements.select_checkpoints().where(checkpoints.c.project == project)
-        if run is not None:
-            query = query.where(checkpoints.c.run == run)
-        if after is not None:
-            position = sa.tuple_(checkpoints.c.create_time_s, checkpoints.c.name)
-            query = query.where(position < sa.tuple_(*after))
-        query = query.order_by(checkpoints.c.create_time_s.desc(), checkpoints.c.name.desc())
-        return await self._database.read(
-            lambda connection: [
-                CheckpointRecord(**row) for row in connection.execute(query.limit(limit)).mappings()
-            ]
-        )
-
-    async def delete_checkpoint(self, name: str) -> CheckpointRecord | None:
-        """Forget a checkpoint, and return it."""
-        statement = (
-            sa.delete(checkpoints)
-            .where(checkpoints.c.name == name)
-            .returning(*(column for column in checkpoints.c if column.name != "project"))
-        )
-
-        def delete(connection: sa.Connection) -> CheckpointRecord | None:
-            row = connection.execute(statement).mappings().first()
-            return CheckpointRecord(**row) if row is not None else None
-
-        return await self._database.write(delete)
 
     async def close(self) -> None:
         """Finish what waits and release the database."""

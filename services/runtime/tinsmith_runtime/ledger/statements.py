@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.errors import (
     AbortedError,
-    CheckpointAlreadyExistsError,
     RequestIdReusedError,
     RunHeldError,
     SequenceGapError,
@@ -18,7 +17,6 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
-    CheckpointRecord,
     Commit,
     FencedError,
     Holder,
@@ -30,7 +28,6 @@ from tinsmith_runtime.ledger.records import (
     SnapshotRecord,
 )
 from tinsmith_runtime.ledger.tables import (
-    checkpoints,
     facts,
     holders,
     leases,
@@ -82,11 +79,6 @@ def lowest_unfinished(run: str) -> sa.Select[Any]:
         .exists()
     )
     return sa.select(sa.func.min(candidates.c.number) + 1).where(~is_finished)
-
-
-def select_checkpoints() -> sa.Select[tuple[object, ...]]:
-    """Select checkpoints as `CheckpointRecord` has them."""
-    return sa.select(*(column for column in checkpoints.c if column.name != "project"))
 
 
 def operation_of(row: sa.RowMapping) -> OperationRecord:
@@ -270,27 +262,6 @@ def insert_failed(
                 .values(revision=revision)
             )
     return numbers
-
-
-def insert_checkpoint(connection: sa.Connection, checkpoint: CheckpointRecord) -> None:
-    """Insert a checkpoint.
-
-    Raises:
-        CheckpointAlreadyExistsError: If there is one of this name.
-    """
-    inserted = connection.execute(
-        insert(connection, checkpoints)
-        .values(
-            project=checkpoint.name.split("/")[1],
-            **{field: getattr(checkpoint, field) for field in checkpoint.__dataclass_fields__},
-        )
-        .on_conflict_do_nothing()
-    )
-    if inserted.rowcount == 0:
-        raise CheckpointAlreadyExistsError(
-            f"checkpoint {checkpoint.name} exists; choose another name or delete it first",
-            checkpoint=checkpoint.name,
-        )
 
 
 def insert_snapshot(connection: sa.Connection, snapshot: SnapshotRecord) -> None:

@@ -91,7 +91,69 @@ checkpoints = sa.Table(
     sa.Column("sha256", sa.Text, nullable=False),
     sa.Column("create_time_s", sa.Float, nullable=False),
     sa.Column("labels", sa.JSON, nullable=False),
+    # Empty: kept until it is deleted.
+    sa.Column("expire_time_s", sa.Float),
+    sa.Column("is_published", sa.Boolean, nullable=False, default=False),
+    sa.Column("files", sa.JSON, nullable=False, default=list),
+    sa.Column("source_checkpoint", sa.Text, nullable=False, default=""),
     sa.Index("checkpoints_by_time", "project", "create_time_s", "name"),
+    sa.Index("checkpoints_by_expiry", "expire_time_s"),
+)
+
+# Checkpoints that expired lately, so that "expired" differs from "never existed".
+expired_checkpoints = sa.Table(
+    "expired_checkpoints",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("expire_time_s", sa.Float, nullable=False),
+)
+
+# Checkpoints in the layout of other tools.
+checkpoint_exports = sa.Table(
+    "checkpoint_exports",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("checkpoint", sa.Text, nullable=False),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("format", sa.Text, nullable=False),
+    sa.Column("folder", sa.Text, nullable=False),
+    sa.Column("manifest_uri", sa.Text, nullable=False),
+    sa.Column("sha256", sa.Text, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("files", sa.JSON, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Column("expire_time_s", sa.Float, nullable=False),
+    sa.Index("checkpoint_exports_by_checkpoint", "checkpoint"),
+    sa.Index("checkpoint_exports_by_expiry", "expire_time_s"),
+)
+
+# Copies, exports and imports: operations that are in no run's order.
+checkpoint_tasks = sa.Table(
+    "checkpoint_tasks",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("checkpoint", sa.Text, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("payload", sa.LargeBinary, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("error", sa.LargeBinary),
+    sa.Column("submit_time_s", sa.Float, nullable=False),
+    sa.Column("finish_time_s", sa.Float),
+    sa.Index("checkpoint_tasks_by_state", "state", "project"),
+)
+
+# Folders of checkpoints and exports that are gone, but whose files may still be in the store.
+folder_deletions = sa.Table(
+    "folder_deletions",
+    metadata,
+    sa.Column("folder", sa.Text, primary_key=True),
+    # Readers in other processes get this long to finish.
+    sa.Column("not_before_s", sa.Float, nullable=False),
 )
 
 # Deleted runs whose files may still be in the store.

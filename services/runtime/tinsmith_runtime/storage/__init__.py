@@ -83,8 +83,15 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def read_chunks(self, path: str, *, max_bytes: int | None = None) -> Iterator[bytes]:
+    def read_chunks(
+        self, path: str, *, offset: int = 0, max_bytes: int | None = None
+    ) -> Iterator[bytes]:
         """Yield an object piece by piece; a connection that is cut is taken up where it ended.
+
+        Args:
+            path: Of the object.
+            offset: Where to begin, at most its size.
+            max_bytes: What the whole object may have.
 
         Raises:
             ObjectNotFoundError: If there is none at this path.

@@ -96,7 +96,9 @@ class FileStore:
         """Return an object; see `ObjectStore.read`."""
         return b"".join(self.read_chunks(path, max_bytes=max_bytes))
 
-    def read_chunks(self, path: str, *, max_bytes: int | None = None) -> Iterator[bytes]:
+    def read_chunks(
+        self, path: str, *, offset: int = 0, max_bytes: int | None = None
+    ) -> Iterator[bytes]:
         """Yield an object piece by piece; see `ObjectStore.read_chunks`."""
         with self._missing_is_typed(path), self._resolve(path).open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
@@ -105,7 +107,8 @@ class FileStore:
                     f"{self.uri}/{path} has {size_bytes} bytes, at most {max_bytes} are expected",
                     path=path,
                 )
-            left_bytes = size_bytes
+            file.seek(offset)
+            left_bytes = max(0, size_bytes - offset)
             while chunk := file.read(min(CHUNK_BYTES, left_bytes)):
                 left_bytes -= len(chunk)
                 yield chunk

@@ -189,11 +189,13 @@ class S3Store:
         """Return an object; see `ObjectStore.read`."""
         return b"".join(self.read_chunks(path, max_bytes=max_bytes))
 
-    def read_chunks(self, path: str, *, max_bytes: int | None = None) -> Iterator[bytes]:
+    def read_chunks(
+        self, path: str, *, offset: int = 0, max_bytes: int | None = None
+    ) -> Iterator[bytes]:
         """Yield an object piece by piece; see `ObjectStore.read_chunks`."""
         key = self._key(path)
         deadline = self._client.new_deadline()
-        num_done, num_failures = 0, 0
+        num_done, num_failures = offset, 0
         size_bytes: int | None = None
         etag = ""
         while size_bytes is None or num_done < size_bytes:
@@ -213,11 +215,12 @@ class S3Store:
                 raise self._replaced(path) from error
             try:
                 if size_bytes is None:
-                    size_bytes = int(response.headers.get("content-length", -1))
+                    # Of a part, the length is that of the part.
+                    size_bytes = num_done + int(response.headers.get("content-length", -1))
                     etag = response.headers.get("etag", "")
                     self._check_size(path, size_bytes, max_bytes)
                     deadline.extend(self._client.transfer_s(size_bytes))
-                elif num_done and response.status != 206:
+                if num_done and response.status != 206:
                     raise self._replaced(path)
                 # A piece is what arrived: a store that trickles can not outlast the deadline.
                 while chunk := response.read1(CHUNK_BYTES, decode_content=False):

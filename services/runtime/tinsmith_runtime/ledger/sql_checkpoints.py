@@ -1,0 +1,168 @@
+"""The part of the ledger that is about checkpoints, as transactions on a SQL database."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from tinsmith_runtime.errors import CheckpointNotFoundError, RunNotFoundError
+from tinsmith_runtime.ledger import checkpoint_statements, statements
+from tinsmith_runtime.ledger.records import (
+    CheckpointChanges,
+    CheckpointRecord,
+    ExportRecord,
+    FencedError,
+    TaskRecord,
+)
+from tinsmith_runtime.sql import Database
+
+
+class SqlCheckpoints:
+    """Checkpoints, exports, and the tasks that make them; see `Ledger` for the methods.
+
+    Args:
+        database: Holds the tables of `tables`; a subclass may open it later.
+    """
+
+    def __init__(self, database: Database | None = None) -> None:
+        self._opened = database
+
+    @property
+    def _database(self) -> Database:
+        if self._opened is None:
+            raise RuntimeError("the ledger is not open")
+        return self._opened
+
+    async def get_checkpoint(self, name: str) -> CheckpointRecord | None:
+        """Return a checkpoint."""
+        return await self._database.read(
+            lambda connection: checkpoint_statements.get_checkpoint(connection, name)
+        )
+
+    async def list_checkpoints(
+        self,
+        project: str,
+        run: str | None,
+        *,
+        limit: int,
+        after: tuple[float, str] | None,
+        now_s: float = 0.0,
+    ) -> list[CheckpointRecord]:
+        """Return checkpoints, newest first, after a position in that order."""
+        return await self._database.read(
+            lambda connection: checkpoint_statements.list_checkpoints(
+                connection, project, run, limit=limit, after=after, now_s=now_s
+            )
+        )
+
+    async def update_checkpoint(
+        self, name: str, changes: CheckpointChanges, *, now_s: float
+    ) -> CheckpointRecord | None:
+        """Change a checkpoint; see `Ledger`."""
+        return await self._database.write(
+            lambda connection: checkpoint_statements.update_checkpoint(
+                connection, name, changes, now_s=now_s
+            )
+        )
+
+    async def delete_checkpoint(
+        self, name: str, *, not_before_s: float = 0.0
+    ) -> CheckpointRecord | None:
+        """Forget a checkpoint; see `Ledger`."""
+        return await self._database.write(
+            lambda connection: checkpoint_statements.delete_checkpoint(
+                connection, name, not_before_s=not_before_s
+            )
+        )
+
+    async def expire_checkpoints(self, *, now_s: float, not_before_s: float) -> int:
+        """Forget what expired; see `Ledger`."""
+        return await self._database.write(
+            lambda connection: checkpoint_statements.expire(
+                connection, now_s=now_s, not_before_s=not_before_s
+            )
+        )
+
+    async def get_expiry(self, name: str) -> float | None:
+        """Return when a checkpoint expired that is gone; see `Ledger`."""
+        return await self._database.read(
+            lambda connection: checkpoint_statements.tombstone(connection, name)
+        )
+
+    async def forget_expired(self, *, before_s: float) -> None:
+        """Forget old tombstones and tasks; see `Ledger`."""
+        await self._database.write(
+            lambda connection: checkpoint_statements.forget_before(connection, before_s)
+        )
+
+    async def list_folder_deletions(self, *, now_s: float) -> list[str]:
+        """Return the folders whose time to be removed has come."""
+        return await self._database.read(
+            lambda connection: checkpoint_statements.list_folder_deletions(connection, now_s)
+        )
+
+    async def forget_folder_deletion(self, folder: str) -> None:
+        """Note that a folder is gone."""
+        await self._database.write(
+            lambda connection: checkpoint_statements.forget_folder_deletion(connection, folder)
+        )
+
+    async def get_export(self, name: str) -> ExportRecord | None:
+        """Return an export."""
+        return await self._database.read(
+            lambda connection: checkpoint_statements.get_export(connection, name)
+        )
+
+    async def submit_task(self, task: TaskRecord, *, max_pending: int) -> TaskRecord:
+        """Accept a task; see `Ledger`."""
+
+        def accept(connection: sa.Connection) -> TaskRecord:
+            if statements.epoch_of(connection, task.run) is None:
+                raise RunNotFoundError(f"run {task.run} was deleted", run=task.run)
+            return checkpoint_statements.submit_task(connection, task, max_pending=max_pending)
+
+        return await self._database.write(accept)
+
+    async def get_task(self, name: str) -> TaskRecord | None:
+        """Return a task."""
+        return await self._database.read(
+            lambda connection: checkpoint_statements.get_task(connection, name)
+        )
+
+    async def list_pending_tasks(self) -> list[TaskRecord]:
+        """Return the tasks without a result, oldest first."""
+        return await self._database.read(checkpoint_statements.list_pending_tasks)
+
+    async def finish_task(
+        self,
+        task: TaskRecord,
+        epoch: int,
+        *,
+        finish_time_s: float,
+        result: bytes | None = None,
+        error: bytes | None = None,
+        checkpoint: CheckpointRecord | None = None,
+        export: ExportRecord | None = None,
+    ) -> TaskRecord:
+        """Commit the end of a task; see `Ledger`."""
+
+        def finish(connection: sa.Connection) -> TaskRecord:
+            statements.check_fence(connection, task.run, epoch)
+            is_first = checkpoint_statements.finish_task(
+                connection, task.name, result=result, error=error, finish_time_s=finish_time_s
+            )
+            found = checkpoint_statements.get_task(connection, task.name)
+            if not is_first or found is None:
+                raise FencedError(f"operation {task.name} has a result already", run=task.run)
+            if checkpoint is not None:
+                checkpoint_statements.insert_checkpoint(connection, checkpoint)
+            if export is not None:
+                exported = checkpoint_statements.get_checkpoint(connection, export.checkpoint)
+                if exported is None:
+                    raise CheckpointNotFoundError(
+                        f"checkpoint {export.checkpoint} was deleted while it was exported",
+                        checkpoint=export.checkpoint,
+                    )
+                checkpoint_statements.put_export(connection, export, not_before_s=finish_time_s)
+            return found
+
+        return await self._database.write(finish)

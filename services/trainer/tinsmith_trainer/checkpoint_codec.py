@@ -1,0 +1,267 @@
+"""Protobuf to and from what concerns checkpoints alone: changes, tasks, exports, uploads."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from google.longrunning import operations_pb2
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+
+from tinsmith import names
+from tinsmith.v1 import trainer_pb2
+from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
+from tinsmith_runtime.ledger import (
+    CheckpointChanges,
+    CheckpointRecord,
+    ExportRecord,
+    OperationState,
+    StoredFile,
+    TaskRecord,
+)
+from tinsmith_runtime.status import encode_status
+from tinsmith_trainer import codec
+from tinsmith_trainer.checkpoint_tasks import TaskProgress
+from tinsmith_trainer.checkpoint_work import CopyWork, ExportWork, ImportWork, Made, TaskWork
+from tinsmith_trainer.downloads import Source
+from tinsmith_trainer.uploads import Upload
+
+_FORMATS = {
+    trainer_pb2.CheckpointExport.FORMAT_PEFT: "peft",
+    trainer_pb2.CheckpointExport.FORMAT_MERGED: "merged",
+}
+_WIRE_FORMATS = {name: wire for wire, name in _FORMATS.items()}
+_REQUESTS: dict[str, type[Message]] = {
+    "copy": trainer_pb2.CopyCheckpointRequest,
+    "export": trainer_pb2.ExportCheckpointRequest,
+    "import": trainer_pb2.ImportCheckpointRequest,
+}
+_RESPONSES: dict[str, type[Message]] = {
+    "copy": trainer_pb2.Checkpoint,
+    "export": trainer_pb2.CheckpointExport,
+    "import": trainer_pb2.Checkpoint,
+}
+_MUTABLE = ("labels", "expire_time")
+_MAX_FILES = 16
+
+
+def decode_changes(
+    request: trainer_pb2.UpdateCheckpointRequest, *, now_s: float
+) -> CheckpointChanges:
+    """Return what a request changes.
+
+    Raises:
+        InvalidFieldError: If it changes nothing or something else, or a value is not valid.
+    """
+    # A mask may name either field of the expiry.
+    paths = {"expire_time" if path == "ttl" else path for path in request.update_mask.paths}
+    if not paths or not paths <= set(_MUTABLE):
+        raise InvalidFieldError("update_mask", f"must name one or more of {', '.join(_MUTABLE)}")
+    expire_time_s: float | None = None
+    if "expire_time" in paths and request.WhichOneof("expiration") == "ttl":
+        expire_time_s = now_s + (codec.decode_ttl(request) or 0.0)
+    elif "expire_time" in paths and request.HasField("expire_time"):
+        expire_time_s = request.expire_time.seconds + request.expire_time.nanos / 1e9
+        if expire_time_s <= now_s:
+            raise InvalidFieldError(
+                "expire_time", "must be in the future; delete the checkpoint instead"
+            )
+    return CheckpointChanges(
+        labels=codec.decode_labels(request.labels) if "labels" in paths else None,
+        sets_expiry="expire_time" in paths,
+        expire_time_s=expire_time_s,
+    )
+
+
+def decode_copy(request: trainer_pb2.CopyCheckpointRequest) -> CopyWork:
+    """Return what a copy asks for.
+
+    Raises:
+        InvalidFieldError: If a field is not valid.
+    """
+    source = codec.decode_checkpoint_name(request.source_checkpoint, field="source_checkpoint")
+    return CopyWork(
+        codec.decode_checkpoint_id(request.parent, request.checkpoint_id),
+        str(source),
+        codec.decode_labels(request.labels),
+        codec.decode_ttl(request),
+    )
+
+
+def decode_export(request: trainer_pb2.ExportCheckpointRequest) -> ExportWork:
+    """Return what an export asks for.
+
+    Raises:
+        InvalidFieldError: If the format is not one.
+    """
+    if request.format not in _FORMATS:
+        raise InvalidFieldError("format", "must be FORMAT_PEFT or FORMAT_MERGED")
+    return ExportWork(request.name, _FORMATS[request.format])
+
+
+def new_task(
+    kind: str, run: names.RunName, checkpoint: str, request: Any, *, now_s: float
+) -> TaskRecord:
+    """Return a request as a task.
+
+    Raises:
+        InvalidFieldError: If the request id is not valid.
+    """
+    codec.check_request_id(request.request_id)
+    payload: bytes = request.SerializeToString(deterministic=True)
+    return TaskRecord(
+        name=f"{run}/operations/{kind}-{request.request_id}",
+        run=str(run),
+        kind=kind,
+        checkpoint=checkpoint,
+        digest=hashlib.sha256(payload).digest(),
+        payload=payload,
+        submit_time_s=now_s,
+    )
+
+
+def decode_upload_name(value: str) -> names.CheckpointUploadName:
+    """Return the upload that a request names.
+
+    Raises:
+        InvalidFieldError: If it is not the name of one.
+    """
+    try:
+        return names.CheckpointUploadName.parse(value)
+    except names.InvalidNameError as error:
+        raise InvalidFieldError(
+            "upload", f"must be {error.pattern}, got {value[:128]!r}"
+        ) from error
+
+
+def decode_upload(run: names.RunName, request: trainer_pb2.CreateCheckpointUploadRequest) -> Upload:
+    """Return the upload that a request begins.
+
+    Raises:
+        InvalidFieldError: If a field is not valid.
+    """
+    codec.check_request_id(request.request_id)
+    if len(request.files) > _MAX_FILES:
+        raise InvalidFieldError("files", f"must be at most {_MAX_FILES}, got {len(request.files)}")
+    upload = names.CheckpointUploadName(run.project, run.run, request.request_id)
+    payload: bytes = request.SerializeToString(deterministic=True)
+    return Upload(
+        name=str(upload),
+        checkpoint=codec.decode_checkpoint_id(str(run), request.checkpoint_id),
+        files=tuple(
+            StoredFile(name=file.file, size_bytes=file.size_bytes, sha256=file.sha256)
+            for file in request.files
+        ),
+        labels=codec.decode_labels(request.labels),
+        ttl_s=codec.decode_ttl(request),
+        digest=hashlib.sha256(payload).hexdigest(),
+    )
+
+
+def encode_upload(upload: Upload, received: dict[str, int]) -> trainer_pb2.CheckpointUpload:
+    """Return the message of an upload."""
+    return trainer_pb2.CheckpointUpload(
+        name=upload.name,
+        checkpoint=upload.checkpoint,
+        files=[
+            trainer_pb2.CheckpointUpload.Progress(
+                file=codec.encode_file(file), received_bytes=received[file.name]
+            )
+            for file in upload.files
+        ],
+    )
+
+
+def encode_download(
+    name: str, sources: list[Source], expire_time_s: float
+) -> trainer_pb2.CheckpointDownload:
+    """Return the message that says where files are."""
+    return trainer_pb2.CheckpointDownload(
+        name=name,
+        sources=[
+            trainer_pb2.CheckpointDownload.Source(
+                file=codec.encode_file(source.file), url=source.url, token=source.token
+            )
+            for source in sources
+        ],
+        expire_time=codec.timestamp(expire_time_s),
+    )
+
+
+def encode_export(record: ExportRecord) -> trainer_pb2.CheckpointExport:
+    """Return the message of an export."""
+    return trainer_pb2.CheckpointExport(
+        name=record.name,
+        format=_WIRE_FORMATS[record.format],
+        files=[codec.encode_file(file) for file in record.files],
+        size_bytes=record.size_bytes,
+        manifest_uri=record.manifest_uri,
+        create_time=codec.timestamp(record.create_time_s),
+        expire_time=codec.timestamp(record.expire_time_s),
+    )
+
+
+def encode_task(record: TaskRecord, progress: TaskProgress) -> operations_pb2.Operation:
+    """Return the message of a task as it stands."""
+    states = trainer_pb2.CheckpointTaskMetadata
+    state = {
+        OperationState.PENDING: (
+            states.STATE_RUNNING if progress.is_running else states.STATE_QUEUED
+        ),
+        OperationState.SUCCEEDED: states.STATE_SUCCEEDED,
+        OperationState.FAILED: states.STATE_FAILED,
+    }[record.state]
+    operation = operations_pb2.Operation(
+        name=record.name, done=record.state is not OperationState.PENDING
+    )
+    operation.metadata.Pack(
+        trainer_pb2.CheckpointTaskMetadata(
+            checkpoint=record.checkpoint,
+            kind=record.kind,
+            state=state,
+            done_bytes=progress.done_bytes,
+            total_bytes=progress.total_bytes,
+            submit_time=codec.timestamp(record.submit_time_s),
+            finish_time=codec.timestamp(record.finish_time_s) if record.finish_time_s else None,
+        )
+    )
+    if record.state is OperationState.SUCCEEDED:
+        response_type = _RESPONSES[record.kind].DESCRIPTOR.full_name
+        operation.response.type_url = f"type.googleapis.com/{response_type}"
+        operation.response.value = record.result or b""
+    elif record.state is OperationState.FAILED:
+        operation.error.CopyFrom(status_pb2.Status.FromString(record.error or b""))
+    return operation
+
+
+class StoredTasks:
+    """Tasks and their results as the ledger stores them; implements `TaskCodec`."""
+
+    def decode_task(self, kind: str, checkpoint: str, payload: bytes) -> TaskWork:
+        """Return the work of a stored request."""
+        request: Any = _REQUESTS[kind]()
+        request.ParseFromString(payload)
+        match kind:
+            case "copy":
+                return decode_copy(request)
+            case "export":
+                return decode_export(request)
+            case _:
+                return ImportWork(checkpoint, request.upload)
+
+    def encode_made(self, made: Made) -> bytes:
+        """Return the serialised response."""
+        message = (
+            codec.encode_checkpoint(made)
+            if isinstance(made, CheckpointRecord)
+            else encode_export(made)
+        )
+        encoded: bytes = message.SerializeToString(deterministic=True)
+        return encoded
+
+    def encode_error(self, error: TinsmithError) -> bytes:
+        """Return the serialised status."""
+        status = encode_status(error, domain=codec.DOMAIN)
+        encoded: bytes = status.SerializeToString(deterministic=True)
+        return encoded
