@@ -11,6 +11,15 @@ from tinsmith_engine.host import EngineHost
 from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """Where a pod keeps its tables: empty for a file, or the URL of a database."""
+    if request.param == "sqlite":
+        return ""
+    url: str = request.getfixturevalue("postgres_url")
+    return url
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = TinyModelConfig(

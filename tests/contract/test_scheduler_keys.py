@@ -26,8 +26,8 @@ Code = grpc.StatusCode
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with running_rig(tmp_path) as rig:
+async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
+    async with running_rig(tmp_path, database_url=database_url) as rig:
         yield rig
 
 

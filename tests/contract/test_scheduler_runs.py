@@ -32,8 +32,8 @@ TrainingRun = scheduler_pb2.TrainingRun
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with running_rig(tmp_path, max_runs_per_project=5) as rig:
+async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
+    async with running_rig(tmp_path, database_url=database_url, max_runs_per_project=5) as rig:
         yield rig
 
 

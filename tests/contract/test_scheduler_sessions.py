@@ -25,8 +25,8 @@ Session = scheduler_pb2.Session
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with running_rig(tmp_path) as rig:
+async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
+    async with running_rig(tmp_path, database_url=database_url) as rig:
         yield rig
 
 
@@ -103,10 +103,15 @@ async def test_request_ids_of_projects_do_not_meet(rig: Rig) -> None:
         {"request_id": ""},
         {"request_id": "not-a-uuid"},
         {"display_name": "x" * 1025},
+        {"display_name": "zero\0"},
+        {"client_version": "zero\0"},
         {"labels": {str(number): "" for number in range(65)}},
         {"labels": {"a": "x" * 1025}},
     ],
-    ids=["no-id", "bad-id", "long-name", "many-labels", "long-label"],
+    ids=[
+        *("no-id", "bad-id", "long-name", "zero-in-name", "zero-in-version"),
+        *("many-labels", "long-label"),
+    ],
 )
 async def test_invalid_fields(rig: Rig, fields: dict[str, Any]) -> None:
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):

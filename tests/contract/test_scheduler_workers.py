@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.fakes.postgres import PostgresServer
+from tests.fakes.postgres_proxy import PostgresProxy
 from tests.fakes.scheduler_fake_trainer import (
     BASE_MODEL,
     POD,
@@ -29,8 +32,8 @@ Worker = scheduler_pb2.Worker
 
 
 @pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with running_rig(tmp_path) as rig:
+async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
+    async with running_rig(tmp_path, database_url=database_url) as rig:
         yield rig
 
 
@@ -131,11 +134,94 @@ async def test_long_names_fit_into_errors(rig: Rig) -> None:
         await rig.get_run(rig.admin, name)
 
 
-async def test_one_scheduler_for_each_folder(rig: Rig) -> None:
-    pod = SchedulerPod(SchedulerConfig(data_dir=rig.settings["data_dir"]))
+async def test_one_scheduler_for_each_folder(tmp_path: Path) -> None:
+    first, second = (SchedulerPod(SchedulerConfig(data_dir=tmp_path)) for _ in range(2))
+    await first.start()
     with pytest.raises(ConfigError, match="in use"):
-        await pod.start()
-    await pod.stop()
+        await second.start()
+    await second.stop()
+    await first.stop()
+
+
+async def test_a_second_scheduler_of_a_database_stands_by(
+    tmp_path: Path, postgres: PostgresServer, postgres_url: str
+) -> None:
+    config = SchedulerConfig(data_dir=tmp_path, database_url=postgres_url)
+    first, second, third = (SchedulerPod(config) for _ in range(3))
+    await first.start()
+    start = asyncio.create_task(second.start())
+    given_up = asyncio.create_task(third.start())
+    await asyncio.to_thread(
+        postgres.wait_for,
+        "SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+        database=postgres_url.rpartition("/")[2],
+    )
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    assert not start.done()
+    await first.stop()
+    await start
+    assert second.address
+    await second.stop()
+    await third.stop()
+    assert "password" not in repr(config)
+
+
+@contextlib.asynccontextmanager
+async def scheduler_process(
+    data_dir: Path, database_url: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a scheduler whose log is its error output."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tinsmith_scheduler"),
+        env={
+            **os.environ,
+            "TINSMITH_DATA_DIR": str(data_dir),
+            "TINSMITH_DATABASE_URL": database_url,
+        },
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def test_a_scheduler_that_was_replaced_ends(tmp_path: Path, postgres_url: str) -> None:
+    successor = SchedulerPod(SchedulerConfig(data_dir=tmp_path, database_url=postgres_url))
+    async with (
+        PostgresProxy(postgres_url) as proxy,
+        scheduler_process(tmp_path, proxy.url) as process,
+    ):
+        assert process.stderr is not None
+        assert b'"event": "serving"' in await process.stderr.readline()
+        await proxy.close()
+        await successor.start()
+        await proxy.open()
+        log = await process.stderr.read()
+        assert await process.wait() == 3
+    assert b"another scheduler took over" in log
+    assert b"password" not in log
+    await successor.stop()
+
+
+async def test_a_scheduler_that_stands_by_ends_at_sigterm(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    active = SchedulerPod(SchedulerConfig(data_dir=tmp_path, database_url=postgres_url))
+    await active.start()
+    async with scheduler_process(tmp_path, postgres_url) as process:
+        assert process.stderr is not None
+        line = await process.stderr.readline()
+        assert b"waiting: another process holds the database" in line
+        process.send_signal(signal.SIGTERM)
+        await process.stderr.read()
+        assert await process.wait() == 0
+    await active.stop()
 
 
 async def test_process_serves_until_sigterm(tmp_path: Path) -> None:

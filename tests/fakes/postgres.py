@@ -14,14 +14,15 @@ import itertools
 import os
 import pwd
 import shutil
+import signal
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -37,6 +38,8 @@ SETTINGS: Mapping[str, str] = {
     "min_wal_size": "32MB",
     "max_wal_size": "256MB",
     "lc_messages": "C",
+    # In the data folder: a server that is killed leaves nothing in /dev/shm.
+    "dynamic_shared_memory_type": "mmap",
     "log_line_prefix": "%m %a %p ",
     "wal_retrieve_retry_interval": "100ms",
 }
@@ -94,12 +97,12 @@ class PostgresServer:
             "port": str(self.port),
             "unix_socket_directories": str(self._socket_folder),
         }
-        command = [str(_binaries() / "postgres"), "-D", str(self._data)]
+        command = [*_as_owner(), str(_binaries() / "postgres"), "-D", str(self._data)]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **_as_owner()
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         end_s = time.monotonic() + TIMEOUT_S
         while not self._is_ready():
@@ -112,7 +115,7 @@ class PostgresServer:
     def stop(self) -> None:
         """Break all connections and stop in order; repeating it changes nothing."""
         if self._process is not None:
-            self._process.send_signal(2)  # "fast": SIGTERM would wait for the clients
+            self._process.send_signal(signal.SIGINT)  # SIGTERM would wait for the clients
             self._process.wait(TIMEOUT_S)
             self._process = None
 
@@ -140,8 +143,11 @@ class PostgresServer:
         return self.start()
 
     def remove(self) -> None:
-        """Kill the server and remove its files."""
-        self.kill()
+        """Stop the server at once and remove its files."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(TIMEOUT_S)
+            self._process = None
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.rmtree(self._socket_folder, ignore_errors=True)
 
@@ -155,7 +161,8 @@ class PostgresServer:
 
     def query(self, statement: str, *, database: str = "postgres") -> str:
         """Run one statement and return what psql prints, columns separated by `|`."""
-        return self._execute("psql", "-qAtX", "-d", self.url_of(database), "-c", statement).strip()
+        options = ("-qAtX", "-d", self.url_of(database), "-c", statement)
+        return _run([str(_binaries() / "psql"), *options]).strip()
 
     def wait_for(self, condition: str, *, database: str = "postgres") -> None:
         """Return once a query says true."""
@@ -197,20 +204,8 @@ class PostgresServer:
             return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() in _READY
         return False
 
-    def _execute(self, program: str, *arguments: str) -> str:
-        done = subprocess.run(
-            [str(_binaries() / program), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            cwd="/",
-            timeout=TIMEOUT_S,
-            check=False,
-            **_as_owner(),
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"{program} failed: {done.stderr}{done.stdout}")
-        return done.stdout
+    def _execute(self, program: str, *arguments: str) -> None:
+        _run([*_as_owner(), str(_binaries() / program), *arguments])
 
 
 _READY = ("ready", "standby")
@@ -251,6 +246,21 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     postgres.query(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
+def _run(command: list[str]) -> str:
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{command} failed: {done.stderr}{done.stdout}")
+    return done.stdout
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -277,11 +287,8 @@ def _binaries() -> Path:
 
 
 def _can_run(program: Path) -> bool:
-    try:
-        subprocess.run([str(program), "--version"], check=True, capture_output=True, **_as_owner())
-    except OSError:
-        return False
-    return True
+    command = [*_as_owner(), str(program), "--version"]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 @functools.cache
@@ -293,11 +300,20 @@ def _owner() -> tuple[int, int]:
     return nobody.pw_uid, nobody.pw_gid
 
 
-def _as_owner() -> dict[str, Any]:
+def _as_owner() -> list[str]:
+    """Return what to put before a command, so that it runs as the user of the servers.
+
+    Not the `user` argument of `subprocess`: with it Python forks, which gRPC does not bear, where
+    it otherwise would use vfork.
+    """
     if os.geteuid() != 0:
-        return {}
+        return []
     user, group = _owner()
-    return {"user": user, "group": group, "extra_groups": []}
+    script = (
+        f"import os, sys; os.setgroups([]); os.setgid({group}); os.setuid({user}); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-I", "-S", "-c", script]
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -209,6 +209,9 @@ def check_text(value: str, field: str) -> str:
     """Return a text that is meant for people."""
     if len(value) > _MAX_TEXT:
         raise InvalidFieldError(field, f"must have at most {_MAX_TEXT} characters")
+    if "\0" in value:
+        # PostgreSQL has no way to store it.
+        raise InvalidFieldError(field, "must not hold the character U+0000")
     return value
 
 

@@ -29,7 +29,9 @@ class SchedulerConfig:
     """Settings of one scheduler."""
 
     data_dir: Path
-    """Folder of the database."""
+    """Folder of the database, unless that is elsewhere."""
+    database_url: str = field(default="", repr=False)
+    """`postgresql://...`; a second scheduler on it stands by until the first has ended."""
     pod_key: str = field(default="", repr=False)
     """The secret that the pods of one deployment share; empty admits no pod."""
     bootstrap_key: str = field(default="", repr=False)

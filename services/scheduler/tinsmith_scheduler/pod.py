@@ -5,7 +5,6 @@ Everything is built in `start`, because the database takes a lock that `stop` gi
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
@@ -42,6 +41,8 @@ class SchedulerPod:
         config: Its settings.
         clock: Monotonic seconds, for everything that expires.
         wall_clock: Seconds since the epoch, for everything that is dated.
+        on_lost: Called if another scheduler took over while this one was cut off from a shared
+            database; the process must end.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class SchedulerPod:
         *,
         clock: Clock = time.monotonic,
         wall_clock: Clock = time.time,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._wall_clock = wall_clock
+        self._on_lost = on_lost
         self._database: Database | None = None
         self._server: PodServer | None = None
         self._trainers: GrpcTrainers | None = None
@@ -74,10 +77,14 @@ class SchedulerPod:
     async def start(self) -> None:
         """Recover what was left unfinished, and serve.
 
+        On a shared database this waits for as long as another scheduler lives.
+
         Raises:
             ConfigError: If the data folder or an address is in use, or the bootstrap key clashes.
         """
-        self._database = await asyncio.to_thread(open_database, self._config.data_dir)
+        self._database = await open_database(
+            self._config.data_dir, self._config.database_url, on_lost=self._on_lost
+        )
         try:
             await self._serve(self._database)
         except BaseException:

@@ -1,4 +1,4 @@
-"""What all tables share: opening the file, repeatable requests, pages, the audit trail.
+"""What all tables share: opening the database, repeatable requests, pages, the audit trail.
 
 A mutating call is one transaction that looks its request id up, changes the tables and keeps the
 answer. A repeat finds the answer, whatever became of the resource since; two calls that race are
@@ -7,6 +7,7 @@ put in order by the one writer of the database.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -17,10 +18,12 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import InvalidFieldError, RequestIdReusedError
-from tinsmith_runtime.sql import Database, SqliteDatabase
+from tinsmith_runtime.sql import Database, PostgresDatabase, SqliteDatabase
 from tinsmith_scheduler.records import RequestIdentity
-from tinsmith_scheduler.tables import SCHEMA_VERSION, audit, metadata, requests
+from tinsmith_scheduler.tables import MIGRATIONS, SCHEMA_VERSION, audit, metadata, requests
 
+SCHEMA = "scheduler"
+"""The PostgreSQL schema of the tables: ledger and scheduler may share a database."""
 REQUEST_RETENTION_S = 25 * 3600.0
 """How long answers are kept; the contract promises 24 h."""
 
@@ -28,13 +31,39 @@ _DIGEST_BYTES = 8
 _MAX_SERIAL_DIGITS = 18
 
 
-def open_database(data_dir: Path) -> SqliteDatabase:
-    """Open or create the database of a scheduler.
+async def open_database(
+    data_dir: Path, database_url: str = "", *, on_lost: Callable[[], None] = lambda: None
+) -> Database:
+    """Open or create the database of a scheduler; one process has it at a time.
+
+    Args:
+        data_dir: Folder of the file, if there is no URL.
+        database_url: `postgresql://...`; another scheduler on it is waited for until it ends.
+        on_lost: Called if another scheduler took over while this one was cut off; see
+            `PostgresDatabase.open`.
 
     Raises:
-        ConfigError: If another process has it open, or another release wrote it.
+        ConfigError: If another process has the file open, a newer release wrote the tables, or the
+            URL is wrong.
     """
-    return SqliteDatabase(data_dir / "scheduler.sqlite", metadata, schema_version=SCHEMA_VERSION)
+    if not database_url:
+        return await asyncio.to_thread(
+            SqliteDatabase,
+            data_dir / "scheduler.sqlite",
+            metadata,
+            schema_version=SCHEMA_VERSION,
+            migrations=MIGRATIONS,
+        )
+    return await PostgresDatabase.open(
+        database_url,
+        metadata,
+        schema=SCHEMA,
+        schema_version=SCHEMA_VERSION,
+        migrations=MIGRATIONS,
+        exclusive="scheduler",
+        on_lost=on_lost,
+        application_name="tinsmith scheduler",
+    )
 
 
 def recall(connection: sa.Connection, request: RequestIdentity) -> bytes | None:

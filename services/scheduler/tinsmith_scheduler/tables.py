@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""The number of the last migration; a change of the tables adds one."""
+MIGRATIONS = "tinsmith_scheduler.migrations"
 
 metadata = sa.MetaData()
 
@@ -63,8 +65,8 @@ runs = sa.Table(
     # Empty until a trainer was chosen; kept while it is not known whether that trainer adopted it.
     sa.Column("worker", sa.Text, nullable=False, default=""),
     # Which process of the trainer, and the ledger that it shares; empty where runs do not move.
-    sa.Column("incarnation", sa.Text, nullable=False, default=""),
-    sa.Column("ledger", sa.Text, nullable=False, default=""),
+    sa.Column("incarnation", sa.Text, nullable=False, default="", server_default=""),
+    sa.Column("ledger", sa.Text, nullable=False, default="", server_default=""),
     sa.Column("epoch", sa.BigInteger, nullable=False, default=0),
     sa.Column("encoded_error", sa.LargeBinary, nullable=False, default=b""),
     sa.Column("source_checkpoint", sa.Text, nullable=False, default=""),

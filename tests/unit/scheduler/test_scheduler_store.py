@@ -22,7 +22,7 @@ REQUEST = RequestIdentity("p", "id", "CreateSession", b"digest")
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database = open_database(tmp_path)
+    database = await open_database(tmp_path)
     yield database
     await database.close()
 

@@ -24,7 +24,7 @@ from tinsmith_runtime.ledger.records import (
     SnapshotRecord,
 )
 from tinsmith_runtime.ledger.sql_ledger import SqlLedger
-from tinsmith_runtime.ledger.tables import SCHEMA_VERSION, metadata
+from tinsmith_runtime.ledger.tables import MIGRATIONS, SCHEMA_VERSION, metadata
 from tinsmith_runtime.sql import PostgresDatabase
 from tinsmith_runtime.sql.batches import Batcher
 from tinsmith_runtime.sql.postgres_pool import StatementPool
@@ -60,6 +60,7 @@ class PostgresLedger(SqlLedger):
             metadata,
             schema=self._target.schema,
             schema_version=SCHEMA_VERSION,
+            migrations=MIGRATIONS,
             application_name=self._target.application_name,
         )
         self._identity = await self._opened.write(statements.identity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tinsmith_runtime.ledger.sql_ledger import SqlLedger
-from tinsmith_runtime.ledger.tables import SCHEMA_VERSION, metadata
+from tinsmith_runtime.ledger.tables import MIGRATIONS, SCHEMA_VERSION, metadata
 from tinsmith_runtime.sql import SqliteDatabase
 
 
@@ -17,4 +17,6 @@ class SqliteLedger(SqlLedger):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(SqliteDatabase(path, metadata, schema_version=SCHEMA_VERSION))
+        super().__init__(
+            SqliteDatabase(path, metadata, schema_version=SCHEMA_VERSION, migrations=MIGRATIONS)
+        )

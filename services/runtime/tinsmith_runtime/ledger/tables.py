@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""The number of the last migration; a change of the tables adds one."""
+MIGRATIONS = "tinsmith_runtime.ledger.migrations"
 
 metadata = sa.MetaData()
 
@@ -17,7 +19,7 @@ runs = sa.Table(
     sa.Column("version", sa.BigInteger, nullable=False, default=0),
     sa.Column("replay_diverged", sa.Boolean, nullable=False, default=False),
     # Revisions given to operations so far; the row's lock gives them out one after another.
-    sa.Column("last_revision", sa.BigInteger, nullable=False, default=0),
+    sa.Column("last_revision", sa.BigInteger, nullable=False, default=0, server_default="0"),
 )
 
 # The fence: placement raises the epoch, every write of a trainer checks it and locks the row.
@@ -27,7 +29,7 @@ leases = sa.Table(
     sa.Column("run", sa.Text, primary_key=True),
     sa.Column("epoch", sa.BigInteger, nullable=False),
     # Empty if nobody holds the run.
-    sa.Column("holder", sa.Text, nullable=False, default=""),
+    sa.Column("holder", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("leases_by_holder", "holder"),
 )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import time
 import uuid
@@ -27,7 +28,8 @@ from tinsmith_runtime.sql.postgres_sessions import (
     is_passing,
     is_read_only,
 )
-from tinsmith_runtime.sql.postgres_writer import PostgresWriter, Statements, WriterSession
+from tinsmith_runtime.sql.postgres_transactions import Statements, WriterSession
+from tinsmith_runtime.sql.postgres_writer import PostgresWriter
 from tinsmith_runtime.sql.versions import prepare_schema
 
 logger = logging.getLogger(__name__)
@@ -66,6 +68,9 @@ SET LOCAL lock_timeout = 0;
 SELECT pg_advisory_xact_lock(hashtextextended('tinsmith {schema}', 0))
 """
 
+# The sessions that were made for the connection that this task is taking.
+_made: contextvars.ContextVar[list[Connection]] = contextvars.ContextVar("made")
+
 
 class PostgresDatabase:
     """A schema of a PostgreSQL database; made by `open`."""
@@ -77,7 +82,7 @@ class PostgresDatabase:
         self._hold: Hold | None = None
         self._writer: PostgresWriter | None = None
         self._writers = _create_engine(self._connect_writer, poolclass=sa.pool.NullPool)
-        self._readers = _create_engine(target.connect, pool_size=_NUM_READERS, max_overflow=0)
+        self._readers = _create_engine(self._connect_reader, pool_size=_NUM_READERS, max_overflow=0)
 
     @classmethod
     async def open(
@@ -215,7 +220,7 @@ class PostgresDatabase:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
     async def _read(self, statements: Statements[ResultT]) -> ResultT:
-        async with self._readers.connect() as connection:
+        async with contextlib.aclosing(await _connect(self._readers)) as connection:
             raw = await _raw(connection)
             try:
                 return await answer_within(
@@ -261,7 +266,7 @@ class PostgresDatabase:
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[WriterSession]:
         """Open a session of the writer, which is cut if the block raises."""
-        connection = await self._writers.connect()
+        connection = await _connect(self._writers)
         raw = await _raw(connection)
         try:
             await self._target.check_durable(raw)
@@ -282,8 +287,14 @@ class PostgresDatabase:
 
     async def _connect_writer(self) -> Connection:
         session = await self._target.connect(is_leading=True)
+        _made.get().append(session)
         # SQLAlchemy looks at the schema as soon as it has the connection.
         await session.execute(_CREATE_SCHEMA.format(schema=self._target.schema))
+        return session
+
+    async def _connect_reader(self) -> Connection:
+        session = await self._target.connect()
+        _made.get().append(session)
         return session
 
     def _look_after_session(self) -> None:
@@ -300,9 +311,12 @@ async def _run_read(
 ) -> ResultT:
     await raw.execute(_BEGIN_READ)
     try:
-        return await connection.run_sync(statements)
-    finally:
+        result = await connection.run_sync(statements)
+    except Exception:
         await raw.execute("ROLLBACK")
+        raise
+    await raw.execute("ROLLBACK")
+    return result
 
 
 def _create_engine(connect: Callable[[], Awaitable[Connection]], **pool: Any) -> AsyncEngine:
@@ -315,6 +329,23 @@ def _create_engine(connect: Callable[[], Awaitable[Connection]], **pool: Any) ->
         hide_parameters=True,
         **pool,
     )
+
+
+async def _connect(engine: AsyncEngine) -> AsyncConnection:
+    """Take a connection, and cut what was made for it if that fails or is cancelled on the way.
+
+    SQLAlchemy loses a connection that it was about to ask for the version of its server.
+    """
+    made: list[Connection] = []
+    token = _made.set(made)
+    try:
+        return await engine.connect()
+    except BaseException:
+        for session in made:
+            session.terminate()
+        raise
+    finally:
+        _made.reset(token)
 
 
 async def _raw(connection: AsyncConnection) -> Connection:

@@ -36,6 +36,13 @@ _DISK_FULL = "53100"
 _PASSING = ("40P01", "40001", "55P03", "57014", "53200")
 # Password or role, database, privilege: another attempt fails alike.
 _WRONG_SETTINGS = ("28P01", "28000", "3D000", "42501")
+_CONNECT_ERRORS = (
+    OSError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    # None of the hosts takes writes; its class is private.
+    asyncpg.InternalClientError,
+)
 
 
 class PassingError(Exception):
@@ -99,7 +106,9 @@ class PostgresTarget:
                     server_settings=dict(self._settings()),
                     target_session_attrs=self._target(),
                 )
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except asyncpg.ClientConfigurationError as error:
+                raise ConfigError(f"the URL of {self.name} can not be read: {error}") from error
+            except _CONNECT_ERRORS as error:
                 if sqlstate_of(error) in _WRONG_SETTINGS:
                     raise ConfigError(f"{self.name} refuses this process: {error}") from error
                 problems.append(f"{host}: {error or type(error).__name__}")

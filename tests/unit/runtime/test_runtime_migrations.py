@@ -1,0 +1,250 @@
+"""Databases of older releases: upgraded whatever they hold, to what a new one looks like."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.ext.asyncio import create_async_engine
+from tests.unit.runtime.ledger_suite import operation, outcome, run_record
+
+import tinsmith_runtime.ledger.tables as ledger_tables
+import tinsmith_scheduler.tables as scheduler_tables
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
+from tinsmith_runtime.sql.versions import prepare_schema, read_version, upgrade
+from tinsmith_scheduler import run_store, store
+
+RUN = "projects/p/trainingRuns/r"
+Statements = Callable[[sa.Connection], Any]
+
+
+class Target:
+    """A database to build and look into, on the one or the other server."""
+
+    def __init__(self, tables: ModuleType, folder: Path, url: str) -> None:
+        self.tables, self.folder, self.url = tables, folder, url
+        self.is_ledger = tables is ledger_tables
+        self._path = folder / ("ledger.db" if self.is_ledger else "scheduler.sqlite")
+
+    async def run(self, statements: Statements) -> Any:
+        """Run statements in a transaction."""
+        if not self.url:
+            engine = sa.create_engine(f"sqlite:///{self._path}", isolation_level="AUTOCOMMIT")
+            with contextlib.closing(engine.connect()) as connection:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+                try:
+                    result = statements(connection)
+                    connection.exec_driver_sql("COMMIT")
+                finally:
+                    engine.dispose()
+            return result
+        schema = "ledger" if self.is_ledger else "scheduler"
+        async_engine = create_async_engine(
+            self.url.replace("postgresql:", "postgresql+asyncpg:"),
+            connect_args={"server_settings": {"search_path": schema}},
+        )
+        try:
+            async with async_engine.connect() as connection:
+                await connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+                await connection.commit()
+            # Another connection, which finds the schema when it looks for its default.
+            await async_engine.dispose()
+            async with async_engine.begin() as connection:
+                return await connection.run_sync(statements)
+        finally:
+            await async_engine.dispose()
+
+    async def make_first_release(self) -> None:
+        """Leave the tables of the first release, which on SQLite did not know Alembic."""
+
+        def make(connection: sa.Connection) -> None:
+            upgrade(connection, self.tables.MIGRATIONS, from_version=None, to_version=1)
+            if not self.url:
+                connection.exec_driver_sql("DROP TABLE alembic_version")
+
+        await self.run(make)
+
+    async def insert(self, table: str, **values: Any) -> None:
+        """Insert a row into a table as the first release had it."""
+        reflected = sa.table(table, *(sa.column(name) for name in values))
+        await self.run(lambda connection: connection.execute(sa.insert(reflected).values(**values)))
+
+    def prepare(self, connection: sa.Connection, **changes: Any) -> None:
+        """Do what opening the database does."""
+        options = {
+            "name": "the database",
+            "schema_version": self.tables.SCHEMA_VERSION,
+            "migrations": self.tables.MIGRATIONS,
+        }
+        prepare_schema(connection, self.tables.metadata, **{**options, **changes})
+
+    def ledger(self) -> Ledger:
+        """Return the ledger, which is to be opened."""
+        if self.url:
+            return PostgresLedger(self.url, holder=Holder("trainer-0", "only"))
+        return SqliteLedger(self._path)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest) -> str:
+    return "" if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture(params=[ledger_tables, scheduler_tables], ids=["ledger", "scheduler"])
+def target(request: pytest.FixtureRequest, tmp_path: Path, url: str) -> Target:
+    return Target(request.param, tmp_path, url)
+
+
+@pytest.fixture
+def ledger_target(tmp_path: Path, url: str) -> Target:
+    return Target(ledger_tables, tmp_path, url)
+
+
+@pytest.fixture
+def scheduler_target(tmp_path: Path, url: str) -> Target:
+    return Target(scheduler_tables, tmp_path, url)
+
+
+def differences(connection: sa.Connection, tables: ModuleType) -> list[Any]:
+    # Of SQLite, Alembic takes an empty default for none.
+    is_postgres = connection.dialect.name == "postgresql"
+    options = {"compare_type": True, "compare_server_default": is_postgres}
+    context = MigrationContext.configure(connection, opts=options)
+    return list(compare_metadata(context, tables.metadata))
+
+
+@pytest.mark.parametrize("from_version", [None, 1])
+async def test_migrations_lead_to_the_tables_of_a_new_database(
+    target: Target, from_version: int | None
+) -> None:
+    head = target.tables.SCHEMA_VERSION
+
+    def migrate(connection: sa.Connection) -> list[Any]:
+        if from_version is None:
+            upgrade(
+                connection, target.tables.MIGRATIONS, from_version=from_version, to_version=head
+            )
+        target.prepare(connection)
+        assert read_version(connection) == head
+        return differences(connection, target.tables)
+
+    if from_version is not None:
+        await target.make_first_release()
+    assert await target.run(migrate) == []
+
+
+async def test_a_new_database_is_at_the_last_version(target: Target) -> None:
+    def create(connection: sa.Connection) -> list[Any]:
+        target.prepare(connection)
+        target.prepare(connection)
+        return differences(connection, target.tables)
+
+    assert await target.run(create) == []
+    version = await target.run(read_version)
+    package = Path(sys.modules[target.tables.__name__].__file__ or "").parent
+    scripts = sorted((package / "migrations" / "versions").glob("v[0-9]*.py"))
+    assert version == len(scripts) == int(scripts[-1].name[1:5])
+    if not target.url:
+        # Where the first release looks.
+        found = await target.run(
+            lambda connection: connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+        )
+        assert found == version
+
+
+async def test_a_newer_database_is_refused(target: Target) -> None:
+    newer = target.tables.SCHEMA_VERSION + 1
+    await target.run(lambda connection: target.prepare(connection, schema_version=newer))
+    with pytest.raises(ConfigError, match=f"has schema version {newer}, this release reads"):
+        await target.run(target.prepare)
+
+
+async def test_an_upgrade_that_fails_changes_nothing(scheduler_target: Target) -> None:
+    await scheduler_target.make_first_release()
+
+    def spoil(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("ALTER TABLE runs ADD COLUMN ledger TEXT")
+
+    def columns(connection: sa.Connection) -> set[str]:
+        return {column["name"] for column in sa.inspect(connection).get_columns("runs")}
+
+    await scheduler_target.run(spoil)
+    before = await scheduler_target.run(columns)
+    with pytest.raises(sa.exc.DBAPIError, match="ledger"):
+        await scheduler_target.run(scheduler_target.prepare)
+    assert await scheduler_target.run(columns) == before
+    assert await scheduler_target.run(read_version) == 1
+
+
+async def test_a_ledger_of_the_first_release_goes_on(ledger_target: Target) -> None:
+    await ledger_target.make_first_release()
+    await ledger_target.insert(
+        "runs", name=RUN, base_model="tiny", adapter="{}", version=1, replay_diverged=False
+    )
+    await ledger_target.insert("leases", run=RUN, epoch=3)
+    for number, revision in ((1, 1), (2, 2), (3, 0)):
+        await ledger_target.insert(
+            "operations",
+            run=RUN,
+            sequence_number=number,
+            kind="optim_step",
+            request_id=f"old-{number}",
+            digest=b"d",
+            state="succeeded" if revision else "pending",
+            num_attempts=1,
+            submit_time_s=5.0,
+            revision=revision,
+        )
+    ledger = ledger_target.ledger()
+    await ledger.open()
+    assert await ledger.adopt_run(run_record(epoch=4)) == run_record(epoch=4, version=1)
+    [finished] = await ledger.finish(RUN, 4, [outcome(3)])
+    assert (finished.request_id, finished.revision) == ("old-3", 3)
+    await ledger.submit(operation(4, epoch=4))
+    point = await ledger.resume_point(RUN)
+    assert (point.next_sequence_number, point.latest_revision) == (4, 3)
+    await ledger.close()
+
+
+async def test_a_scheduler_of_the_first_release_goes_on(scheduler_target: Target) -> None:
+    await scheduler_target.make_first_release()
+    await scheduler_target.insert(
+        "runs",
+        name=RUN,
+        project="p",
+        state="active",
+        session="s",
+        base_model="tiny",
+        adapter='{"kind": "full"}',
+        display_name="",
+        labels="{}",
+        create_time_s=5.0,
+        worker="workers/trainer-0",
+        epoch=3,
+        encoded_error=b"",
+    )
+    database = await store.open_database(scheduler_target.folder, scheduler_target.url)
+    run = await database.read(lambda connection: run_store.get_run(connection, RUN))
+    assert run is not None
+    assert (run.worker, run.epoch, run.incarnation, run.ledger) == ("workers/trainer-0", 3, "", "")
+    await database.close()
+
+
+def test_opening_a_new_file_does_not_wait_for_alembic(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, sys\n"
+        "from tinsmith_runtime.ledger import SqliteLedger\n"
+        "SqliteLedger(pathlib.Path(sys.argv[1]))\n"
+        "assert 'alembic' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script, tmp_path / "ledger.db"], check=True)
