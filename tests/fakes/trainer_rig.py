@@ -7,6 +7,7 @@ import dataclasses
 import shutil
 import sqlite3
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
@@ -204,6 +205,11 @@ class RunClient:
             request, metadata=self.metadata, timeout=TIMEOUT_S
         )
 
+    async def resume(self) -> trainer_pb2.RunStatus:
+        """Say that the client of the run is gone, as the scheduler does."""
+        request = trainer_pb2.ResumeRunRequest(run=self.name)
+        return await self.call("ResumeRun", request, metadata=POD)
+
     async def status(self) -> trainer_pb2.RunStatus:
         return await self.call("GetRunStatus", trainer_pb2.GetRunStatusRequest(run=self.name))
 
@@ -257,6 +263,8 @@ class TrainerRig:
                 **settings,
             }
         )
+        self.elapsed_s = 0.0
+        """What the pod's wall clock is ahead."""
         self.pod: TrainerPod
         self.channel: grpc.aio.Channel
         self.stub: Any
@@ -296,9 +304,18 @@ class TrainerRig:
             )
         return target
 
+    async def sweep(self, elapsed_s: float = 0.0) -> None:
+        """Let wall time pass, and have what is old enough dropped."""
+        self.elapsed_s += elapsed_s
+        await self.pod._retention.sweep()
+
     async def _start_pod(self) -> None:
         self.pod = TrainerPod(
-            self.config, self.host, on_fenced=self.fenced.append, on_failed=self.failed.append
+            self.config,
+            self.host,
+            on_fenced=self.fenced.append,
+            on_failed=self.failed.append,
+            wall_clock=lambda: time.time() + self.elapsed_s,
         )
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)

@@ -49,6 +49,7 @@ class Client:
         labels: Mapping[str, str] | None = None,
         operation_timeout_s: float = 3600.0,
         retry: RetryPolicy | None = None,
+        session: str = "",
     ) -> None:
         """Connect.
 
@@ -60,9 +61,13 @@ class Client:
             labels: Labels of the session.
             operation_timeout_s: How long `result()` waits unless it is told otherwise.
             retry: How long and how often calls are sent again.
+            session: Resumes the session of a client that is gone, by its resource name or id,
+                instead of opening one; `resumed_runs` are its runs. `display_name` and `labels`
+                stay as they were.
 
         Raises:
             ConfigurationError: If address or key is missing.
+            FailedPreconditionError: If the session to resume was finished.
             TinsmithError: If the server can not be reached or refuses the key.
         """
         settings = resolve_settings(
@@ -75,12 +80,16 @@ class Client:
         self._core = ClientCore(settings)
         self._closed = False
         self.environments = EnvironmentClient(self._core)
+        self._resumed_runs: list[TrainingRun] = []
         try:
-            self._call(
-                self._core.session.open(
-                    display_name=display_name, labels=labels or {}, version=__version__
+            if session:
+                self._resumed_runs = self._call(self._resume(session))
+            else:
+                self._call(
+                    self._core.session.open(
+                        display_name=display_name, labels=labels or {}, version=__version__
+                    )
                 )
-            )
         except BaseException:
             self._shut_down("errored")
             raise
@@ -102,6 +111,20 @@ class Client:
     def address(self) -> str:
         """Address of the server."""
         return self._core.settings.address
+
+    @property
+    def session(self) -> str:
+        """Resource name of the session: keep it, to resume after a crash.
+
+        Raises:
+            TinsmithError: If the session ended.
+        """
+        return self._core.session.name
+
+    @property
+    def resumed_runs(self) -> list[TrainingRun]:
+        """The runs of a session that was resumed, oldest first; each goes on at its next number."""
+        return list(self._resumed_runs)
 
     def create_lora_training_run(
         self,
@@ -182,7 +205,10 @@ class Client:
         return await self._acall(self._create_run(base_model, adapter, display_name, labels or {}))
 
     def get_run(self, name: str) -> TrainingRun:
-        """Continue a run, of this or an earlier client, by its resource name or id."""
+        """Continue a run, of this or an earlier client, by its resource name or id.
+
+        What was acknowledged and had not ended is in its `pending_operations`.
+        """
         return self._call(self._get_run(name))
 
     async def get_run_async(self, name: str) -> TrainingRun:
@@ -373,12 +399,11 @@ class Client:
             lambda c: c.trainer.GetRunStatus,
             trainer_pb2.GetRunStatusRequest(run=message.name),
         )
-        return TrainingRun(
-            self._core,
-            message,
-            next_sequence_number=status.next_sequence_number,
-            version=status.version,
-        )
+        return TrainingRun(self._core, message, status)
+
+    async def _resume(self, session: str) -> list[TrainingRun]:
+        runs = await self._core.session.resume(self._core.session_name(session))
+        return [TrainingRun(self._core, each.run, each.status) for each in runs]
 
 
 def _outcome_of(kind: type[BaseException] | None) -> str:

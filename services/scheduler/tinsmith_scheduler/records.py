@@ -1,7 +1,8 @@
 """The values that the scheduler works with, free of any transport.
 
-`encoded_model` and `encoded_error` are bytes that the scheduler stores and hands on without looking
-inside: what a worker says of a model, and the `google.rpc.Status` of a creation that failed.
+`encoded_model`, `encoded_error` and `encoded_status` are bytes that the scheduler hands on without
+looking inside: what a worker says of a model, the `google.rpc.Status` of a creation that failed,
+what a trainer says of a run.
 """
 
 from __future__ import annotations
@@ -144,6 +145,14 @@ class Run:
     encoded_error: bytes = b""
     serial: int = 0
     """Order of creation; assigned by the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedRun:
+    """A run of a session that goes on, and what its trainer says of it."""
+
+    run: Run
+    encoded_status: bytes
 
 
 @dataclass(frozen=True, slots=True)

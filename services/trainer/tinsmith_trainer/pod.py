@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ from tinsmith_trainer.operation_reader import OperationReader
 from tinsmith_trainer.operations_servicer import OperationsServicer
 from tinsmith_trainer.publisher import Publisher
 from tinsmith_trainer.registry import RunRegistry
+from tinsmith_trainer.retention import RetentionSweeper, Retrievals
 from tinsmith_trainer.run_placement import RunPlacement
 from tinsmith_trainer.saves import CheckpointSlices
 from tinsmith_trainer.servicer import TrainerServicer
@@ -68,6 +70,7 @@ class TrainerPod:
         host: Base models; loaded by `load_engines`.
         on_fenced: Called when another process holds a run of this one, which must then exit.
         on_failed: Called when the pod can not go on because of a bug; it then reports unhealthy.
+        wall_clock: Seconds since the epoch, for what expires.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class TrainerPod:
         *,
         on_fenced: Callable[[FencedError], None],
         on_failed: Callable[[Exception], None] = lambda _: None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if not config.scheduler_address or not config.pod_key:
             raise ConfigError("a trainer needs scheduler_address and pod_key")
@@ -88,7 +92,8 @@ class TrainerPod:
         wire = codec.StoredCodec()
         self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
         checkpoints = CheckpointRegistry(self._host, self._ledger, self._store)
-        reader = OperationReader(self._ledger)
+        retrievals = Retrievals(wall_clock)
+        reader = OperationReader(self._ledger, retrievals)
         self._publisher = Publisher(self._host, self._store, self._registry.residency)
         committer = Committer(self._ledger, wire, self._registry.finish)
         residency = self._registry.residency
@@ -98,6 +103,16 @@ class TrainerPod:
             config, self._host, self._ledger, self._store, self._registry, wire
         )
         self._lease = LeaseKeeper(self._ledger, self._registry, ttl_s=config.lease_ttl_s)
+        self._retention = RetentionSweeper(
+            self._registry,
+            self._ledger,
+            self._store,
+            self._lease,
+            retrievals,
+            retrieved_s=config.result_retention_s,
+            unretrieved_s=config.unretrieved_retention_s,
+            clock=wall_clock,
+        )
         self._cycle = Cycle(
             config, self._registry, self._host, committer, solo, self._lease, on_end=self._note_end
         )
@@ -148,7 +163,7 @@ class TrainerPod:
             await self._lease.renew()
         else:
             await self._placement.recover()
-        self._cycle.start(self._gaps.watch(), self._lease.keep())
+        self._cycle.start(self._gaps.watch(), self._lease.keep(), self._retention.watch())
         await self._server.start()
         self._registration = WorkerRegistration(
             self._scheduler, self._describe(), self._catalog.tokenizers
@@ -166,6 +181,7 @@ class TrainerPod:
             await self._registration.stop()
         await self._server.stop()
         await self._cycle.stop()
+        await self._retention.flush()
         await self._placement.park_all()
         if self._ledger.is_shared:
             await self._ledger.leave()

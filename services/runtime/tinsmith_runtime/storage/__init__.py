@@ -12,7 +12,9 @@ from typing import Protocol
 from urllib.parse import unquote, urlparse
 
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.storage.file import FileStore
+from tinsmith_runtime.storage.file import FileStore, ObjectInfo
+
+__all__ = ["FileStore", "ObjectInfo", "ObjectStore", "open"]
 
 
 class ObjectStore(Protocol):
@@ -38,6 +40,14 @@ class ObjectStore(Protocol):
             ObjectNotFoundError: If there is none at this path.
             DataLossError: If it is larger than `max_bytes`.
         """
+        ...
+
+    def list_folder(self, path: str) -> list[ObjectInfo]:
+        """Return all objects below a path, in no order; a path without any has none."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Remove an object; none is fine."""
         ...
 
     def delete_folder(self, path: str) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from tinsmith_runtime.errors import DataLossError, NotFoundError, StorageFullError
 
+_WRITING_PREFIX = ".writing-"
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -20,6 +23,20 @@ class ObjectNotFoundError(NotFoundError):
     """The store has no object at this path."""
 
     reason = "RESOURCE_NOT_FOUND"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An object of a list.
+
+    Attributes:
+        path: As it was written.
+        modify_time_s: When it was last written, by the clock of the store.
+    """
+
+    path: str
+    size_bytes: int
+    modify_time_s: float
 
 
 class FileStore:
@@ -40,7 +57,7 @@ class FileStore:
         with self._full_disk_is_typed():
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                handle, name = tempfile.mkstemp(prefix=".writing-", dir=target.parent)
+                handle, name = tempfile.mkstemp(prefix=_WRITING_PREFIX, dir=target.parent)
                 temporary = Path(name)
                 with os.fdopen(handle, "wb") as file:
                     file.write(data)
@@ -66,6 +83,24 @@ class FileStore:
             return target.read_bytes()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise ObjectNotFoundError(f"{self.uri}/{path} does not exist", path=path) from error
+
+    def list_folder(self, path: str) -> list[ObjectInfo]:
+        """Return all objects below a path; see `ObjectStore.list_folder`."""
+        found = []
+        for folder, _, names in os.walk(self._resolve(path)):
+            for name in names:
+                file = Path(folder) / name
+                if name.startswith(_WRITING_PREFIX):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    stat = file.stat()
+                    relative = file.relative_to(self._root).as_posix()
+                    found.append(ObjectInfo(relative, stat.st_size, stat.st_mtime))
+        return found
+
+    def delete(self, path: str) -> None:
+        """Remove an object; none is fine."""
+        self._resolve(path).unlink(missing_ok=True)
 
     def delete_folder(self, path: str) -> None:
         """Remove all objects below a path."""
