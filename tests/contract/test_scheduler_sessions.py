@@ -17,8 +17,8 @@ from tests.fakes.scheduler_fake_trainer import (
     running_rig,
 )
 
-from tinsmith.v1 import scheduler_pb2
-from tinsmith_runtime.errors import UnavailableError
+from tinsmith.v1 import scheduler_pb2, trainer_pb2
+from tinsmith_runtime.errors import RunNotFoundError, UnavailableError
 
 Code = grpc.StatusCode
 Session = scheduler_pb2.Session
@@ -153,6 +153,153 @@ async def test_lost_session_expires_and_parks_its_runs(rig: Rig) -> None:
     await heartbeat(rig, kept)
     # The run outlives its session.
     assert (await rig.get_run(rig.admin, run.name)).state == scheduler_pb2.TrainingRun.STATE_ACTIVE
+
+
+async def resume(
+    rig: Rig, session: str, metadata: Metadata | None = None
+) -> scheduler_pb2.ResumeSessionResponse:
+    request = scheduler_pb2.ResumeSessionRequest(session=session)
+    answer: scheduler_pb2.ResumeSessionResponse = await rig.stub.ResumeSession(
+        request, metadata=metadata or rig.admin, timeout=5
+    )
+    return answer
+
+
+def a_status(run: str) -> trainer_pb2.RunStatus:
+    waiting = trainer_pb2.PendingOperation(sequence_number=6, kind="optim_step")
+    return trainer_pb2.RunStatus(
+        run=run,
+        version=2,
+        next_sequence_number=7,
+        num_pending_operations=1,
+        pending_operations=[waiting],
+        latest_revision=5,
+    )
+
+
+@pytest.mark.parametrize("has_expired", [False, True], ids=["active", "expired"])
+async def test_a_session_is_resumed_with_its_runs(rig: Rig, has_expired: bool) -> None:
+    await rig.register()
+    session, other = await rig.session(rig.admin), await rig.session(rig.admin)
+    first = await rig.create_run(rig.admin, session)
+    second = await rig.create_run(rig.admin, session)
+    deleted = await rig.create_run(rig.admin, session)
+    await rig.delete_run(rig.admin, deleted.name)
+    await rig.create_run(rig.admin, other)
+    rig.trainer.statuses[first.name] = a_status(first.name)
+    if has_expired:
+        await rig.advance(61)
+        await eventually(lambda: is_finished(rig, session))
+        await eventually(lambda: len(rig.trainer.parked) == 3)
+    answer = await resume(rig, session)
+    assert answer.session.state == Session.STATE_ACTIVE
+    assert answer.session.heartbeat_interval.seconds == 10
+    assert [each.run.name for each in answer.runs] == [first.name, second.name]
+    assert answer.runs[0].run.trainer_address == rig.trainer.server.address
+    assert answer.runs[0].status == a_status(first.name)
+    assert answer.runs[1].status.next_sequence_number == 1
+    assert await resume(rig, session) == answer
+    # It lives as long as any other one, and things are created in it.
+    await rig.advance(50)
+    assert (await heartbeat(rig, session)).state == Session.STATE_ACTIVE
+    await rig.create_run(rig.admin, session)
+    await rig.restart()
+    assert (await heartbeat(rig, session)).state == Session.STATE_ACTIVE
+
+
+async def test_a_session_that_was_finished_is_not_resumed(rig: Rig) -> None:
+    session = await rig.session(rig.admin)
+    await finish(rig, session)
+    with expect_rpc_error(Code.FAILED_PRECONDITION, reason="SESSION_FINISHED"):
+        await resume(rig, session)
+    assert (await finish(rig, session)).state == Session.STATE_FINISHED
+    user = await rig.user("b")
+    for name in (session, "projects/b/sessions/ses-000000000000"):
+        with expect_rpc_error(Code.NOT_FOUND, reason="SESSION_NOT_FOUND"):
+            await resume(rig, name, user)
+
+
+async def test_a_run_whose_trainer_is_away_is_named_and_the_session_goes_on(rig: Rig) -> None:
+    await rig.register()
+    session = await rig.session(rig.admin)
+    run = await rig.create_run(rig.admin, session)
+    await rig.advance(61)
+    await eventually(lambda: is_finished(rig, session))
+    rig.trainer.resume_errors = [UnavailableError("busy"), RunNotFoundError("not yet")]
+    for _ in range(2):
+        with expect_rpc_error(Code.UNAVAILABLE, reason="WORKER_UNAVAILABLE") as errors:
+            await resume(rig, session)
+        assert errors[0].metadata["run"] == run.name
+        assert errors[0].retry_after_s is not None
+    assert (await heartbeat(rig, session)).state == Session.STATE_ACTIVE
+    assert [each.run.name for each in (await resume(rig, session)).runs] == [run.name]
+    # No word of the trainer at all: the scheduler was restarted and it has not come back.
+    await rig.restart()
+    with expect_rpc_error(Code.UNAVAILABLE, reason="WORKER_UNAVAILABLE"):
+        await resume(rig, session)
+    await rig.register()
+    assert (await resume(rig, session)).runs[0].run.name == run.name
+
+
+async def test_a_run_that_is_being_placed_is_waited_for(rig: Rig) -> None:
+    await rig.register()
+    session = await rig.session(rig.admin)
+    rig.trainer.gate.clear()
+    operation = await rig.begin_run(rig.admin, session)
+    with expect_rpc_error(Code.UNAVAILABLE, reason="WORKER_UNAVAILABLE"):
+        await resume(rig, session)
+    rig.trainer.gate.set()
+    await rig.wait(rig.admin, operation.name)
+    assert len((await resume(rig, session)).runs) == 1
+
+
+async def test_a_resumed_session_is_not_parked_after_all(rig: Rig) -> None:
+    await rig.register()
+    session = await rig.session(rig.admin)
+    await rig.create_run(rig.admin, session)
+    await rig.restart()  # The trainer is not back, so that the parking stays owed.
+    rig.clock.now_s += 61
+    await eventually(lambda: is_finished(rig, session))
+    with expect_rpc_error(Code.UNAVAILABLE, reason="WORKER_UNAVAILABLE"):
+        await resume(rig, session)
+    await rig.register()
+    await resume(rig, session)
+    await asyncio.sleep(0.1)  # Several rounds of the reaper, which must not park it.
+    assert rig.trainer.parked == []
+
+
+async def test_a_run_is_parked_whose_session_ended_while_it_was_created(rig: Rig) -> None:
+    await rig.register()
+    session = await rig.session(rig.admin)
+    rig.trainer.gate.clear()
+    operation = await rig.begin_run(rig.admin, session)
+    await eventually(lambda: len(rig.trainer.adopt_calls) == 1)
+    await finish(rig, session)
+    rig.trainer.gate.set()
+    await rig.wait(rig.admin, operation.name)
+    [name] = rig.trainer.adopted
+    await eventually(lambda: rig.trainer.parked == [name])
+
+
+async def test_a_run_is_parked_whose_trainer_restarted_while_its_session_ended(rig: Rig) -> None:
+    await rig.register(incarnation="one", ledger="shared")
+    session = await rig.session(rig.admin)
+    run = await rig.create_run(rig.admin, session)
+    # The session ends while the run is on its way to the next process of the trainer.
+    rig.trainer.gate.clear()
+    await rig.register(incarnation="two", ledger="shared")
+    await eventually(lambda: len(rig.trainer.adopt_calls) == 2)
+    assert (await rig.get_run(rig.admin, run.name)).state == scheduler_pb2.TrainingRun.STATE_MOVING
+    with expect_rpc_error(Code.UNAVAILABLE, reason="WORKER_UNAVAILABLE") as errors:
+        await resume(rig, session)
+    assert errors[0].metadata["run"] == run.name
+    await finish(rig, session)
+    await asyncio.sleep(0.05)
+    assert rig.trainer.parked == []
+    rig.trainer.gate.set()
+    await eventually(lambda: rig.trainer.parked == [run.name])
+    await asyncio.sleep(0.05)
+    assert rig.trainer.parked == [run.name]
 
 
 async def test_restart_gives_sessions_one_timeout(rig: Rig) -> None:

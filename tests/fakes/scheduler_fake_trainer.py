@@ -58,6 +58,8 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
         self.load_gate.set()
         self.adopt_errors: list[TinsmithError] = []
         self.release_errors: list[TinsmithError] = []
+        self.resume_errors: list[TinsmithError] = []
+        self.statuses: dict[str, trainer_pb2.RunStatus] = {}
         self.gate = asyncio.Event()
         self.gate.set()
         self.server = PodServer(
@@ -94,6 +96,14 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
         else:
             self.parked.append(request.run)
         return trainer_pb2.ReleaseRunResponse()
+
+    async def ResumeRun(self, request: Any, context: Any) -> trainer_pb2.RunStatus:
+        current_caller().require_scope(POD_SCOPE)
+        if self.resume_errors:
+            raise self.resume_errors.pop(0)
+        if request.run not in self.adopted:
+            raise RunNotFoundError("unknown run")
+        return self.statuses.get(request.run, trainer_pb2.RunStatus(next_sequence_number=1))
 
     async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
         if request.name not in self.checkpoints:
@@ -178,6 +188,8 @@ class Rig:
         max_runs: int = 8,
         base_model: str = BASE_MODEL,
         files: dict[str, bytes] | None = None,
+        incarnation: str = "",
+        ledger: str = "",
     ) -> scheduler_pb2.Worker:
         worker = scheduler_pb2.Worker(
             name=f"workers/{name}",
@@ -185,6 +197,8 @@ class Rig:
             address=address or self.trainer.server.address,
             models=[models_pb2.ModelCapabilities(base_model=base_model, vocabulary_size=256)],
             max_runs=max_runs,
+            incarnation=incarnation,
+            ledger=ledger,
         )
         request = scheduler_pb2.RegisterWorkerRequest(worker=worker)
         if files:

@@ -90,6 +90,7 @@ class FakeState:
     waiting_for: str = ""
     queue_position: int = 0
     hide_from_list: set[int] = field(default_factory=set)
+    expired: set[int] = field(default_factory=set)
     version: int = 0
     executed: list[int] = field(default_factory=list)
     revision: int = 0
@@ -240,6 +241,33 @@ class FakeServer:
         run.adapter.lora.rank = 32
         return run
 
+    def run_status(self) -> trainer_pb2.RunStatus:
+        state = self.state
+        return trainer_pb2.RunStatus(
+            run=RUN,
+            version=state.version,
+            next_sequence_number=len(state.operations) + 1,
+            pending_operations=[
+                trainer_pb2.PendingOperation(sequence_number=number, kind=operation.kind)
+                for number, operation in sorted(state.operations.items())
+                if not operation.revision
+            ],
+            latest_revision=state.revision,
+        )
+
+    async def operation(self, name: str, context: Any) -> FakeOperation:
+        number = int(name.rpartition("/")[2])
+        if number in self.state.expired:
+            await abort(
+                context,
+                make_status(code_pb2.FAILED_PRECONDITION, "OPERATION_EXPIRED", f"{number} expired"),
+            )
+        if number not in self.state.operations:
+            await abort(
+                context, make_status(code_pb2.NOT_FOUND, "OPERATION_NOT_FOUND", f"no {number}")
+            )
+        return self.state.operations[number]
+
     @property
     def port(self) -> int:
         return self._port
@@ -353,10 +381,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def GetRunStatus(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "GetRunStatus", request)
-        state = self._server.state
-        return trainer_pb2.RunStatus(
-            run=RUN, version=state.version, next_sequence_number=len(state.operations) + 1
-        )
+        return self._server.run_status()
 
     async def ListCheckpoints(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "ListCheckpoints", request)
@@ -409,8 +434,7 @@ class Operations(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
 
     async def GetOperation(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "GetOperation", request)
-        number = int(request.name.rpartition("/")[2])
-        return self._server.state.encode(self._server.state.operations[number])
+        return self._server.state.encode(await self._server.operation(request.name, context))
 
     async def WaitOperation(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "WaitOperation", request)
@@ -424,9 +448,9 @@ class Operations(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
             if operation.done:
                 operation.response.Pack(self._server.training_run())
             return operation
-        number = int(request.name.rpartition("/")[2])
-        await self._server.wait(lambda: state.operations[number].revision > 0, 1.0)
-        return state.encode(state.operations[number])
+        operation = await self._server.operation(request.name, context)
+        await self._server.wait(lambda: operation.revision > 0, 1.0)
+        return state.encode(operation)
 
 
 class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -449,6 +473,15 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 ),
             )
         return scheduler_pb2.Session(name=request.session)
+
+    async def ResumeSession(self, request: Any, context: Any) -> Any:
+        await self._server.count(context, "ResumeSession", request)
+        session = scheduler_pb2.Session(name=request.session)
+        session.heartbeat_interval.FromNanoseconds(int(self._server.state.heartbeat_s * 1e9))
+        resumed = scheduler_pb2.ResumedRun(
+            run=self._server.training_run(), status=self._server.run_status()
+        )
+        return scheduler_pb2.ResumeSessionResponse(session=session, runs=[resumed])
 
     async def FinishSession(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "FinishSession", request)

@@ -205,6 +205,11 @@ class RunClient:
             request, metadata=self.metadata, timeout=TIMEOUT_S
         )
 
+    async def resume(self) -> trainer_pb2.RunStatus:
+        """Say that the client of the run is gone, as the scheduler does."""
+        request = trainer_pb2.ResumeRunRequest(run=self.name)
+        return await self.call("ResumeRun", request, metadata=POD)
+
     async def status(self) -> trainer_pb2.RunStatus:
         return await self.call("GetRunStatus", trainer_pb2.GetRunStatusRequest(run=self.name))
 
@@ -247,7 +252,7 @@ class TrainerRig:
         self.fenced: list[Exception] = []
         self.failed: list[Exception] = []
         self.passed_s = 0.0
-        """Time that a test let pass, by which checkpoints expire."""
+        """Time that a test let pass by the wall clock of the pod, for what expires."""
         self.config = TrainerConfig(
             **{
                 "data_dir": data_dir,
@@ -299,13 +304,18 @@ class TrainerRig:
             )
         return target
 
+    async def sweep(self, elapsed_s: float = 0.0) -> None:
+        """Let wall time pass, and have what is old enough dropped."""
+        self.passed_s += elapsed_s
+        await self.pod._retention.sweep()
+
     async def _start_pod(self) -> None:
         self.pod = TrainerPod(
             self.config,
             self.host,
             on_fenced=self.fenced.append,
             on_failed=self.failed.append,
-            clock=lambda: time.time() + self.passed_s,
+            wall_clock=lambda: time.time() + self.passed_s,
         )
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)

@@ -108,6 +108,19 @@ class EmbeddedThread:
         finally:
             self._end_thread()
 
+    @contextlib.contextmanager
+    def engine_held(self) -> Iterator[None]:
+        """Keep the engine busy, so that what is submitted waits."""
+        engines = self._server._engines
+        assert engines is not None
+        release = threading.Event()
+        held = engines.thread.submit(release.wait)
+        try:
+            yield
+        finally:
+            release.set()
+            held.result(TIMEOUT_S)
+
     def _run(self, coroutine: Any) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
 

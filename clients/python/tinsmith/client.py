@@ -42,6 +42,7 @@ class Client(CheckpointCalls):
         labels: Mapping[str, str] | None = None,
         operation_timeout_s: float = 3600.0,
         retry: RetryPolicy | None = None,
+        session: str = "",
     ) -> None:
         """Connect.
 
@@ -53,9 +54,13 @@ class Client(CheckpointCalls):
             labels: Labels of the session.
             operation_timeout_s: How long `result()` waits unless it is told otherwise.
             retry: How long and how often calls are sent again.
+            session: Resumes the session of a client that is gone, by its resource name or id,
+                instead of opening one; `resumed_runs` are its runs. `display_name` and `labels`
+                stay as they were.
 
         Raises:
             ConfigurationError: If address or key is missing.
+            FailedPreconditionError: If the session to resume was finished.
             TinsmithError: If the server can not be reached or refuses the key.
         """
         settings = resolve_settings(
@@ -68,12 +73,16 @@ class Client(CheckpointCalls):
         self._core = ClientCore(settings)
         self._closed = False
         self.environments = EnvironmentClient(self._core)
+        self._resumed_runs: list[TrainingRun] = []
         try:
-            self._call(
-                self._core.session.open(
-                    display_name=display_name, labels=labels or {}, version=__version__
+            if session:
+                self._resumed_runs = self._call(self._resume(session))
+            else:
+                self._call(
+                    self._core.session.open(
+                        display_name=display_name, labels=labels or {}, version=__version__
+                    )
                 )
-            )
         except BaseException:
             self._shut_down("errored")
             raise
@@ -95,6 +104,20 @@ class Client(CheckpointCalls):
     def address(self) -> str:
         """Address of the server."""
         return self._core.settings.address
+
+    @property
+    def session(self) -> str:
+        """Resource name of the session: keep it, to resume after a crash.
+
+        Raises:
+            TinsmithError: If the session ended.
+        """
+        return self._core.session.name
+
+    @property
+    def resumed_runs(self) -> list[TrainingRun]:
+        """The runs of a session that was resumed, oldest first; each goes on at its next number."""
+        return list(self._resumed_runs)
 
     def create_lora_training_run(
         self,
@@ -191,7 +214,10 @@ class Client(CheckpointCalls):
         )
 
     def get_run(self, name: str) -> TrainingRun:
-        """Continue a run, of this or an earlier client, by its resource name or id."""
+        """Continue a run, of this or an earlier client, by its resource name or id.
+
+        What was acknowledged and had not ended is in its `pending_operations`.
+        """
         return self._call(runs.continue_run(self._core, name))
 
     async def get_run_async(self, name: str) -> TrainingRun:
@@ -352,6 +378,10 @@ class Client(CheckpointCalls):
             stream.close()
         await self._core.session.close(outcome)
         await self._core.transport.close()
+
+    async def _resume(self, session: str) -> list[TrainingRun]:
+        runs = await self._core.session.resume(self._core.session_name(session))
+        return [TrainingRun(self._core, each.run, each.status) for each in runs]
 
 
 def _outcome_of(kind: type[BaseException] | None) -> str:

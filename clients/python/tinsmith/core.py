@@ -43,6 +43,12 @@ class ClientCore:
             return str(names.RunName(self.settings.project, value))
         return str(names.RunName.parse(value))
 
+    def session_name(self, value: str) -> str:
+        """Return the resource name of a session that may be given by its id alone."""
+        if "/" not in value:
+            return str(names.SessionName(self.settings.project, value))
+        return str(names.SessionName.parse(value))
+
     def future(self, coroutine: Coroutine[Any, Any, T], *, what: str) -> ResultFuture[T]:
         """Start a coroutine in the background and return a future of its result."""
         return ResultFuture(

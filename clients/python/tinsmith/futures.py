@@ -138,7 +138,8 @@ class OperationFuture(ResultFuture[T_co]):
 
     Attributes:
         sequence_number: The operation's place in the run's order.
-        kind: `forward`, `forward_backward`, `optim_step`, `save_checkpoint` or `load_checkpoint`.
+        kind: `forward`, `forward_backward`, `optim_step`, `save_checkpoint` or `load_checkpoint`;
+            empty for an earlier operation until the server was heard.
         operation_name: Resource name of the operation.
         outcome: What the caller can know about it.
     """
@@ -154,7 +155,7 @@ class OperationFuture(ResultFuture[T_co]):
         refresh: Callable[[], Awaitable[None]],
     ) -> None:
         super().__init__(
-            background, what=f"{kind} {operation_name}", default_timeout_s=default_timeout_s
+            background, what=f"{kind} {operation_name}".strip(), default_timeout_s=default_timeout_s
         )
         self.kind = kind
         self.sequence_number = sequence_number
@@ -171,6 +172,7 @@ class OperationFuture(ResultFuture[T_co]):
     def deliver_metadata(self, metadata: OperationMetadata) -> None:
         """Note how the operation stands. Used by the run."""
         self._metadata = metadata
+        self.kind = self.kind or metadata.kind
 
     def deliver(self, value: Any, *, closes_accumulation: bool) -> None:
         """Set the result. Used by the run."""

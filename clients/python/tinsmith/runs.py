@@ -71,12 +71,7 @@ async def _continued(core: ClientCore, message: scheduler_pb2.TrainingRun) -> Tr
         lambda c: c.trainer.GetRunStatus,
         trainer_pb2.GetRunStatusRequest(run=message.name),
     )
-    return TrainingRun(
-        core,
-        message,
-        next_sequence_number=status.next_sequence_number,
-        version=status.version,
-    )
+    return TrainingRun(core, message, status)
 
 
 async def _created(

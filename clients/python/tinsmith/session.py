@@ -1,4 +1,4 @@
-"""The client's session: opened at connect, kept alive by a heartbeat, finished at close."""
+"""The client's session: opened or resumed at connect, kept by a heartbeat, finished at close."""
 
 from __future__ import annotations
 
@@ -52,6 +52,22 @@ class Session:
         session = await self._core.transport.call(
             self._core.scheduler, lambda c: c.scheduler.CreateSession, request
         )
+        self._begin(session)
+
+    async def resume(self, name: str) -> list[scheduler_pb2.ResumedRun]:
+        """Go on with a session whose client is gone, and begin its heartbeat; return its runs.
+
+        A run whose trainer is away is waited for, as long as calls are sent again.
+        """
+        answer = await self._core.transport.call(
+            self._core.scheduler,
+            lambda c: c.scheduler.ResumeSession,
+            scheduler_pb2.ResumeSessionRequest(session=name),
+        )
+        self._begin(answer.session)
+        return list(answer.runs)
+
+    def _begin(self, session: scheduler_pb2.Session) -> None:
         self._name = session.name
         interval = session.heartbeat_interval
         interval_s = interval.seconds + interval.nanos / 1e9

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tinsmith import codec, names, operations
 from tinsmith.custom_loss import CustomLoss, evaluate_loss, forward_data, linear_data
@@ -29,33 +29,47 @@ if TYPE_CHECKING:
 
 _DEFAULT_LOSS = "cross_entropy"
 
+OperationResult = ForwardResult | OptimStepResult | Checkpoint | LoadResult
+"""What an operation may end with, by its kind."""
+
 
 class TrainingRun:
     """One trainable model on the server.
 
     Each method that changes or reads weights submits an operation and returns its future at once;
     operations execute in the order of the calls, whatever order their futures are awaited in.
+
+    Args:
+        core: What the client shares.
+        message: The run.
+        status: Where a run that was used before stands; a new one has none.
     """
 
     def __init__(
         self,
         core: ClientCore,
         message: scheduler_pb2.TrainingRun,
-        *,
-        next_sequence_number: int = 1,
-        version: int = 0,
+        status: trainer_pb2.RunStatus | None = None,
     ) -> None:
         self._core = core
         self.info: RunInfo = codec.decode_run(message)
-        self._version = version
+        status = status or trainer_pb2.RunStatus(next_sequence_number=1)
+        self._version = status.version
+        # What waits may be above the first free number, behind one that has not arrived.
+        highest = max((each.sequence_number for each in status.pending_operations), default=0)
         self._stream = OperationStream(
             core.background,
             core.transport,
             core.trainer_endpoint(message),
             message.name,
-            next_sequence_number=next_sequence_number,
+            next_sequence_number=max(status.next_sequence_number, highest + 1),
+            revision=status.latest_revision,
         )
         core.streams.add(self._stream)
+        self._resumed = [
+            self._stream.resume(each.sequence_number, each.kind, self._decode_pending)
+            for each in status.pending_operations
+        ]
 
     @property
     def name(self) -> str:
@@ -71,6 +85,27 @@ class TrainingRun:
     def version(self) -> int:
         """Version of the weights, as far as results have arrived; samplers see it or newer."""
         return self._version
+
+    @property
+    def pending_operations(self) -> list[OperationFuture[OperationResult]]:
+        """Futures of what was acknowledged to an earlier client and had not ended, by number.
+
+        Empty for a run that this client created. What was sent as `forward_backward_custom` comes
+        back as the plain result of its linear pass.
+        """
+        return list(self._resumed)
+
+    def operation(self, sequence_number: int) -> OperationFuture[OperationResult]:
+        """Return a future of any operation of the run, whoever sent it.
+
+        Its `result()` raises `NotFoundError` if there is no operation of this number, and
+        `FailedPreconditionError` with the reason `OPERATION_EXPIRED` if it ended so long ago that
+        its result is not kept.
+
+        Args:
+            sequence_number: Its number, as `OperationFuture.sequence_number` has it.
+        """
+        return self._stream.look_up(sequence_number, _decode_result)
 
     def __repr__(self) -> str:
         return f"TrainingRun({self.name!r}, base_model={self.base_model!r})"
@@ -262,6 +297,11 @@ class TrainingRun:
         )
         return self._stream.submit(operations.LOAD_CHECKPOINT, request, self._decode_load)
 
+    def _decode_pending(self, message: Any) -> OperationResult:
+        if isinstance(message, trainer_pb2.OptimStepResponse | trainer_pb2.LoadCheckpointResponse):
+            self._version = message.version
+        return _decode_result(message)
+
     def _decode_optim_step(self, message: trainer_pb2.OptimStepResponse) -> OptimStepResult:
         # Results arrive in the order of execution, so the last one is the state of the run.
         self._version = message.version
@@ -270,3 +310,18 @@ class TrainingRun:
     def _decode_load(self, message: trainer_pb2.LoadCheckpointResponse) -> LoadResult:
         self._version = message.version
         return codec.decode_load(message)
+
+
+def _decode_result(message: Any) -> OperationResult:
+    """Return the result of an operation from its response message."""
+    match message:
+        case trainer_pb2.ForwardResponse() | trainer_pb2.ForwardBackwardResponse():
+            return codec.decode_forward(message)
+        case trainer_pb2.OptimStepResponse():
+            return codec.decode_optim_step(message)
+        case trainer_pb2.LoadCheckpointResponse():
+            return codec.decode_load(message)
+        case trainer_pb2.Checkpoint():
+            return codec.decode_checkpoint(message)
+        case _:
+            raise TypeError(f"{type(message).__name__} is not the response of an operation")

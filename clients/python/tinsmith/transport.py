@@ -37,6 +37,7 @@ _LOG = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 64 * 2**20
 _RELOCATE_INTERVAL_S = 0.5
 PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
+_AWAY_CODES = PASSING_CODES | {"DEADLINE_EXCEEDED"}
 
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -163,6 +164,11 @@ class Backoff:
         return error
 
 
+def is_away(error: TinsmithError) -> bool:
+    """Return whether the pod may have moved: it is gone, says so, or does not answer in time."""
+    return error.code in _AWAY_CODES
+
+
 class Transport:
     """Sends calls. Used inside the background loop only."""
 
@@ -235,7 +241,7 @@ class Transport:
                     raise backoff.gave_up(error, time.monotonic()) from error.__cause__
                 _LOG.debug("call is sent again", extra={"error": str(error), "delay_s": delay_s})
                 await asyncio.sleep(delay_s)
-                if error.retry_after_s is None or error.code in PASSING_CODES:
+                if is_away(error):
                     await endpoint.relocate()
 
     async def stream_once(

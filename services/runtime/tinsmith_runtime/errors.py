@@ -272,6 +272,12 @@ class OperationNotFoundError(NotFoundError):
     reason = "OPERATION_NOT_FOUND"
 
 
+class OperationExpiredError(FailedPreconditionError):
+    """The operation ended, and its result was kept for as long as promised."""
+
+    reason = "OPERATION_EXPIRED"
+
+
 class SessionNotFoundError(NotFoundError):
     """No session has the given resource name."""
 

@@ -25,7 +25,7 @@ from tinsmith.names import (
     SessionName,
     is_valid_id,
 )
-from tinsmith.v1 import models_pb2, scheduler_pb2
+from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.auth import GRANTABLE_SCOPES, USER_SCOPE
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.status import encode_status
@@ -40,6 +40,7 @@ from tinsmith_scheduler.records import (
     NewSession,
     PageRequest,
     RequestIdentity,
+    ResumedRun,
     Run,
     RunState,
     Session,
@@ -310,6 +311,15 @@ def encode_creation(
     elif run.state is RunState.DELETED:
         operation.error.CopyFrom(encode_status(closed, domain=DOMAIN))
     return operation
+
+
+def encode_resumed_run(
+    resumed: ResumedRun, *, run: scheduler_pb2.TrainingRun
+) -> scheduler_pb2.ResumedRun:
+    """Return the message of a run that goes on."""
+    return scheduler_pb2.ResumedRun(
+        run=run, status=trainer_pb2.RunStatus.FromString(resumed.encoded_status)
+    )
 
 
 def encode_error(error: TinsmithError) -> bytes:

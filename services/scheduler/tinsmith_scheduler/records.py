@@ -1,7 +1,8 @@
 """The values that the scheduler works with, free of any transport.
 
-`encoded_model` and `encoded_error` are bytes that the scheduler stores and hands on without looking
-inside: what a worker says of a model, and the `google.rpc.Status` of a creation that failed.
+`encoded_model`, `encoded_error` and `encoded_status` are bytes that the scheduler hands on without
+looking inside: what a worker says of a model, the `google.rpc.Status` of a creation that failed,
+what a trainer says of a run.
 """
 
 from __future__ import annotations
@@ -158,6 +159,14 @@ class Run:
     """The checkpoint that it begins from; empty for initial weights."""
     include_optimizer: bool = False
     """Whether it begins with the optimizer state of its source too."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedRun:
+    """A run of a session that goes on, and what its trainer says of it."""
+
+    run: Run
+    encoded_status: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,11 @@ from tinsmith_scheduler.records import (
     ReleaseMode,
     Run,
     RunState,
+    SessionState,
     adapter_from_json,
     adapter_to_json,
 )
-from tinsmith_scheduler.tables import releases, runs
+from tinsmith_scheduler.tables import releases, runs, sessions
 
 _PLACED_STATES = (RunState.CREATING.value, RunState.MOVING.value)
 _HOLDING_STATES = (*_PLACED_STATES, RunState.ACTIVE.value)
@@ -186,6 +187,9 @@ def activate_run(connection: sa.Connection, run: Run) -> bool:
     """
     values = {"state": RunState.ACTIVE.value}
     if connection.execute(sa.update(runs).where(_is_still(run)).values(**values)).rowcount == 1:
+        if not _is_in_use(connection, run):
+            # Its session ended while no trainer held it.
+            owe_release(connection, run, ReleaseMode.PARK)
         return True
     owe_release(connection, run, ReleaseMode.DELETE)
     return False
@@ -229,6 +233,26 @@ def delete_run(connection: sa.Connection, run: Run) -> Run:
     return deleted
 
 
+def list_session_runs(connection: sa.Connection, session: str) -> list[Run]:
+    """Return the runs of a session that did not fail and were not deleted, oldest first."""
+    query = (
+        sa.select(runs)
+        .where(runs.c.session == session, runs.c.state.in_(_HOLDING_STATES))
+        .order_by(runs.c.serial)
+    )
+    return [_run(row) for row in connection.execute(query)]
+
+
+def forget_parking(connection: sa.Connection, session: str) -> None:
+    """Leave the runs of a session where they are after all."""
+    of_session = sa.select(runs.c.name).where(runs.c.session == session)
+    connection.execute(
+        sa.delete(releases).where(
+            releases.c.run.in_(of_session), releases.c.mode == ReleaseMode.PARK.value
+        )
+    )
+
+
 def owe_parking(connection: sa.Connection, session: str) -> None:
     """Note that the runs of a session are to be parked."""
     query = sa.select(runs).where(runs.c.session == session, runs.c.state == RunState.ACTIVE.value)
@@ -269,6 +293,13 @@ def confirm_release(connection: sa.Connection, release: Release) -> None:
 def _list_in_state(connection: sa.Connection, state: RunState) -> list[Run]:
     query = sa.select(runs).where(runs.c.state == state.value).order_by(runs.c.serial)
     return [_run(row) for row in connection.execute(query)]
+
+
+def _is_in_use(connection: sa.Connection, run: Run) -> bool:
+    """Whether the session of a run goes on."""
+    query = sa.select(sessions.c.state).where(sessions.c.name == run.session)
+    state: str | None = connection.execute(query).scalar_one_or_none()
+    return state == SessionState.ACTIVE.value
 
 
 def _is_still(run: Run) -> sa.ColumnElement[bool]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
 import sqlalchemy as sa
 
-from tinsmith.names import CheckpointName, RunName
+from tinsmith.names import CheckpointName, RunName, SessionName
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
@@ -37,6 +37,7 @@ from tinsmith_scheduler.records import (
     PageRequest,
     ReleaseMode,
     RequestIdentity,
+    ResumedRun,
     Run,
     RunState,
     WorkerRole,
@@ -51,6 +52,12 @@ from tinsmith_scheduler.store import (
 )
 from tinsmith_scheduler.trainers import Trainers
 from tinsmith_scheduler.workers import Workers
+
+_MAX_CONCURRENT_RESUMES = 16
+_AWAY_CODES = frozenset(
+    # A trainer that does not know the run is about to learn of it, or not the right one any more.
+    {ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.NOT_FOUND}
+)
 
 
 class Runs:
@@ -203,6 +210,35 @@ class Runs:
     async def count_by_worker(self) -> dict[str, int]:
         """Count the runs on each trainer."""
         return await self._database.read(run_store.count_runs_by_worker)
+
+    async def resume(self, session: SessionName) -> Sequence[ResumedRun]:
+        """Let a new client go on with the runs of a session, and say where they stand.
+
+        Raises:
+            WorkerUnavailableError: If a run has no trainer at the moment, or it does not answer.
+        """
+        found = await self._database.read(
+            lambda connection: run_store.list_session_runs(connection, str(session))
+        )
+        slots = asyncio.Semaphore(_MAX_CONCURRENT_RESUMES)
+
+        async def resume_one(run: Run) -> ResumedRun:
+            async with slots:
+                return ResumedRun(run, await self._resume_on_trainer(run))
+
+        return await asyncio.gather(*(resume_one(run) for run in found))
+
+    async def _resume_on_trainer(self, run: Run) -> bytes:
+        address = self._workers.trainer_address(run) if run.state is RunState.ACTIVE else ""
+        why = "is being placed" if run.state is not RunState.ACTIVE else "has lost its trainer"
+        try:
+            if address:
+                return await self._trainers.resume_run(address, run=run.name)
+        except TinsmithError as error:
+            if error.code not in _AWAY_CODES:
+                raise
+            why = f"can not be asked: {error.message}"
+        raise WorkerUnavailableError(f"run {run.name} {why}; send the request again", run=run.name)
 
     async def delete(self, name: RunName, caller: Caller) -> Run:
         """Delete a run with all that its trainer holds of it; repeating it succeeds.

@@ -95,6 +95,20 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         name = _own_session(request.session, "session")
         return self._encode_session(await self._domain.sessions.heartbeat(name))
 
+    async def ResumeSession(
+        self, request: scheduler_pb2.ResumeSessionRequest, context: Context
+    ) -> scheduler_pb2.ResumeSessionResponse:
+        """Go on with a session and its runs."""
+        name = _own_session(request.session, "session")
+        session = await self._domain.sessions.resume(name)
+        resumed = await self._domain.runs.resume(name)
+        return scheduler_pb2.ResumeSessionResponse(
+            session=self._encode_session(session),
+            runs=[
+                codec.encode_resumed_run(each, run=self._encode_run(each.run)) for each in resumed
+            ],
+        )
+
     async def FinishSession(
         self, request: scheduler_pb2.FinishSessionRequest, context: Context
     ) -> scheduler_pb2.Session:

@@ -3,14 +3,15 @@
 A heartbeat is noted in memory only. A scheduler that restarts gives every active session one whole
 timeout, which is what a client that heartbeats needs and no more than a dead one costs. A session
 is needed to create things: its sampling sessions end with it, its runs are merely parked and may be
-used from another session of the project.
+used from another session of the project. One that lost its heartbeat can be resumed, by a client
+that starts again after a crash.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
@@ -19,7 +20,7 @@ from tinsmith_runtime.errors import SessionFinishedError, SessionNotFoundError
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.metrics import ACTIVE_SESSIONS, ENDED_SESSIONS
 from tinsmith_scheduler.records import NewSession, RequestIdentity, Session, SessionState
-from tinsmith_scheduler.run_store import owe_parking
+from tinsmith_scheduler.run_store import forget_parking, owe_parking
 from tinsmith_scheduler.store import answer_once
 from tinsmith_scheduler.tables import sampling_sessions, sessions
 
@@ -123,6 +124,35 @@ class Sessions:
         live.heartbeat_s = self._clock()
         return live.session
 
+    async def resume(self, name: SessionName) -> Session:
+        """Make a session active again, with a fresh heartbeat; repeating it succeeds.
+
+        Raises:
+            SessionNotFoundError: If there is no such session.
+            SessionFinishedError: If it was finished.
+        """
+
+        def write(connection: sa.Connection) -> Session:
+            session = _get_session(connection, name)
+            if session.state is SessionState.FINISHED:
+                raise _finished(session.name, session.state)
+            connection.execute(
+                sa.update(sessions)
+                .where(sessions.c.name == session.name)
+                .values(state=SessionState.ACTIVE.value)
+            )
+            forget_parking(connection, session.name)
+            return replace(session, state=SessionState.ACTIVE)
+
+        live = self._live.get(str(name))
+        if live is not None:
+            # Before the write: it must not expire meanwhile.
+            live.heartbeat_s = self._clock()
+        session = await self._database.write(write)
+        self._live[session.name] = _Live(session, self._clock())
+        ACTIVE_SESSIONS.set(len(self._live))
+        return session
+
     async def finish(self, name: SessionName, outcome: str) -> Session:
         """End a session; repeating it succeeds.
 
@@ -134,23 +164,27 @@ class Sessions:
 
     async def expire_overdue(self) -> int:
         """End the sessions whose heartbeat stopped; return how many."""
-        overdue = [
-            name
-            for name, live in self._live.items()
-            if self._clock() - live.heartbeat_s > self._timeout_s
-        ]
+        overdue = [name for name, live in self._live.items() if self._is_overdue(live)]
+        num_ended = 0
         for name in overdue:
-            await self._end(name, SessionState.EXPIRED, "")
-        return len(overdue)
+            # It may have been resumed while the ones before were ended.
+            live = self._live.get(name)
+            if live is not None and self._is_overdue(live):
+                await self._end(name, SessionState.EXPIRED, "")
+                num_ended += 1
+        return num_ended
+
+    def _is_overdue(self, live: _Live) -> bool:
+        return self._clock() - live.heartbeat_s > self._timeout_s
 
     async def _end(self, name: str, state: SessionState, outcome: str) -> None:
         def write(connection: sa.Connection) -> bool:
-            ended = connection.execute(
+            changed = connection.execute(
                 sa.update(sessions)
                 .where(sessions.c.name == name, sessions.c.state == SessionState.ACTIVE.value)
                 .values(state=state.value, outcome=outcome)
             )
-            if ended.rowcount == 0:
+            if changed.rowcount == 0:
                 return False
             connection.execute(
                 sa.delete(sampling_sessions).where(sampling_sessions.c.session == name)
@@ -158,8 +192,10 @@ class Sessions:
             owe_parking(connection, name)
             return True
 
+        ended = self._live.get(name)
         was_active = await self._database.write(write)
-        self._live.pop(name, None)
+        if self._live.get(name) is ended:
+            self._live.pop(name, None)
         ACTIVE_SESSIONS.set(len(self._live))
         if was_active:
             ENDED_SESSIONS.labels(state.value).inc()
@@ -194,10 +230,12 @@ def _get_session(connection: sa.Connection, name: SessionName) -> Session:
 
 
 def _finished(name: str, state: SessionState) -> SessionFinishedError:
-    why = "lost its heartbeat" if state is SessionState.EXPIRED else "was finished"
-    return SessionFinishedError(
-        f"session {name} {why}; create a new one", session=name, state=state.value
+    why = (
+        "lost its heartbeat; resume it or create a new one"
+        if state is SessionState.EXPIRED
+        else "was finished; create a new one"
     )
+    return SessionFinishedError(f"session {name} {why}", session=name, state=state.value)
 
 
 def _session(row: sa.Row[tuple[object, ...]]) -> Session:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.migrations"
 
@@ -69,8 +69,10 @@ runs = sa.Table(
     sa.Column("ledger", sa.Text, nullable=False, default="", server_default=""),
     sa.Column("epoch", sa.BigInteger, nullable=False, default=0),
     sa.Column("encoded_error", sa.LargeBinary, nullable=False, default=b""),
-    sa.Column("source_checkpoint", sa.Text, nullable=False, default=""),
-    sa.Column("include_optimizer", sa.Boolean, nullable=False, default=False),
+    sa.Column("source_checkpoint", sa.Text, nullable=False, default="", server_default=""),
+    sa.Column(
+        "include_optimizer", sa.Boolean, nullable=False, default=False, server_default=sa.false()
+    ),
     sa.Index("runs_by_project", "project", "serial"),
     sa.Index("runs_by_session", "session"),
     sa.Index("runs_by_worker", "worker", "state"),

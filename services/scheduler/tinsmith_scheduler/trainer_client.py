@@ -57,6 +57,12 @@ class GrpcTrainers:
         request = trainer_pb2.ReleaseRunRequest(run=run, epoch=epoch, mode=_MODES[mode])
         await self._call(address, "ReleaseRun", request)
 
+    async def resume_run(self, address: str, *, run: str) -> bytes:
+        """Let a new client go on with a run; return where it stands, encoded."""
+        request = trainer_pb2.ResumeRunRequest(run=run)
+        answer: trainer_pb2.RunStatus = await self._call(address, "ResumeRun", request)
+        return answer.SerializeToString()
+
     async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
         """Return what a trainer knows of a checkpoint."""
         request = trainer_pb2.GetCheckpointRequest(name=checkpoint)

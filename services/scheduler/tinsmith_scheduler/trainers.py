@@ -24,6 +24,10 @@ class Trainers(Protocol):
         """Have a trainer give up a run."""
         ...
 
+    async def resume_run(self, address: str, *, run: str) -> bytes:
+        """Let a new client go on with a run; return where it stands, encoded."""
+        ...
+
     async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
         """Return what a trainer knows of a checkpoint, of whatever project."""
         ...

@@ -6,7 +6,6 @@ The one module of the trainer that moves large files: nothing here holds a whole
 from __future__ import annotations
 
 import contextlib
-import errno
 import shutil
 import tempfile
 from collections import Counter
@@ -15,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tinsmith_runtime import manifests
-from tinsmith_runtime.errors import CheckpointCorruptError, NotFoundError, StorageFullError
+from tinsmith_runtime.errors import CheckpointCorruptError, NotFoundError
 from tinsmith_runtime.manifests import Manifest, WrittenManifest
 from tinsmith_runtime.storage import ObjectStore
 
 PIECE_BYTES = 2**20
-_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 Progress = Callable[[int, int], None]
 """Told how many bytes are done and how many there are; called from a thread."""
@@ -151,16 +149,3 @@ class CheckpointFiles:
                 folder=source,
                 file=name,
             ) from error
-
-
-@contextlib.contextmanager
-def full_disk_is_typed(folder: Path) -> Iterator[None]:
-    """Raise `StorageFullError` where the disk of a folder is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _FULL_ERRNOS:
-            raise
-        raise StorageFullError(
-            f"the disk of {folder.name} is full; free space, then send the request again"
-        ) from error

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinsmith_engine import LoraConfig, RunState
 from tinsmith_engine import codec as engine_codec
@@ -96,7 +96,7 @@ class CheckpointRegistry:
         is_own = project is None or name.split("/")[1] == project
         if record is not None and not self._is_expired(record):
             if is_own or record.is_published:
-                return record
+                return await self._with_files(record)
             raise checkpoint_not_found(name)
         if is_own:
             expired = record.expire_time_s if record else await self._ledger.get_expiry(name)
@@ -107,6 +107,13 @@ class CheckpointRegistry:
                     expire_time_s=int(expired),
                 )
         raise checkpoint_not_found(name)
+
+    async def _with_files(self, record: CheckpointRecord) -> CheckpointRecord:
+        """Name the files of a checkpoint that was saved before rows did."""
+        if record.files:
+            return record
+        manifest = await asyncio.to_thread(self._files.manifest, record.folder, record.sha256)
+        return replace(record, files=stored_files(manifest))
 
     @contextlib.asynccontextmanager
     async def held(self, name: str, project: str | None) -> AsyncIterator[CheckpointRecord]:

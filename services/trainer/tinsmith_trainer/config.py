@@ -69,6 +69,10 @@ class TrainerConfig:
     """Requests that wait in memory, over all runs."""
     max_project_queued_bytes: int = 2**28
     """Requests of one project that wait in memory."""
+    result_retention_s: float = 24 * 3600.0
+    """How long a result is kept after a client first got it."""
+    unretrieved_retention_s: float = 7 * 24 * 3600.0
+    """How long a result is kept after its operation ended, if nobody got it."""
     lease_ttl_s: float = 15.0
     """On a shared ledger: how long other trainers leave a silent one its runs."""
     gap_timeout_s: float = 60.0
@@ -99,6 +103,8 @@ class TrainerConfig:
             "max_project_queued_tokens",
             "max_queued_bytes",
             "max_project_queued_bytes",
+            "result_retention_s",
+            "unretrieved_retention_s",
             "lease_ttl_s",
             "gap_timeout_s",
             "max_attempts",

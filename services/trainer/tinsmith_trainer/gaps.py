@@ -77,6 +77,8 @@ class GapWatcher:
         if not run.missing_numbers():
             run.held_since_s = None
             return False
+        if run.end_of_client(run.missing_numbers()[0]) is not None:
+            return True
         if run.held_since_s is None:
             run.held_since_s = self._clock()
         return self._clock() - run.held_since_s >= self._timeout_s
@@ -98,14 +100,20 @@ class GapWatcher:
         missing = run.missing_numbers()
         if not missing or run.is_closed or run.is_leaving:
             return
+        why = f"did not arrive within {self._timeout_s:g} s"
+        last = max(run.queue)
+        end = run.end_of_client(missing[0])
+        if end is not None:
+            # What the next client sent does not depend on what the one before did not.
+            why, last = "was not delivered before its client was gone", end
+            missing = [number for number in missing if number <= last]
         error = SequenceGapError(
-            f"sequence number {missing[0]} of {run.name} did not arrive within "
-            f"{self._timeout_s:g} s; the operations that waited for it failed, go "
-            f"on with number {max(run.queue) + 1}",
+            f"sequence number {missing[0]} of {run.name} {why}; the operations that waited for it "
+            f"failed, go on with number {last + 1}",
             run=run.name,
             missing=missing[0],
         )
-        held = [run.queue[number] for number in sorted(run.queue)]
+        held = [run.queue[number] for number in sorted(run.queue) if number <= last]
         given_up = await self._ledger.give_up(
             run.name, run.record.epoch, missing, self._wire.encode_error(error)
         )
@@ -114,13 +122,14 @@ class GapWatcher:
             await self._note_arrivals(run, sorted(set(missing) - set(given_up)))
             run.held_since_s = None
             return
-        await self._committer.commit(
-            run,
-            [
-                self._committer.outcome(run, operation, run.record.version, error=error)
-                for operation in held
-            ],
-        )
+        if held:
+            await self._committer.commit(
+                run,
+                [
+                    self._committer.outcome(run, operation, run.record.version, error=error)
+                    for operation in held
+                ],
+            )
         run.give_up(missing)
         # What these failures mean for the accumulation is worked out by the replay.
         await self._registry.residency.evict(run)

@@ -17,6 +17,7 @@ from tinsmith_engine import Engine
 from tinsmith_runtime.ledger import OperationRecord, RunRecord
 from tinsmith_runtime.ledger.records import GIVEN_UP_KIND
 from tinsmith_runtime.manifests import WrittenManifest
+from tinsmith_trainer.gate import Gate
 from tinsmith_trainer.work import Kind, Work
 
 _NUM_RECENT = 32
@@ -143,7 +144,10 @@ class LiveRun:
         self.latest_revision = 0
         self.lock = RunLock(on_free)
         """Held while the state in the engine is computed, restored, parked or published."""
+        self.gate = Gate()
+        """Passed by requests while they are made durable."""
         self._finished_ahead: dict[int, str] = {}
+        self._client_ends: list[int] = []
         self._recent: deque[OperationRecord] = deque(maxlen=_NUM_RECENT)
         self._changed = asyncio.Event()
 
@@ -164,6 +168,11 @@ class LiveRun:
         while number in self.queue or number in self._finished_ahead:
             number += 1
         return number
+
+    @property
+    def highest_number(self) -> int:
+        """The highest number that has arrived; 0 if none has."""
+        return max(self.next_sequence_number - 1, *self.queue, *self._finished_ahead, 0)
 
     @property
     def is_ready(self) -> bool:
@@ -210,6 +219,15 @@ class LiveRun:
             for number in range(self.next_sequence_number, highest)
             if number not in self.queue and number not in self._finished_ahead
         ]
+
+    def note_client_gone(self) -> None:
+        """Note that what has not arrived below the highest number never will."""
+        ends = {end for end in self._client_ends if end >= self.next_sequence_number}
+        self._client_ends = sorted({*ends, self.highest_number})
+
+    def end_of_client(self, number: int) -> int | None:
+        """Return the last number of the client that a number belonged to, if that is gone."""
+        return next((end for end in self._client_ends if end >= number), None)
 
     def num_before(self, sequence_number: int) -> int:
         """Return how many operations of the run are executed before one of its queue."""

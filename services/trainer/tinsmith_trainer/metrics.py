@@ -20,6 +20,11 @@ RESTORED_RUNS = Counter(
     "tinsmith_trainer_restored_runs_total", "Runs brought back into the engine.", ["source"]
 )
 RESIDENT_RUNS = Gauge("tinsmith_trainer_resident_runs", "Runs in memory.")
+EXPIRED = Counter(
+    "tinsmith_trainer_expired_total",
+    "What was dropped in time: a `result`, a `request` that no replay needs, a `row`, a `file`.",
+    ["what"],
+)
 REPLAYED_OPERATIONS = Counter(
     "tinsmith_trainer_replayed_operations_total", "Operations computed again.", ["outcome"]
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from tinsmith_runtime.errors import OperationNotFoundError
+from tinsmith_runtime.errors import OperationExpiredError, OperationNotFoundError
 from tinsmith_runtime.ledger import Ledger, OperationRecord, OperationState
 from tinsmith_trainer.live_run import LiveRun
+from tinsmith_trainer.retention import Retrievals
 from tinsmith_trainer.work import Submission
 
 _WAIT_PAGE = 100
@@ -14,27 +15,39 @@ _WAIT_PAGE_BYTES = 8 * 2**20
 
 
 class OperationReader:
-    """Reads operations, from memory where they are there, else from the ledger."""
+    """Reads operations, from memory where they are there, else from the ledger.
 
-    def __init__(self, ledger: Ledger) -> None:
+    Args:
+        ledger: Has all of them.
+        retrievals: Told which results go to clients.
+    """
+
+    def __init__(self, ledger: Ledger, retrievals: Retrievals) -> None:
         self._ledger = ledger
+        self._retrievals = retrievals
 
     async def operation(self, run: LiveRun, sequence_number: int) -> OperationRecord:
         """Return an operation as it stands.
 
         Raises:
             OperationNotFoundError: If the run has none of this number.
+            OperationExpiredError: If it ended so long ago that its result is not kept.
         """
         queued = run.queue.get(sequence_number)
         if queued is not None:
             return queued.record
         record = await self._ledger.get_operation(run.name, sequence_number)
         if record is None:
+            if 1 <= sequence_number <= await self._ledger.expired_through(run.name):
+                raise operation_expired(run.name, sequence_number)
             raise OperationNotFoundError(
                 f"{run.name} has no operation {sequence_number}; it was not accepted",
                 run=run.name,
                 sequence_number=sequence_number,
             )
+        if record.is_expired:
+            raise operation_expired(run.name, sequence_number)
+        self._retrievals.note([record])
         return record
 
     async def find(self, submission: Submission) -> OperationRecord | None:
@@ -51,11 +64,16 @@ class OperationReader:
     async def list_operations(
         self, run: LiveRun, first: int, *, limit: int
     ) -> tuple[list[OperationRecord], int | None]:
-        """Return operations with at least this number, in order, and the number of the next."""
+        """Return operations with at least this number, in order, and the number of the next.
+
+        Those that expired are left out.
+        """
         records = await self._ledger.operations_from(run.name, first, limit=limit + 1)
         page = _first_page(records[:limit])
         has_more = len(records) > len(page)
-        return page, records[len(page)].sequence_number if has_more else None
+        kept = [record for record in page if not record.is_expired]
+        self._retrievals.note(kept)
+        return kept, records[len(page)].sequence_number if has_more else None
 
     async def wait_operation(
         self, run: LiveRun, sequence_number: int, timeout_s: float
@@ -85,8 +103,20 @@ class OperationReader:
                 )
             left_s = deadline_s - time.monotonic()
             if records or left_s <= 0 or _has_ended(run):
-                return _first_page(records or [])
+                page = _first_page(records or [])
+                self._retrievals.note(page)
+                return page
             await run.wait_for_change(left_s)
+
+
+def operation_expired(run: str, sequence_number: int) -> OperationExpiredError:
+    """Return the error for an operation whose result is not kept any more."""
+    return OperationExpiredError(
+        f"the result of operation {sequence_number} of {run} has expired; it was executed and is "
+        "not to be sent again",
+        run=run,
+        sequence_number=sequence_number,
+    )
 
 
 def _has_ended(run: LiveRun) -> bool:

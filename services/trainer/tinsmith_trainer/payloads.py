@@ -13,6 +13,11 @@ from tinsmith_trainer.work import Submission
 _INLINE_BYTES = 64 * 1024
 
 
+def payload_folder(run: str) -> str:
+    """Return where the large requests of a run are."""
+    return f"{run}/payloads"
+
+
 async def write_payload(
     store: ObjectStore, submission: Submission
 ) -> tuple[bytes | None, str | None]:
@@ -24,7 +29,7 @@ async def write_payload(
     """
     if len(submission.payload) <= _INLINE_BYTES:
         return submission.payload, None
-    path = f"{submission.run}/payloads/{submission.digest.hex()}"
+    path = f"{payload_folder(submission.run)}/{submission.digest.hex()}"
     await asyncio.to_thread(store.write, path, submission.payload)
     return None, path
 

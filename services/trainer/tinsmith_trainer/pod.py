@@ -42,6 +42,7 @@ from tinsmith_trainer.operation_reader import OperationReader
 from tinsmith_trainer.operations_servicer import OperationsServicer
 from tinsmith_trainer.publisher import Publisher
 from tinsmith_trainer.registry import RunRegistry
+from tinsmith_trainer.retention import RetentionSweeper, Retrievals
 from tinsmith_trainer.run_placement import RunPlacement
 from tinsmith_trainer.saves import CheckpointSlices
 from tinsmith_trainer.servicer import TrainerServicer
@@ -77,7 +78,7 @@ class TrainerPod:
         host: Base models; loaded by `load_engines`.
         on_fenced: Called when another process holds a run of this one, which must then exit.
         on_failed: Called when the pod can not go on because of a bug; it then reports unhealthy.
-        clock: Seconds since the epoch, by which checkpoints expire.
+        wall_clock: Seconds since the epoch, for what expires.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class TrainerPod:
         *,
         on_fenced: Callable[[FencedError], None],
         on_failed: Callable[[Exception], None] = lambda _: None,
-        clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         if not config.scheduler_address or not config.pod_key:
             raise ConfigError("a trainer needs scheduler_address and pod_key")
@@ -99,9 +100,9 @@ class TrainerPod:
         wire = codec.StoredCodec()
         self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
         files = CheckpointFiles(self._store, config.data_dir / "scratch")
-        checkpoints = CheckpointRegistry(self._host, self._ledger, self._store, files, clock)
+        checkpoints = CheckpointRegistry(self._host, self._ledger, self._store, files, wall_clock)
         uploads = Uploads(
-            config.data_dir / "uploads", max_bytes=config.max_import_bytes, clock=clock
+            config.data_dir / "uploads", max_bytes=config.max_import_bytes, clock=wall_clock
         )
         work = CheckpointWork(
             self._host,
@@ -110,31 +111,32 @@ class TrainerPod:
             files,
             uploads,
             shard_bytes=config.export_shard_bytes,
-            clock=clock,
+            clock=wall_clock,
         )
         self._tasks = CheckpointTasks(
             self._ledger,
             work,
             StoredTasks(),
             find_run=self._registry.held,
-            clock=clock,
+            clock=wall_clock,
         )
         self._sweeper = CheckpointSweeper(
             self._ledger,
             checkpoints,
             uploads,
             interval_s=config.checkpoint_sweep_interval_s,
-            clock=clock,
+            clock=wall_clock,
         )
         domain = CheckpointDomain(
             registry=checkpoints,
             work=work,
             tasks=self._tasks,
             uploads=uploads,
-            downloads=Downloads(files, config.pod_key, clock),
-            clock=clock,
+            downloads=Downloads(files, config.pod_key, wall_clock),
+            clock=wall_clock,
         )
-        reader = OperationReader(self._ledger)
+        retrievals = Retrievals(wall_clock)
+        reader = OperationReader(self._ledger, retrievals)
         self._publisher = Publisher(self._host, self._store, self._registry.residency)
         committer = Committer(self._ledger, wire, self._registry.finish)
         residency = self._registry.residency
@@ -145,6 +147,16 @@ class TrainerPod:
         )
         self._placement.on_adopted = self._tasks.recover
         self._lease = LeaseKeeper(self._ledger, self._registry, ttl_s=config.lease_ttl_s)
+        self._retention = RetentionSweeper(
+            self._registry,
+            self._ledger,
+            self._store,
+            self._lease,
+            retrievals,
+            retrieved_s=config.result_retention_s,
+            unretrieved_s=config.unretrieved_retention_s,
+            clock=wall_clock,
+        )
         self._cycle = Cycle(
             config, self._registry, self._host, committer, solo, self._lease, on_end=self._note_end
         )
@@ -201,7 +213,10 @@ class TrainerPod:
         await self._tasks.recover()
         self._sweeper.start()
         self._cycle.start(
-            self._gaps.watch(), self._lease.keep(), self._ledger.watch_lease(self._lease.look)
+            self._gaps.watch(),
+            self._lease.keep(),
+            self._ledger.watch_lease(self._lease.look),
+            self._retention.watch(),
         )
         await self._server.start()
         self._registration = WorkerRegistration(
@@ -222,6 +237,7 @@ class TrainerPod:
         await self._sweeper.stop()
         await self._tasks.stop()
         await self._cycle.stop()
+        await self._retention.flush()
         await self._placement.park_all()
         if self._ledger.is_shared:
             await self._ledger.leave()

@@ -182,6 +182,10 @@ class RunRegistry:
 
     async def _submit(self, submission: Submission, work: Work) -> OperationRecord:
         run = await self.find(submission.run)
+        async with run.gate.passing():
+            return await self._accept(run, submission, work)
+
+    async def _accept(self, run: LiveRun, submission: Submission, work: Work) -> OperationRecord:
         if run.is_leaving:
             raise run_moved(run.name)
         if run.is_closed:
@@ -215,8 +219,18 @@ class RunRegistry:
         """Consume the number of a request that can never be accepted."""
         await self.see_through(self._refuse(submission, error))
 
+    async def resume(self, run: LiveRun) -> None:
+        """Note that the client of a run is gone; numbers that it did not deliver are given up."""
+        # What it sent last may be on its way into the ledger.
+        async with run.gate.closed():
+            run.note_client_gone()
+
     async def _refuse(self, submission: Submission, error: TinsmithError) -> None:
         run = await self.find(submission.run)
+        async with run.gate.passing():
+            await self._consume(run, submission, error)
+
+    async def _consume(self, run: LiveRun, submission: Submission, error: TinsmithError) -> None:
         operation = await self._new_operation(run, submission, keep_payload=False)
         try:
             record = await self._ledger.refuse(operation, self._wire.encode_error(error))

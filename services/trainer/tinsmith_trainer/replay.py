@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import time
 
@@ -62,10 +63,12 @@ class Replayer:
                 run.name, run.state_sequence_number + 1, limit=_PAGE
             )
             finished = [r for r in page if r.sequence_number < run.next_sequence_number]
-            if not finished:
+            is_next = finished and finished[0].sequence_number == run.state_sequence_number + 1
+            if not is_next:
                 raise DataLossError(
                     f"operation {run.state_sequence_number + 1} of {run.name} is not in the "
-                    "ledger; restore the ledger from a backup",
+                    "ledger, and no snapshot that contains it can be read; restore the ledger or "
+                    "the snapshots from a backup",
                     run=run.name,
                 )
             for record in finished:
@@ -99,10 +102,9 @@ class Replayer:
         run.replay_cost_s += time.perf_counter() - begin_s
         if kind is Kind.OPTIM_STEP:
             run.failures.clear()
-        is_equal = (
-            not isinstance(answer, TinsmithError)
-            and self._wire.encode_result(kind, answer) == record.result
-        )
+        is_equal = not isinstance(answer, TinsmithError) and _digest(
+            self._wire.encode_result(kind, answer)
+        ) == _digest_of(record)
         REPLAYED_OPERATIONS.labels("equal" if is_equal else "diverged").inc()
         if not is_equal:
             logger.error(
@@ -133,6 +135,15 @@ class Replayer:
             include_optimizer=getattr(work, "include_optimizer", False),
         )
         run.failures.clear()
+
+
+def _digest(result: bytes) -> bytes:
+    return hashlib.sha256(result).digest()
+
+
+def _digest_of(record: OperationRecord) -> bytes | None:
+    """Return the digest of an acknowledged result, which itself may have expired."""
+    return record.result_digest if record.result is None else _digest(record.result)
 
 
 def _compute(engine: Engine, run: str, work: Work, plan: str) -> Answer:

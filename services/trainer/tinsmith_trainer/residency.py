@@ -30,6 +30,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import Ledger, SnapshotRecord
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.ledger.retention import NUM_KEPT_SNAPSHOTS
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import state_files
 from tinsmith_trainer.leftovers import discard_folder
@@ -47,7 +48,6 @@ from tinsmith_trainer.work import WireCodec
 
 logger = logging.getLogger(__name__)
 
-_NUM_KEPT_SNAPSHOTS = 2
 _PLACE_WAIT_S = 2.0
 """How long a caller that waits for an answer waits for a place."""
 _PLACE_RETRY_S = 5.0
@@ -242,7 +242,7 @@ class Residency:
         return tuple(number for number in run.failures if number <= run.state_sequence_number)
 
     async def _delete_old_snapshots(self, run: LiveRun) -> None:
-        kept = (await self._ledger.list_snapshots(run.name))[:_NUM_KEPT_SNAPSHOTS]
+        kept = (await self._ledger.list_snapshots(run.name))[:NUM_KEPT_SNAPSHOTS]
         for record in await self._ledger.delete_snapshots(run.name, kept[-1].sequence_number):
             await discard_folder(self._store, record.folder)
 

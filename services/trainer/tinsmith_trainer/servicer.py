@@ -30,7 +30,7 @@ from tinsmith_trainer.checkpoint_servicer import (
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.lease import LeaseKeeper
 from tinsmith_trainer.live_run import LiveRun
-from tinsmith_trainer.operation_reader import OperationReader
+from tinsmith_trainer.operation_reader import OperationReader, operation_expired
 from tinsmith_trainer.publisher import Publisher
 from tinsmith_trainer.registry import RunRegistry, is_final, run_not_found
 from tinsmith_trainer.run_placement import ReleaseMode, RunPlacement
@@ -127,16 +127,33 @@ class TrainerServicer(CheckpointServicer):
         self, request: trainer_pb2.GetRunStatusRequest, context: Context
     ) -> trainer_pb2.RunStatus:
         run = await self._owned_run(codec.decode_run(request.run))
+        return self._status(run, next_sequence_number=run.next_free_number)
+
+    async def ResumeRun(
+        self, request: trainer_pb2.ResumeRunRequest, context: Context
+    ) -> trainer_pb2.RunStatus:
+        current_caller().require_scope(POD_SCOPE)
+        run = await self._registry.find(str(codec.decode_run(request.run)))
+        self._lease.require()
+        await self._registry.resume(run)
+        return self._status(run, next_sequence_number=run.highest_number + 1)
+
+    def _status(self, run: LiveRun, *, next_sequence_number: int) -> trainer_pb2.RunStatus:
         return trainer_pb2.RunStatus(
             run=run.name,
             version=run.record.version,
-            next_sequence_number=run.next_free_number,
+            next_sequence_number=next_sequence_number,
             num_pending_operations=len(run.queue),
             waiting_for=(
                 self._registry.standing(run, min(run.queue)).waiting_for if run.queue else ""
             ),
             resident=run.is_resident,
             replay_diverged=run.record.replay_diverged,
+            pending_operations=[
+                trainer_pb2.PendingOperation(sequence_number=number, kind=operation.record.kind)
+                for number, operation in sorted(run.queue.items())
+            ],
+            latest_revision=run.latest_revision,
         )
 
     async def PublishWeights(
@@ -279,5 +296,11 @@ async def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:
 def describe(
     registry: RunRegistry, run: LiveRun, record: OperationRecord
 ) -> operations_pb2.Operation:
-    """Return the message of an operation as it stands now."""
+    """Return the message of an operation as it stands now.
+
+    Raises:
+        OperationExpiredError: If its result is not kept any more.
+    """
+    if record.is_expired:
+        raise operation_expired(record.run, record.sequence_number)
     return codec.encode_operation(record, registry.standing(run, record.sequence_number))

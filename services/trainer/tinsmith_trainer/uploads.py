@@ -25,7 +25,7 @@ from tinsmith_runtime.errors import (
     UploadNotFoundError,
 )
 from tinsmith_runtime.ledger import StoredFile
-from tinsmith_trainer.checkpoint_files import full_disk_is_typed
+from tinsmith_runtime.storage.file import full_disk_is_typed
 
 MAX_PIECE_BYTES = 4 * 2**20
 MAX_CONFIG_BYTES = 2**20

@@ -34,6 +34,25 @@ def test_objects_are_written_replaced_and_deleted(store: FileStore, tmp_path: Pa
     assert files(tmp_path) == ["a/two"]
 
 
+def test_a_folder_is_listed_and_objects_are_deleted_one_by_one(
+    store: FileStore, tmp_path: Path
+) -> None:
+    for path in ("a/one", "a/b/two", "c"):
+        store.write(path, b"123")
+    (tmp_path / "store" / "a" / ".writing-x").write_bytes(b"half")
+    os.utime(tmp_path / "store" / "a" / "one", (50.0, 50.0))
+    found = {info.path: info for info in store.list_folder("a")}
+    assert sorted(found) == ["a/b/two", "a/one"]
+    assert (found["a/one"].size_bytes, found["a/one"].modified_time_s) == (3, 50.0)
+    assert store.list_folder("none") == []
+    for _ in range(2):
+        store.delete("a/one")
+    assert [info.path for info in store.list_folder("a")] == ["a/b/two"]
+    for call in (store.list_folder, store.delete):
+        with pytest.raises(ValueError, match="not a relative object path"):
+            call("../up")
+
+
 @pytest.mark.parametrize("path", ["none", "a", "a/one/deeper"])
 def test_what_does_not_exist_is_not_found(store: FileStore, path: str) -> None:
     store.write("a/one", b"1")

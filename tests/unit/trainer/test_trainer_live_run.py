@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.fakes.live_runs import finished, make_run
+from tests.fakes.live_runs import finished, make_run, queued
 
 from tinsmith_runtime.ledger import OperationRecord
 from tinsmith_trainer.live_run import LiveRun, RunLock
@@ -124,3 +124,16 @@ async def test_a_lock_knows_whether_it_can_be_had_at_once_and_tells_its_release(
     await waiting
     lock.release()
     assert lock.is_free
+
+
+def test_numbers_that_never_arrived_belong_to_the_client_that_is_gone() -> None:
+    run = make_run("b.b")
+    assert (run.highest_number, run.end_of_client(2)) == (3, None)
+    run.note_client_gone()
+    assert [run.end_of_client(number) for number in (2, 3, 4)] == [3, 3, None]
+    for number in (5, 6):
+        run.accept(queued(number, "b"))
+    run.note_client_gone()
+    run.note_client_gone()
+    assert [run.end_of_client(number) for number in (2, 4, 7)] == [3, 6, None]
+    assert make_run("").highest_number == 0

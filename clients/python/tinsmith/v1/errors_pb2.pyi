@@ -75,7 +75,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_WRONG_STATE: _ErrorReason.ValueType  # 24
     """The resource is in a state that does not allow the call. The message names the state."""
     ERROR_REASON_SESSION_FINISHED: _ErrorReason.ValueType  # 25
-    """The session was finished or lost its heartbeat. Create a new one."""
+    """The session was finished or lost its heartbeat. Create a new one, or resume one that lost its
+    heartbeat.
+    """
     ERROR_REASON_RUN_CLOSED: _ErrorReason.ValueType  # 26
     """The run was deleted. Create a new one."""
     ERROR_REASON_NO_GRADIENT: _ErrorReason.ValueType  # 27
@@ -170,6 +172,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Pieces of an uploaded file are missing. Go on at `received_bytes`."""
     ERROR_REASON_DOWNLOAD_TOKEN_INVALID: _ErrorReason.ValueType  # 65
     """A download token is forged, for something else, or too old. Ask for another one."""
+    ERROR_REASON_OPERATION_EXPIRED: _ErrorReason.ValueType  # 57
+    """The operation ended and its result was kept for as long as promised. Do not send it again: it
+    was executed.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Says why a call or an operation failed. `ErrorInfo.metadata` holds the values that the message
@@ -229,7 +235,9 @@ ERROR_REASON_CHECKPOINT_ALREADY_EXISTS: ErrorReason.ValueType  # 23
 ERROR_REASON_WRONG_STATE: ErrorReason.ValueType  # 24
 """The resource is in a state that does not allow the call. The message names the state."""
 ERROR_REASON_SESSION_FINISHED: ErrorReason.ValueType  # 25
-"""The session was finished or lost its heartbeat. Create a new one."""
+"""The session was finished or lost its heartbeat. Create a new one, or resume one that lost its
+heartbeat.
+"""
 ERROR_REASON_RUN_CLOSED: ErrorReason.ValueType  # 26
 """The run was deleted. Create a new one."""
 ERROR_REASON_NO_GRADIENT: ErrorReason.ValueType  # 27
@@ -324,4 +332,8 @@ ERROR_REASON_UPLOAD_INCOMPLETE: ErrorReason.ValueType  # 64
 """Pieces of an uploaded file are missing. Go on at `received_bytes`."""
 ERROR_REASON_DOWNLOAD_TOKEN_INVALID: ErrorReason.ValueType  # 65
 """A download token is forged, for something else, or too old. Ask for another one."""
+ERROR_REASON_OPERATION_EXPIRED: ErrorReason.ValueType  # 57
+"""The operation ended and its result was kept for as long as promised. Do not send it again: it
+was executed.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

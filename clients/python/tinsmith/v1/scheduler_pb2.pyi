@@ -11,6 +11,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tinsmith.v1 import models_pb2 as _models_pb2
+from tinsmith.v1 import trainer_pb2 as _trainer_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -294,6 +295,88 @@ class HeartbeatSessionRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatSessionRequest: _TypeAlias = HeartbeatSessionRequest  # noqa: Y015
+
+@_typing.final
+class ResumeSessionRequest(_message.Message):
+    """Goes on with a session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """Names the session."""
+    def __init__(
+        self,
+        *,
+        session: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeSessionRequest: _TypeAlias = ResumeSessionRequest  # noqa: Y015
+
+@_typing.final
+class ResumeSessionResponse(_message.Message):
+    """Says where a session stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def session(self) -> Global___Session:
+        """Describes the session, which is active."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumedRun]:
+        """Lists the runs that were created in it, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        session: Global___Session | None = ...,
+        runs: _abc.Iterable[Global___ResumedRun] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeSessionResponse: _TypeAlias = ResumeSessionResponse  # noqa: Y015
+
+@_typing.final
+class ResumedRun(_message.Message):
+    """A run of a session that goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def run(self) -> Global___TrainingRun:
+        """Describes the run."""
+
+    @_builtins.property
+    def status(self) -> _trainer_pb2.RunStatus:
+        """Says where it stands: version, next sequence number, pending operations, latest revision."""
+
+    def __init__(
+        self,
+        *,
+        run: Global___TrainingRun | None = ...,
+        status: _trainer_pb2.RunStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumedRun: _TypeAlias = ResumedRun  # noqa: Y015
 
 @_typing.final
 class FinishSessionRequest(_message.Message):

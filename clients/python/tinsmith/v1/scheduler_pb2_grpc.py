@@ -56,6 +56,11 @@ class SchedulerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatSessionRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Session.FromString,
                 _registered_method=True)
+        self.ResumeSession = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/ResumeSession',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ResumeSessionRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ResumeSessionResponse.FromString,
+                _registered_method=True)
         self.FinishSession = channel.unary_unary(
                 '/tinsmith.v1.SchedulerService/FinishSession',
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.FinishSessionRequest.SerializeToString,
@@ -173,6 +178,24 @@ class SchedulerServiceServicer:
         Errors:
         * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): it was finished, or lost its heartbeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeSession(self, request, context):
+        """Goes on with a session whose client is gone: it is active again, with a fresh heartbeat.
+
+        A session that lost its heartbeat can be resumed, and one that is still active. The answer says
+        where its runs stand, those being left out that failed or were deleted. Numbers that the client
+        before had not delivered are given up; see `TrainerService.ResumeRun`. Sampling sessions that
+        ended with the session are gone; create new ones. Repeating it changes nothing more.
+
+        Errors:
+        * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
+        * `FAILED_PRECONDITION` (`SESSION_FINISHED`): it was finished.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`), with `RetryInfo`: the trainer of a run is away, or the
+        run is being placed; `run` names it. The session is active; send the request again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -388,6 +411,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatSessionRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Session.SerializeToString,
             ),
+            'ResumeSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeSession,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ResumeSessionRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ResumeSessionResponse.SerializeToString,
+            ),
             'FinishSession': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishSession,
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.FinishSessionRequest.FromString,
@@ -556,6 +584,33 @@ class SchedulerService:
             '/tinsmith.v1.SchedulerService/HeartbeatSession',
             tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatSessionRequest.SerializeToString,
             tinsmith_dot_v1_dot_scheduler__pb2.Session.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/ResumeSession',
+            tinsmith_dot_v1_dot_scheduler__pb2.ResumeSessionRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.ResumeSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

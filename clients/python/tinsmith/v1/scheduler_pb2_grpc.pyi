@@ -59,6 +59,20 @@ class SchedulerServiceStub:
     * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): it was finished, or lost its heartbeat.
     """
+    ResumeSession: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ResumeSessionRequest, _scheduler_pb2.ResumeSessionResponse]
+    """Goes on with a session whose client is gone: it is active again, with a fresh heartbeat.
+
+    A session that lost its heartbeat can be resumed, and one that is still active. The answer says
+    where its runs stand, those being left out that failed or were deleted. Numbers that the client
+    before had not delivered are given up; see `TrainerService.ResumeRun`. Sampling sessions that
+    ended with the session are gone; create new ones. Repeating it changes nothing more.
+
+    Errors:
+    * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
+    * `FAILED_PRECONDITION` (`SESSION_FINISHED`): it was finished.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`), with `RetryInfo`: the trainer of a run is away, or the
+      run is being placed; `run` names it. The session is active; send the request again.
+    """
     FinishSession: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.FinishSessionRequest, _scheduler_pb2.Session]
     """Ends a session: its sampling sessions end, its runs are parked. Repeating it succeeds.
 
@@ -217,6 +231,20 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Errors:
     * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): it was finished, or lost its heartbeat.
+    """
+    ResumeSession: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ResumeSessionRequest, _scheduler_pb2.ResumeSessionResponse]  # type: ignore[assignment]
+    """Goes on with a session whose client is gone: it is active again, with a fresh heartbeat.
+
+    A session that lost its heartbeat can be resumed, and one that is still active. The answer says
+    where its runs stand, those being left out that failed or were deleted. Numbers that the client
+    before had not delivered are given up; see `TrainerService.ResumeRun`. Sampling sessions that
+    ended with the session are gone; create new ones. Repeating it changes nothing more.
+
+    Errors:
+    * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
+    * `FAILED_PRECONDITION` (`SESSION_FINISHED`): it was finished.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`), with `RetryInfo`: the trainer of a run is away, or the
+      run is being placed; `run` names it. The session is active; send the request again.
     """
     FinishSession: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.FinishSessionRequest, _scheduler_pb2.Session]  # type: ignore[assignment]
     """Ends a session: its sampling sessions end, its runs are parked. Repeating it succeeds.
@@ -391,6 +419,26 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): it was finished, or lost its heartbeat.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeSession(
+        self,
+        request: _scheduler_pb2.ResumeSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ResumeSessionResponse, _abc.Awaitable[_scheduler_pb2.ResumeSessionResponse]]:
+        """Goes on with a session whose client is gone: it is active again, with a fresh heartbeat.
+
+        A session that lost its heartbeat can be resumed, and one that is still active. The answer says
+        where its runs stand, those being left out that failed or were deleted. Numbers that the client
+        before had not delivered are given up; see `TrainerService.ResumeRun`. Sampling sessions that
+        ended with the session are gone; create new ones. Repeating it changes nothing more.
+
+        Errors:
+        * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
+        * `FAILED_PRECONDITION` (`SESSION_FINISHED`): it was finished.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`), with `RetryInfo`: the trainer of a run is away, or the
+          run is being placed; `run` names it. The session is active; send the request again.
         """
 
     @_abc_1.abstractmethod

@@ -277,6 +277,8 @@ class RunStatus(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     RESIDENT_FIELD_NUMBER: _builtins.int
     REPLAY_DIVERGED_FIELD_NUMBER: _builtins.int
+    PENDING_OPERATIONS_FIELD_NUMBER: _builtins.int
+    LATEST_REVISION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Names the run."""
     version: _builtins.int
@@ -291,6 +293,12 @@ class RunStatus(_message.Message):
     """Says whether the run is in memory."""
     replay_diverged: _builtins.bool
     """Says whether a replay after a failure gave other bits than the first execution."""
+    latest_revision: _builtins.int
+    """Gives the revision of the operation that finished last, to call `WaitOperations` with."""
+    @_builtins.property
+    def pending_operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___PendingOperation]:
+        """Lists the operations that wait or run, by number."""
+
     def __init__(
         self,
         *,
@@ -301,14 +309,64 @@ class RunStatus(_message.Message):
         waiting_for: _builtins.str = ...,
         resident: _builtins.bool = ...,
         replay_diverged: _builtins.bool = ...,
+        pending_operations: _abc.Iterable[Global___PendingOperation] | None = ...,
+        latest_revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_sequence_number", b"next_sequence_number", "num_pending_operations", b"num_pending_operations", "replay_diverged", b"replay_diverged", "resident", b"resident", "run", b"run", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["latest_revision", b"latest_revision", "next_sequence_number", b"next_sequence_number", "num_pending_operations", b"num_pending_operations", "pending_operations", b"pending_operations", "replay_diverged", b"replay_diverged", "resident", b"resident", "run", b"run", "version", b"version", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunStatus: _TypeAlias = RunStatus  # noqa: Y015
+
+@_typing.final
+class PendingOperation(_message.Message):
+    """An operation that was accepted and has not ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    sequence_number: _builtins.int
+    """Gives the sequence number."""
+    kind: _builtins.str
+    """Names the method, as `OperationMetadata.kind`."""
+    def __init__(
+        self,
+        *,
+        sequence_number: _builtins.int = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "sequence_number", b"sequence_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PendingOperation: _TypeAlias = PendingOperation  # noqa: Y015
+
+@_typing.final
+class ResumeRunRequest(_message.Message):
+    """Asks to go on with a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    """Names the run."""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRunRequest: _TypeAlias = ResumeRunRequest  # noqa: Y015
 
 @_typing.final
 class PublishWeightsRequest(_message.Message):

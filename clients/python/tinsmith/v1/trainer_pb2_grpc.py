@@ -35,13 +35,20 @@ class TrainerServiceStub:
     `google.longrunning.Operations.WaitOperation` or `WaitOperations`. The operation of sequence
     number 7 is named `{run}/operations/7`.
 
+    A pending operation never expires. The result of a finished one is kept for 24 h after a client
+    first got it, for 7 days after its end otherwise. After that, to get, wait for or repeat the
+    operation is `FAILED_PRECONDITION` (`OPERATION_EXPIRED`), and lists leave it out. It is no
+    `NOT_FOUND`, which means that the operation was never accepted and may be sent: an expired one
+    was executed. Its number is never free again.
+
     Errors that each ordered call can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `FAILED_PRECONDITION` (`RUN_CLOSED`): the run was deleted.
-    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number.
+    * `FAILED_PRECONDITION` (`OPERATION_EXPIRED`): the same request was executed long ago.
+    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number, or held it.
     * `ABORTED` (`SEQUENCE_GAP`): the number was given up, because higher ones waited 60 s for it.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
@@ -80,6 +87,11 @@ class TrainerServiceStub:
         self.GetRunStatus = channel.unary_unary(
                 '/tinsmith.v1.TrainerService/GetRunStatus',
                 request_serializer=tinsmith_dot_v1_dot_trainer__pb2.GetRunStatusRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.RunStatus.FromString,
+                _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/ResumeRun',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.ResumeRunRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.RunStatus.FromString,
                 _registered_method=True)
         self.PublishWeights = channel.unary_unary(
@@ -193,13 +205,20 @@ class TrainerServiceServicer:
     `google.longrunning.Operations.WaitOperation` or `WaitOperations`. The operation of sequence
     number 7 is named `{run}/operations/7`.
 
+    A pending operation never expires. The result of a finished one is kept for 24 h after a client
+    first got it, for 7 days after its end otherwise. After that, to get, wait for or repeat the
+    operation is `FAILED_PRECONDITION` (`OPERATION_EXPIRED`), and lists leave it out. It is no
+    `NOT_FOUND`, which means that the operation was never accepted and may be sent: an expired one
+    was executed. Its number is never free again.
+
     Errors that each ordered call can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `FAILED_PRECONDITION` (`RUN_CLOSED`): the run was deleted.
-    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number.
+    * `FAILED_PRECONDITION` (`OPERATION_EXPIRED`): the same request was executed long ago.
+    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number, or held it.
     * `ABORTED` (`SEQUENCE_GAP`): the number was given up, because higher ones waited 60 s for it.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
@@ -259,6 +278,23 @@ class TrainerServiceServicer:
 
         Errors:
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Lets a new client go on with a run whose client is gone, and says where. Pods only.
+
+        Sequence numbers that have not arrived never will: they are given up at once instead of after
+        60 s, and the operations that were accepted behind them fail with `SEQUENCE_GAP`. The status
+        that is returned names a next number above all that were seen. Repeating it changes nothing
+        more.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): there is no run of this name here.
+        * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -636,6 +672,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.GetRunStatusRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_trainer__pb2.RunStatus.SerializeToString,
             ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ResumeRunRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.RunStatus.SerializeToString,
+            ),
             'PublishWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishWeights,
                     request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.PublishWeightsRequest.FromString,
@@ -753,13 +794,20 @@ class TrainerService:
     `google.longrunning.Operations.WaitOperation` or `WaitOperations`. The operation of sequence
     number 7 is named `{run}/operations/7`.
 
+    A pending operation never expires. The result of a finished one is kept for 24 h after a client
+    first got it, for 7 days after its end otherwise. After that, to get, wait for or repeat the
+    operation is `FAILED_PRECONDITION` (`OPERATION_EXPIRED`), and lists leave it out. It is no
+    `NOT_FOUND`, which means that the operation was never accepted and may be sent: an expired one
+    was executed. Its number is never free again.
+
     Errors that each ordered call can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `FAILED_PRECONDITION` (`RUN_CLOSED`): the run was deleted.
-    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number.
+    * `FAILED_PRECONDITION` (`OPERATION_EXPIRED`): the same request was executed long ago.
+    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number, or held it.
     * `ABORTED` (`SEQUENCE_GAP`): the number was given up, because higher ones waited 60 s for it.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
     the run or the project wait as may; nothing was accepted, the delay says when there is room.
@@ -871,6 +919,33 @@ class TrainerService:
             target,
             '/tinsmith.v1.TrainerService/GetRunStatus',
             tinsmith_dot_v1_dot_trainer__pb2.GetRunStatusRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/ResumeRun',
+            tinsmith_dot_v1_dot_trainer__pb2.ResumeRunRequest.SerializeToString,
             tinsmith_dot_v1_dot_trainer__pb2.RunStatus.FromString,
             options,
             channel_credentials,

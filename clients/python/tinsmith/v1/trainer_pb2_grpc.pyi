@@ -36,13 +36,20 @@ class TrainerServiceStub:
     `google.longrunning.Operations.WaitOperation` or `WaitOperations`. The operation of sequence
     number 7 is named `{run}/operations/7`.
 
+    A pending operation never expires. The result of a finished one is kept for 24 h after a client
+    first got it, for 7 days after its end otherwise. After that, to get, wait for or repeat the
+    operation is `FAILED_PRECONDITION` (`OPERATION_EXPIRED`), and lists leave it out. It is no
+    `NOT_FOUND`, which means that the operation was never accepted and may be sent: an expired one
+    was executed. Its number is never free again.
+
     Errors that each ordered call can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `FAILED_PRECONDITION` (`RUN_CLOSED`): the run was deleted.
-    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number.
+    * `FAILED_PRECONDITION` (`OPERATION_EXPIRED`): the same request was executed long ago.
+    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number, or held it.
     * `ABORTED` (`SEQUENCE_GAP`): the number was given up, because higher ones waited 60 s for it.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
@@ -94,6 +101,19 @@ class TrainerServiceStub:
 
     Errors:
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+    """
+    ResumeRun: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ResumeRunRequest, _trainer_pb2.RunStatus]
+    """Lets a new client go on with a run whose client is gone, and says where. Pods only.
+
+    Sequence numbers that have not arrived never will: they are given up at once instead of after
+    60 s, and the operations that were accepted behind them fail with `SEQUENCE_GAP`. The status
+    that is returned names a next number above all that were seen. Repeating it changes nothing
+    more.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): there is no run of this name here.
+    * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run.
     """
     PublishWeights: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.PublishWeightsRequest, _trainer_pb2.PublishWeightsResponse]
     """Makes the current weights of a run readable by samplers in other processes. Pods only.
@@ -375,13 +395,20 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     `google.longrunning.Operations.WaitOperation` or `WaitOperations`. The operation of sequence
     number 7 is named `{run}/operations/7`.
 
+    A pending operation never expires. The result of a finished one is kept for 24 h after a client
+    first got it, for 7 days after its end otherwise. After that, to get, wait for or repeat the
+    operation is `FAILED_PRECONDITION` (`OPERATION_EXPIRED`), and lists leave it out. It is no
+    `NOT_FOUND`, which means that the operation was never accepted and may be sent: an expired one
+    was executed. Its number is never free again.
+
     Errors that each ordered call can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `FAILED_PRECONDITION` (`RUN_CLOSED`): the run was deleted.
-    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number.
+    * `FAILED_PRECONDITION` (`OPERATION_EXPIRED`): the same request was executed long ago.
+    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number, or held it.
     * `ABORTED` (`SEQUENCE_GAP`): the number was given up, because higher ones waited 60 s for it.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
@@ -430,6 +457,19 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
 
     Errors:
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+    """
+    ResumeRun: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ResumeRunRequest, _trainer_pb2.RunStatus]  # type: ignore[assignment]
+    """Lets a new client go on with a run whose client is gone, and says where. Pods only.
+
+    Sequence numbers that have not arrived never will: they are given up at once instead of after
+    60 s, and the operations that were accepted behind them fail with `SEQUENCE_GAP`. The status
+    that is returned names a next number above all that were seen. Repeating it changes nothing
+    more.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): there is no run of this name here.
+    * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run.
     """
     PublishWeights: _aio.UnaryUnaryMultiCallable[_trainer_pb2.PublishWeightsRequest, _trainer_pb2.PublishWeightsResponse]  # type: ignore[assignment]
     """Makes the current weights of a run readable by samplers in other processes. Pods only.
@@ -710,13 +750,20 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     `google.longrunning.Operations.WaitOperation` or `WaitOperations`. The operation of sequence
     number 7 is named `{run}/operations/7`.
 
+    A pending operation never expires. The result of a finished one is kept for 24 h after a client
+    first got it, for 7 days after its end otherwise. After that, to get, wait for or repeat the
+    operation is `FAILED_PRECONDITION` (`OPERATION_EXPIRED`), and lists leave it out. It is no
+    `NOT_FOUND`, which means that the operation was never accepted and may be sent: an expired one
+    was executed. Its number is never free again.
+
     Errors that each ordered call can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `FAILED_PRECONDITION` (`RUN_CLOSED`): the run was deleted.
-    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number.
+    * `FAILED_PRECONDITION` (`OPERATION_EXPIRED`): the same request was executed long ago.
+    * `ABORTED` (`SEQUENCE_NUMBER_REUSED`): another request holds the sequence number, or held it.
     * `ABORTED` (`SEQUENCE_GAP`): the number was given up, because higher ones waited 60 s for it.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: as many operations, tokens or bytes of
       the run or the project wait as may; nothing was accepted, the delay says when there is room.
@@ -787,6 +834,25 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeRun(
+        self,
+        request: _trainer_pb2.ResumeRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.RunStatus, _abc.Awaitable[_trainer_pb2.RunStatus]]:
+        """Lets a new client go on with a run whose client is gone, and says where. Pods only.
+
+        Sequence numbers that have not arrived never will: they are given up at once instead of after
+        60 s, and the operations that were accepted behind them fail with `SEQUENCE_GAP`. The status
+        that is returned names a next number above all that were seen. Repeating it changes nothing
+        more.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): there is no run of this name here.
+        * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run.
         """
 
     @_abc_1.abstractmethod

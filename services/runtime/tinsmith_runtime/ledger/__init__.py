@@ -18,6 +18,8 @@ from tinsmith_runtime.ledger.records import (
     CheckpointChanges,
     CheckpointRecord,
     Commit,
+    Cutoffs,
+    Expired,
     ExportRecord,
     Holder,
     NewOperation,
@@ -36,6 +38,8 @@ __all__ = [
     "CheckpointChanges",
     "CheckpointRecord",
     "Commit",
+    "Cutoffs",
+    "Expired",
     "ExportRecord",
     "Holder",
     "Ledger",
@@ -234,6 +238,41 @@ class Ledger(Protocol):
         self, run: str, revision: int, *, limit: int, limit_bytes: int
     ) -> list[OperationRecord]:
         """Return finished operations in the order in which they finished."""
+        ...
+
+    async def note_retrieved(self, run: str, epoch: int, times_s: Mapping[int, float]) -> None:
+        """Note when clients first got results, by number; an earlier note stays.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
+        ...
+
+    async def has_expirable(self, run: str, cutoffs: Cutoffs) -> bool:
+        """Return whether `expire` would drop something."""
+        ...
+
+    async def expire(self, run: str, epoch: int, cutoffs: Cutoffs) -> Expired:
+        """Drop a bounded part of what is old enough; call it again until it drops nothing.
+
+        Results go by age, requests once two snapshots contain them, rows once both are gone: see
+        `tinsmith_runtime.ledger.retention`. Not to be called while the run is replayed.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
+        ...
+
+    async def expired_through(self, run: str) -> int:
+        """Return the highest number whose row was deleted with all below it; 0 if none was."""
+        ...
+
+    async def named_payloads(self, run: str, epoch: int, paths: Sequence[str]) -> set[str]:
+        """Return those of some `payload_path` that an operation of the run still names.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
         ...
 
     async def add_snapshot(self, snapshot: SnapshotRecord, epoch: int) -> None:

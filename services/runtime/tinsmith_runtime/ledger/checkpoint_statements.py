@@ -304,4 +304,4 @@ def _task_of(row: sa.RowMapping) -> TaskRecord:
 
 
 def _files_of(row: sa.RowMapping) -> tuple[StoredFile, ...]:
-    return tuple(StoredFile(**file) for file in row["files"])
+    return tuple(StoredFile(**file) for file in row["files"] or ())

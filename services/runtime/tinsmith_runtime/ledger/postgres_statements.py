@@ -21,7 +21,7 @@ WITH input AS (
     digest, payload, payload_path, submit_time_s, position
   )
 ), held AS (
-  SELECT l.run, l.epoch
+  SELECT l.run, l.epoch, l.expired_through
   FROM leases l JOIN (SELECT DISTINCT run, epoch FROM input) w USING (run, epoch)
   FOR SHARE OF l
 ), inserted AS (
@@ -33,6 +33,7 @@ WITH input AS (
     run, sequence_number, kind, request_id, digest, payload, payload_path,
     'pending', 0, submit_time_s, 0
   FROM input JOIN held USING (run, epoch)
+  WHERE sequence_number > expired_through
   ORDER BY position
   ON CONFLICT DO NOTHING
   RETURNING run, sequence_number, request_id, digest

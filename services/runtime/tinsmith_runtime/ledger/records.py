@@ -96,6 +96,8 @@ class OperationRecord:
         error: The encoded `google.rpc.Status`, once it failed.
         num_attempts: How often it was begun.
         revision: Position in the order in which the run's operations finished, from 1; 0 before.
+        retrieve_time_s: When a client first got the result, about.
+        result_digest: SHA-256 of a result that is not kept any more.
     """
 
     run: str
@@ -113,6 +115,45 @@ class OperationRecord:
     plan: str | None = None
     payload: bytes | None = None
     payload_path: str | None = None
+    retrieve_time_s: float | None = None
+    result_digest: bytes | None = None
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it finished so long ago that what became of it is not kept."""
+        is_finished = self.state is not OperationState.PENDING
+        return is_finished and self.result is None and self.error is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cutoffs:
+    """What is old enough to be dropped, in seconds since the epoch.
+
+    Attributes:
+        retrieved_s: Results that were retrieved before.
+        unretrieved_s: Results that nobody retrieved, of operations that ended before.
+        request_s: Requests of operations that ended before, and the rows of those whose result is
+            dropped as well. Until then a repeated request finds its operation, and a run could be
+            replayed from its beginning.
+    """
+
+    retrieved_s: float
+    unretrieved_s: float
+    request_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expired:
+    """What one write dropped of a run."""
+
+    num_results: int = 0
+    num_payloads: int = 0
+    num_rows: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was due."""
+        return not (self.num_results or self.num_payloads or self.num_rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

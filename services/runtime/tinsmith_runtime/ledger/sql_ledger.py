@@ -11,11 +11,13 @@ import sqlalchemy as sa
 from tinsmith_runtime.errors import (
     RunNotFoundError,
 )
-from tinsmith_runtime.ledger import checkpoint_statements, statements
+from tinsmith_runtime.ledger import checkpoint_statements, retention, statements
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
     CheckpointRecord,
     Commit,
+    Cutoffs,
+    Expired,
     Holder,
     NewOperation,
     OperationRecord,
@@ -157,11 +159,13 @@ class SqlLedger(SqlCheckpoints):
         """Accept an operation; see `Ledger`."""
 
         def accept(connection: sa.Connection) -> OperationRecord:
-            epoch = statements.epoch_of(connection, operation.run)
-            if epoch is None:
+            lease = statements.lock_lease(connection, operation.run)
+            if lease is None:
                 raise RunNotFoundError(f"run {operation.run} was deleted", run=operation.run)
-            if epoch != operation.epoch:
+            if lease.epoch != operation.epoch:
                 raise statements.fenced(operation.run, operation.epoch)
+            if operation.sequence_number <= lease.expired_through:
+                return statements.known_operation(connection, operation)
             inserted = connection.execute(statements.insert_operation(connection, operation))
             if inserted.rowcount == 1:
                 return statements.pending_record(operation)
@@ -262,7 +266,7 @@ class SqlLedger(SqlCheckpoints):
         """Return where a run goes on after a restart; see `Ledger`."""
 
         def resume(connection: sa.Connection) -> ResumePoint:
-            next_number: int = connection.execute(statements.lowest_unfinished(run)).scalar_one()
+            next_number = statements.lowest_unfinished(connection, run)
             later = (
                 sa.select(operations)
                 .where(operations.c.run == run, operations.c.sequence_number >= next_number)
@@ -312,7 +316,11 @@ class SqlLedger(SqlCheckpoints):
         """Return finished operations in the order in which they finished."""
         query = (
             statements.select_operations()
-            .where(operations.c.run == run, operations.c.revision > revision)
+            .where(
+                operations.c.run == run,
+                operations.c.revision > revision,
+                operations.c.result.is_not(None) | operations.c.error.is_not(None),
+            )
             .order_by(operations.c.revision)
             .limit(limit)
         )
@@ -328,6 +336,55 @@ class SqlLedger(SqlCheckpoints):
             return found
 
         return await self._database.read(collect)
+
+    async def note_retrieved(self, run: str, epoch: int, times_s: Mapping[int, float]) -> None:
+        """Note when clients first got results; see `Ledger`."""
+
+        def note(connection: sa.Connection) -> None:
+            statements.check_fence(connection, run, epoch)
+            for number, time_s in times_s.items():
+                connection.execute(statements.note_retrieved(run, number, time_s))
+
+        await self._database.write(note)
+
+    async def expire(self, run: str, epoch: int, cutoffs: Cutoffs) -> Expired:
+        """Drop a bounded part of what is old enough; see `Ledger`."""
+        if not await self.has_expirable(run, cutoffs):
+            return Expired()
+
+        def expire(connection: sa.Connection) -> Expired:
+            statements.check_fence(connection, run, epoch)
+            return retention.expire(connection, run, cutoffs)
+
+        return await self._database.write(expire)
+
+    async def has_expirable(self, run: str, cutoffs: Cutoffs) -> bool:
+        """Return whether `expire` would drop something."""
+        return await self._database.read(
+            lambda connection: retention.has_due(connection, run, cutoffs)
+        )
+
+    async def expired_through(self, run: str) -> int:
+        """Return the number up to which the rows of a run were deleted."""
+        return await self._database.read(
+            lambda connection: retention.expired_through(connection, run)
+        )
+
+    async def named_payloads(self, run: str, epoch: int, paths: Sequence[str]) -> set[str]:
+        """Return those of some stored requests that an operation needs; see `Ledger`."""
+        query = sa.select(operations.c.payload_path).where(
+            operations.c.run == run, operations.c.payload_path.in_(paths)
+        )
+
+        holder = sa.select(leases.c.epoch).where(leases.c.run == run)
+
+        def select(connection: sa.Connection) -> set[str]:
+            # Not locked: a read only.
+            if connection.execute(holder).scalar_one_or_none() != epoch:
+                raise statements.fenced(run, epoch)
+            return {path for path in connection.execute(query).scalars() if path is not None}
+
+        return await self._database.read(select)
 
     async def add_snapshot(self, snapshot: SnapshotRecord, epoch: int) -> None:
         """Record a snapshot; see `Ledger`."""

@@ -27,6 +27,7 @@ from tinsmith_runtime.ledger.records import (
     RunRecord,
     SnapshotRecord,
 )
+from tinsmith_runtime.ledger.retention import expired_through
 from tinsmith_runtime.ledger.tables import (
     facts,
     holders,
@@ -62,23 +63,43 @@ def select_operations() -> sa.Select[tuple[object, ...]]:
     return sa.select(*_SUMMARY_COLUMNS)
 
 
-def lowest_unfinished(run: str) -> sa.Select[Any]:
-    """Select the lowest number of a run, from 1, that has no result."""
-    finished = sa.select(operations.c.sequence_number.label("number")).where(
-        operations.c.run == run, operations.c.state != OperationState.PENDING
+def lowest_unfinished(connection: sa.Connection, run: str) -> int:
+    """Return the lowest number of a run, from 1, that has no result.
+
+    It is the lowest that waits, or the lowest that never arrived. Everything up to a snapshot is
+    finished, and what is above is counted by indexes alone: a row may carry a large request.
+    """
+    newest_snapshot = sa.select(sa.func.max(snapshots.c.sequence_number)).where(
+        snapshots.c.run == run
     )
-    candidates = sa.union_all(sa.select(sa.literal(0).label("number")), finished).subquery()
-    following = operations.alias()
-    is_finished = (
-        sa.select(following.c.sequence_number)
-        .where(
-            following.c.run == run,
-            following.c.sequence_number == candidates.c.number + 1,
-            following.c.state != OperationState.PENDING,
+    through: int = max(
+        expired_through(connection, run), connection.execute(newest_snapshot).scalar_one() or 0
+    )
+    of_run = [operations.c.run == run, operations.c.sequence_number > through]
+    # Revision 0: without a result.
+    waiting = sa.select(sa.func.min(operations.c.sequence_number)).where(
+        *of_run, operations.c.revision == 0
+    )
+    lowest_waiting: int | None = connection.execute(waiting).scalar_one()
+    if lowest_waiting is not None:
+        of_run.append(operations.c.sequence_number < lowest_waiting)
+    num_finished: int
+    highest, num_finished = connection.execute(
+        sa.select(sa.func.max(operations.c.sequence_number), sa.func.count()).where(*of_run)
+    ).one()
+    if num_finished == (highest or through) - through:
+        return through + num_finished + 1
+    placed = (
+        sa.select(
+            operations.c.sequence_number.label("number"),
+            sa.func.row_number().over(order_by=operations.c.sequence_number).label("place"),
         )
-        .exists()
+        .where(*of_run)
+        .subquery()
     )
-    return sa.select(sa.func.min(candidates.c.number) + 1).where(~is_finished)
+    unbroken = sa.select(sa.func.count()).where(placed.c.number == placed.c.place + through)
+    num_unbroken: int = connection.execute(unbroken).scalar_one()
+    return through + num_unbroken + 1
 
 
 def operation_of(row: sa.RowMapping) -> OperationRecord:
@@ -118,6 +139,20 @@ def insert_operation(connection: sa.Connection, operation: NewOperation) -> Any:
     )
 
 
+def note_retrieved(run: str, sequence_number: int, time_s: float) -> sa.Update:
+    """Note when a client first got the result of an operation."""
+    return (
+        sa.update(operations)
+        .where(
+            operations.c.run == run,
+            operations.c.sequence_number == sequence_number,
+            operations.c.finish_time_s.is_not(None),
+            operations.c.retrieve_time_s.is_(None),
+        )
+        .values(retrieve_time_s=time_s)
+    )
+
+
 def pending_record(operation: NewOperation) -> OperationRecord:
     """Return the record of an operation that was just inserted."""
     return OperationRecord(
@@ -148,7 +183,14 @@ def known_operation(connection: sa.Connection, operation: NewOperation) -> Opera
             sequence_number=row["sequence_number"],
         )
     holder = get_operation(connection, operation.run, operation.sequence_number)
-    if holder is not None and holder.kind == GIVEN_UP_KIND:
+    if holder is None:
+        raise SequenceNumberReusedError(
+            f"sequence number {operation.sequence_number} of {operation.run} belonged to an "
+            "operation that has expired; go on with the next free number",
+            run=operation.run,
+            sequence_number=operation.sequence_number,
+        )
+    if holder.kind == GIVEN_UP_KIND:
         raise SequenceGapError(
             f"sequence number {operation.sequence_number} of {operation.run} was given up because "
             "higher numbers waited for it too long; go on with the next free number",
@@ -246,7 +288,10 @@ def insert_failed(
         The numbers that were inserted, each with a revision.
     """
     numbers = []
+    deleted_through = expired_through(connection, run)
     for row in rows:
+        if row["sequence_number"] <= deleted_through:
+            continue
         values = {"run": run, "state": OperationState.FAILED, "num_attempts": 0, "revision": 0}
         inserted = connection.execute(
             insert(connection, operations).values(**values, **row).on_conflict_do_nothing()
@@ -355,11 +400,17 @@ def leave(connection: sa.Connection, holder: Holder) -> None:
 
 
 def epoch_of(connection: sa.Connection, run: str) -> int | None:
-    """Return the epoch under which a run is held."""
+    """Return the epoch under which a run is held, and hold others off from raising it."""
+    lease = lock_lease(connection, run)
+    return lease.epoch if lease is not None else None
+
+
+def lock_lease(connection: sa.Connection, run: str) -> sa.Row[Any, Any] | None:
+    """Return the epoch under which a run is held, and how far its rows were deleted."""
     # Locked until the end of the transaction: who raises the epoch waits for it, and what was
     # checked here is still true at the commit.
-    query = sa.select(leases.c.epoch).where(leases.c.run == run).with_for_update(read=True)
-    return connection.execute(query).scalar_one_or_none()
+    query = sa.select(leases.c.epoch, leases.c.expired_through).where(leases.c.run == run)
+    return connection.execute(query.with_for_update(read=True)).first()
 
 
 def check_fence(connection: sa.Connection, run: str, epoch: int) -> None:

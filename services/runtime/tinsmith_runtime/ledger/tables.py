@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_runtime.ledger.migrations"
 
@@ -30,6 +30,10 @@ leases = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     # Empty if nobody holds the run.
     sa.Column("holder", sa.Text, nullable=False, default="", server_default=""),
+    # The rows of operations up to this number were deleted, the requests up to the other dropped.
+    # They are here because a submit has to see them as they are once it has the lock of this row.
+    sa.Column("expired_through", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    sa.Column("payloads_through", sa.BigInteger, nullable=False, default=0, server_default="0"),
     sa.Index("leases_by_holder", "holder"),
 )
 
@@ -61,8 +65,22 @@ operations = sa.Table(
     sa.Column("submit_time_s", sa.Float, nullable=False),
     sa.Column("finish_time_s", sa.Float),
     sa.Column("revision", sa.BigInteger, nullable=False, default=0),
+    # When a client first got the result, about; empty until then.
+    sa.Column("retrieve_time_s", sa.Float),
+    # SHA-256 of a result that is not kept any more.
+    sa.Column("result_digest", sa.LargeBinary),
     sa.UniqueConstraint("run", "request_id"),
-    sa.Index("operations_by_revision", "run", "revision"),
+    # An operation without a result has revision 0, so these are found here as well.
+    sa.Index("operations_by_revision", "run", "revision", "sequence_number"),
+)
+# What is kept, by how long: a search for what is due must not read rows with their requests.
+sa.Index(
+    "operations_by_retention",
+    operations.c.run,
+    operations.c.retrieve_time_s,
+    operations.c.finish_time_s,
+    sqlite_where=operations.c.result.is_not(None) | operations.c.error.is_not(None),
+    postgresql_where=operations.c.result.is_not(None) | operations.c.error.is_not(None),
 )
 
 snapshots = sa.Table(
@@ -95,9 +113,10 @@ checkpoints = sa.Table(
     sa.Column("labels", sa.JSON, nullable=False),
     # Empty: kept until it is deleted.
     sa.Column("expire_time_s", sa.Float),
-    sa.Column("is_published", sa.Boolean, nullable=False, default=False),
-    sa.Column("files", sa.JSON, nullable=False, default=list),
-    sa.Column("source_checkpoint", sa.Text, nullable=False, default=""),
+    sa.Column("is_published", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
+    # Empty where the checkpoint is older than this column: its manifest names them.
+    sa.Column("files", sa.JSON),
+    sa.Column("source_checkpoint", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("checkpoints_by_time", "project", "create_time_s", "name"),
     sa.Index("checkpoints_by_expiry", "expire_time_s"),
 )
