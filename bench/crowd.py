@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,11 @@ _TIMEOUT_S = 120.0
 _POLL = duration_pb2.Duration(seconds=20)
 _CREATED_AT_ONCE = 32
 _PAUSE_S = 0.2
+_PASSING = (
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+)
 
 
 @dataclass
@@ -106,6 +112,7 @@ class Crowd:
         channel = grpc.aio.insecure_channel(
             run.trainer_address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
+        await channel.channel_ready()
         return run.name, trainer_pb2_grpc.TrainerServiceStub(channel), channel
 
     async def _work(self, run: str, stub: Any, num_futures: int) -> None:
@@ -133,7 +140,14 @@ class Crowd:
                 await self._call(stub.ForwardBackward, request)
             self._outcome.accepted_s.append(time.perf_counter() - submitted[number])
 
-        submits = asyncio.gather(*(submit(number) for number in range(1, num_futures + 1)))
+        async with asyncio.TaskGroup() as group:
+            for number in range(1, num_futures + 1):
+                group.create_task(submit(number))
+            await self._collect(run, stub, num_futures, submitted)
+
+    async def _collect(
+        self, run: str, stub: Any, num_futures: int, submitted: Mapping[int, float]
+    ) -> None:
         num_done, revision = 0, 0
         while num_done < num_futures:
             request = trainer_pb2.WaitOperationsRequest(
@@ -148,7 +162,6 @@ class Crowd:
                 self._outcome.latencies_s.append(now_s - submitted[number])
             num_done += len(answer.operations)
             revision = max(revision, answer.revision)
-        await submits
 
     async def _call(self, method: Any, request: Any) -> Any:
         """Call, and again after a refusal that says when: that is how a server holds back."""
@@ -156,8 +169,7 @@ class Crowd:
             try:
                 return await method(request, metadata=self._metadata, timeout=_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                passing = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-                if error.code() not in passing:
+                if error.code() not in _PASSING:
                     raise
                 await asyncio.sleep(_PAUSE_S)
 

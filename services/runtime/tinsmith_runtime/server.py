@@ -156,6 +156,10 @@ async def wait_for_signal() -> None:
             loop.remove_signal_handler(number)
 
 
+_MAX_PENDING_CALLS = 100_000
+_MAX_PENDING_S = 120
+
+
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
@@ -168,6 +172,11 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         ),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.server_handshake_timeout_ms", int(config.handshake_timeout_s * 1000)),
+        # Beyond these gRPC drops calls with CANCELLED, which says nothing. Limits are ours to set: a
+        # call that is too much is refused with its reason and a time to come again.
+        ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
+        ("grpc.server_max_unrequested_time_in_server", _MAX_PENDING_S),
         # Two servers on one port would split the traffic silently.
         ("grpc.so_reuseport", 0),
     ]
