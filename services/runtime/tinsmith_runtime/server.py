@@ -172,7 +172,7 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
         ),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.server_handshake_timeout_ms", int(config.handshake_timeout_s * 1000)),
-        # Beyond these gRPC drops calls with CANCELLED, which says nothing. Limits are ours to set: a
+        # Beyond these gRPC drops calls with CANCELLED, which says nothing. Limits are ours: a
         # call that is too much is refused with its reason and a time to come again.
         ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
