@@ -162,7 +162,9 @@ class RunRegistry:
         if name not in self._runs and not await self._ledger.is_known(name):
             raise run_not_found(name)
 
-    def standing(self, run: LiveRun, sequence_number: int) -> Standing:
+    def standing(
+        self, run: LiveRun, sequence_number: int, *, looks_around: bool = True
+    ) -> Standing:
         """Return how an operation of a run stands, and what it waits for."""
         return standing_of(
             run,
@@ -170,6 +172,7 @@ class RunRegistry:
             self._runs.values(),
             cycle_tokens=self._config.cycle_tokens,
             obstacle=self.obstacle(),
+            looks_around=looks_around,
         )
 
     async def submit(self, submission: Submission, work: Work) -> OperationRecord:

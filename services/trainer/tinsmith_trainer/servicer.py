@@ -228,11 +228,11 @@ class TrainerServicer(CheckpointServicer):
             known = await self._reader.find(submission)
             if known is not None:
                 # The same request was accepted before, when it was right.
-                return describe(self._registry, run, known)
+                return acknowledge(self._registry, run, known)
             if is_final(error) or isinstance(error, RequestIdReusedError):
                 await self._registry.refuse(submission, error)
             raise
-        return describe(self._registry, run, record)
+        return acknowledge(self._registry, run, record)
 
     def _check_size(self, request: Any) -> None:
         """Refuse too many datums before each of them is decoded."""
@@ -304,3 +304,14 @@ def describe(
     if record.is_expired:
         raise operation_expired(record.run, record.sequence_number)
     return codec.encode_operation(record, registry.standing(run, record.sequence_number))
+
+
+def acknowledge(
+    registry: RunRegistry, run: LiveRun, record: OperationRecord
+) -> operations_pb2.Operation:
+    """Return the message of an operation that was accepted; what is ahead of it is not counted.
+
+    Thousands are accepted at once by a busy pod, and hardly anybody reads more than the name.
+    """
+    standing = registry.standing(run, record.sequence_number, looks_around=False)
+    return codec.encode_operation(record, standing)

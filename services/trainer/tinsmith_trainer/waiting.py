@@ -39,6 +39,7 @@ def standing_of(
     *,
     cycle_tokens: int,
     obstacle: str = "",
+    looks_around: bool = True,
 ) -> Standing:
     """Return how an operation stands; nothing is said of one that is done.
 
@@ -48,6 +49,8 @@ def standing_of(
         runs: All runs of the trainer.
         cycle_tokens: About how much one run can do at one turn.
         obstacle: What keeps the whole trainer from going on, in words.
+        looks_around: Whether to look at what the other runs do, which takes the longer the more
+            there are.
     """
     if sequence_number not in run.queue:
         return Standing()
@@ -55,7 +58,7 @@ def standing_of(
         return Standing(waiting_for=run.obstacle, is_running=True)
     missing = next((n for n in run.missing_numbers() if n < sequence_number), None)
     position = run.num_before(sequence_number)
-    num_runs, num_tokens = _ahead(run, runs, cycle_tokens)
+    num_runs, num_tokens = _ahead(run, runs, cycle_tokens) if looks_around else (0, 0)
     own_tokens = sum(o.num_tokens for n, o in run.queue.items() if n < sequence_number)
     if obstacle:
         waiting_for = obstacle
