@@ -139,8 +139,9 @@ def test_a_run_is_attached_again(make_embedded: MakeEmbedded) -> None:
 def test_an_expired_session_parks_its_runs(make_embedded: MakeEmbedded) -> None:
     server = make_embedded(
         scheduler={
-            "session_timeout_s": 2.5,
-            "heartbeat_interval_s": 0.4,
+            # Longer than what comes before the session is to be lost, on a busy machine.
+            "session_timeout_s": 8.0,
+            "heartbeat_interval_s": 0.8,
             "reap_interval_s": 0.02,
         }
     )
