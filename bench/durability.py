@@ -26,6 +26,7 @@ from bench.crowd import Crowd
 from bench.processes import Server
 from bench.service_side import wait_served
 from bench.sides import RANK, build_model
+from tinsmith_local.tiny_model import build_tiny_model
 
 _REPLAYS = (8, 32, 128)
 _BATCH = (64,) * 4
@@ -50,7 +51,8 @@ def main() -> int:
         rows = _recovery(folder, model)
         rows += _snapshots(folder, model)
         rows += _disk(folder, model)
-        rows += _crowd(folder, model, arguments.clients, arguments.futures)
+        tiny = build_tiny_model(folder / "tiny")
+        rows += _crowd(folder, tiny, arguments.clients, arguments.futures)
     machine = report.machine() | {"threads": 1}
     report.write("durability", rows, machine)
     report.show("Durability", rows, machine)
