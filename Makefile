@@ -13,7 +13,7 @@ SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto sampler.proto
 SOURCES := clients services tests bench
 
 .PHONY: help venv demo test unit verify lint format types proto proto-check proto-baseline \
-	manifests-check chaos bench bench-engine bench-tenants bench-gpu thin-client clean
+	manifests-check chaos bench bench-engine bench-tenants bench-durability bench-gpu thin-client clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ bench-engine: venv ## Compare the packed engine with sequential PEFT, in one pro
 
 bench-tenants: venv ## Compare 16 clients of the whole service with sequential PEFT
 	$(BIN)/python -m bench.tenants
+
+bench-durability: venv ## Recovery time, cost of snapshots, 1,000 clients with 30 futures each
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.durability
 
 bench-gpu: venv ## Run the engine's tests and its comparison on one GPU; needs a CUDA build of torch
 	$(BIN)/python -m pytest -q tests/gpu
