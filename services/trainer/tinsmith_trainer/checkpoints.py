@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tinsmith_engine import LoraConfig, RunState
 from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime import manifests
+from tinsmith_runtime import failpoints, manifests
 from tinsmith_runtime.errors import (
     CheckpointAlreadyExistsError,
     CheckpointIncompatibleError,
@@ -97,6 +97,7 @@ class CheckpointRegistry:
                 f"checkpoint {work.checkpoint} exists; choose another name or delete it first",
                 checkpoint=work.checkpoint,
             )
+        failpoints.passing("trainer.save")
         version = run.engine.version(run.name)
         files = await self._host.call(
             state_files.checkpoint_files,
@@ -114,6 +115,7 @@ class CheckpointRegistry:
             files,
             checkpoint_attributes(run, work.kind, version, sequence_number),
         )
+        failpoints.passing("trainer.save_written")
         return CheckpointRecord(
             name=work.checkpoint,
             run=run.name,
@@ -165,6 +167,7 @@ class CheckpointRegistry:
             CheckpointCorruptError: If a file does not match the manifest; the run is unchanged.
         """
         record = await self.check_loadable(run, work)
+        failpoints.passing("trainer.load")
         manifest, files = await asyncio.to_thread(
             manifests.read_checkpoint, self._store, record.folder, sha256=record.sha256
         )
@@ -177,6 +180,7 @@ class CheckpointRegistry:
             include_optimizer=work.include_optimizer,
         )
         state = await self._host.call(run.engine.export_state, run.name)
+        failpoints.passing("trainer.loaded")
         return version, state
 
 

@@ -164,6 +164,7 @@ class Residency:
         failures = list(self._known_failures(run))
         record = await self.write_snapshot(run, state, run.state_sequence_number, failures)
         await self._ledger.add_snapshot(record, run.record.epoch)
+        failpoints.passing("trainer.snapshotted")
         run.replay_cost_s = 0.0
         await self._delete_old_snapshots(run)
 
@@ -186,6 +187,7 @@ class Residency:
         written = await asyncio.to_thread(
             manifests.write_checkpoint, self._store, folder, files, attributes
         )
+        failpoints.passing("trainer.snapshot_written")
         SNAPSHOT_BYTES.inc(written.manifest.size_bytes)
         return SnapshotRecord(
             run=run.name,

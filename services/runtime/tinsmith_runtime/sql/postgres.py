@@ -283,7 +283,13 @@ class PostgresDatabase:
     async def _connect_writer(self) -> Connection:
         session = await self._target.connect(is_leading=True)
         # SQLAlchemy looks at the schema as soon as it has the connection.
-        await session.execute(_CREATE_SCHEMA.format(schema=self._target.schema))
+        try:
+            await session.execute(_CREATE_SCHEMA.format(schema=self._target.schema))
+        except Exception as error:
+            if is_passing(error, session):
+                session.terminate()
+                raise PassingError(str(error) or type(error).__name__) from error
+            raise
         return session
 
     def _look_after_session(self) -> None:

@@ -99,7 +99,14 @@ class PostgresTarget:
                     server_settings=dict(self._settings()),
                     target_session_attrs=self._target(),
                 )
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except (
+                OSError,
+                TimeoutError,
+                asyncpg.PostgresError,
+                asyncpg.InterfaceError,
+                # A standby that is to be promoted takes no writes yet.
+                asyncpg.TargetServerAttributeNotMatched,
+            ) as error:
                 if sqlstate_of(error) in _WRONG_SETTINGS:
                     raise ConfigError(f"{self.name} refuses this process: {error}") from error
                 problems.append(f"{host}: {error or type(error).__name__}")
