@@ -7,13 +7,14 @@ PIP_TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL),)
 # One thread for each core is torch's own choice; the tests run beside each other and take one.
 TEST_THREADS ?= 1
 SEEDS ?= 0
-KILLS ?= 20
+KILLS ?= 8
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
 SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto sampler.proto scheduler.proto trainer.proto)
 SOURCES := clients services tests bench
 
 .PHONY: help venv demo test unit verify lint format types proto proto-check proto-baseline \
-	manifests-check chaos bench bench-engine bench-tenants bench-durability bench-gpu thin-client clean
+	manifests-check chaos chaos-long bench bench-engine bench-tenants bench-durability bench-gpu \
+	thin-client clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,8 +72,11 @@ manifests-check: ## Check the Kubernetes manifests (there are none yet)
 	@! ls k8s/*.yaml helm/*/Chart.yaml 2>/dev/null | grep . || \
 		{ echo "manifests exist: give this target their check"; exit 1; }
 
-chaos: venv ## Kill the server KILLS times during training; every acknowledged operation must survive
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos.kill_trainer --kills $(KILLS)
+chaos: venv ## Kill, stop, cut off and fill up while tenants train; every acknowledged operation must survive
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size ci --kills $(KILLS)
+
+chaos-long: venv ## The same with 100 kills, every failpoint and 400 cuts
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size long
 
 bench: venv ## Compare with plain transformers and PEFT, side by side; writes bench/results/
 	$(BIN)/python -m bench.service

@@ -7,6 +7,7 @@ as a cluster would, unless it is held down.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import signal
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -41,12 +42,15 @@ class Pod:
     def __init__(self, name: str, module: str, folder: Path, settings: Mapping[str, str]) -> None:
         self.name = name
         self.exit_codes: list[int] = []
+        self.armed = ""
+        """Failpoints of the process that was started last."""
         self._module = module
         self._settings = dict(settings)
         self._folder = folder
         self._trace = folder / f"{name}.failpoint"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_wanted = False
+        self._armed: collections.deque[str] = collections.deque()
         self._lock = threading.Lock()
 
     @property
@@ -62,7 +66,7 @@ class Pod:
 
     @property
     def phase(self) -> str:
-        """The last failpoint that it passed."""
+        """The last failpoint that it passed since its last start; empty before the first."""
         return self._trace.read_text().strip() if self._trace.is_file() else ""
 
     @property
@@ -80,8 +84,13 @@ class Pod:
             self._is_wanted = True
             self._start(failpoints)
 
-    def kill(self, *, hold_down: bool = False) -> None:
-        """Send SIGKILL and reap.
+    def arm(self, failpoints: Iterable[str]) -> None:
+        """Set the failpoints of the next starts, one value of TINSMITH_FAILPOINTS for each."""
+        with self._lock:
+            self._armed.extend(failpoints)
+
+    def kill(self, *, hold_down: bool = False) -> str:
+        """Send SIGKILL and reap; return the last failpoint that it passed.
 
         Args:
             hold_down: Whether nobody is to start it again but `start`.
@@ -91,6 +100,7 @@ class Pod:
             if self._process is not None and self._process.poll() is None:
                 self._process.kill()
                 self._reap()
+            return self.phase
 
     def stop(self, *, timeout_s: float = 30.0) -> None:
         """Ask it to drain and end; kill it if it does not."""
@@ -140,6 +150,10 @@ class Pod:
             self._start("")
 
     def _start(self, failpoints: str) -> None:
+        if not failpoints and self._armed:
+            failpoints = self._armed.popleft()
+        self.armed = failpoints
+        self._trace.unlink(missing_ok=True)
         inherited = {key: value for key, value in os.environ.items() if "TINSMITH_" not in key}
         variables = {f"TINSMITH_{key}": value for key, value in self._settings.items()}
         variables["TINSMITH_FAILPOINT_TRACE"] = str(self._trace)

@@ -1,4 +1,4 @@
-"""`make chaos`: kill the server again and again while it trains; nothing acknowledged may be lost.
+"""The embedded server on SQLite is killed again and again while it trains.
 
 Two servers train the same supervised run from the same seed. One is left alone. The other is killed
 with SIGKILL at random moments, always while operations are acknowledged and unfinished, and started
@@ -8,33 +8,26 @@ every result and the final weights and moments must have the same bits.
 
 from __future__ import annotations
 
-import argparse
 import collections
-import contextlib
 import hashlib
 import json
-import platform
 import random
-import shutil
-import sqlite3
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import tinsmith
+from tests.chaos import sqlite_view
+from tests.chaos.report import Findings, Row
+from tests.chaos.scenario import Setting
 from tests.chaos.server_process import WatchedServer
 from tinsmith.recipes import pig_latin
 from tinsmith.recipes.conversations import conversation_to_datum, scale_weights
-from tinsmith_local.tiny_model import build_tiny_model
 
 _BATCH = 8
 _STEPS_PER_KILL = 6
 _IN_FLIGHT = 12
-_RESULTS = Path("bench/results/chaos.json")
 
 
 @dataclass(slots=True)
@@ -55,25 +48,23 @@ class Training:
     checkpoint_sha256: dict[str, str] = field(default_factory=dict)
 
 
-def main() -> int:
-    """Run both trainings and compare; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="tinsmith-chaos-"))
-    model = build_tiny_model(folder / "model")
-    num_steps = max(arguments.kills * _STEPS_PER_KILL, 20)
-    calm_server = WatchedServer(folder / "calm", model)
+def run(setting: Setting) -> Findings:
+    """Run both trainings and compare."""
+    # The cluster has its own kills.
+    num_kills = max(setting.num_kills // 2, 1)
+    num_steps = max(num_kills * _STEPS_PER_KILL, 20)
+    calm_server = WatchedServer(setting.folder / "calm", setting.model_dir)
     calm_server.start()
     try:
         calm = _train(calm_server, num_steps)
     finally:
         calm_server.stop()
     # Commits take a little longer, so that some kills fall into them.
-    server = WatchedServer(folder / "killed", model, failpoints="trainer.commit=sleep:0.01")
+    server = WatchedServer(
+        setting.folder / "killed", setting.model_dir, failpoints="trainer.commit=sleep:0.01"
+    )
     server.start()
-    killer = Killer(server, num_kills=arguments.kills, seed=arguments.seed)
+    killer = Killer(server, num_kills=num_kills, seed=setting.seed)
     killer.start()
     try:
         killed = _train(server, num_steps)
@@ -81,14 +72,14 @@ def main() -> int:
         killer.finish()
         server.stop()
     rows = _compare(calm, killed, num_steps, server.data_dir)
-    rows.append(_row("kills", len(killer.kills), arguments.kills))
-    _report(rows, killer.kills)
-    is_good = all(row["value"] == row["target"] for row in rows)
-    if is_good:
-        shutil.rmtree(folder)
-    else:
-        print(f"kept for inspection: {folder}")
-    return 0 if is_good else 1
+    rows.append(Row(name="kills", value=len(killer.kills), target=num_kills))
+    phases = collections.Counter(kill.phase for kill in killer.kills)
+    details = {
+        "killed, by the failpoint it passed last": dict(sorted(phases.items())),
+        "operations queued at the kills": sum(kill.num_queued for kill in killer.kills),
+        "operations running or committing at the kills": sum(k.num_running for k in killer.kills),
+    }
+    return Findings(rows, details)
 
 
 class Killer(threading.Thread):
@@ -196,30 +187,17 @@ def _collect(
 
 def _unfinished(data_dir: Path) -> list[int]:
     """Return the attempts of each acknowledged operation without a result."""
-    rows = _query(data_dir, "SELECT num_attempts FROM operations WHERE state = 'pending'")
+    rows = sqlite_view.rows(data_dir, "SELECT num_attempts FROM operations WHERE state = 'pending'")
     return [int(attempts) for (attempts,) in rows]
 
 
 def _num_finished(data_dir: Path) -> int:
-    return _count(data_dir, "SELECT COUNT(*) FROM operations WHERE state != 'pending'")
+    return sqlite_view.count(data_dir, "operations WHERE state != 'pending'")
 
 
-def _count(data_dir: Path, query: str) -> int:
-    return int(_query(data_dir, query)[0][0])
-
-
-def _query(data_dir: Path, query: str) -> list[tuple[int, ...]]:
-    """Read the ledger as it is on disk, beside the server."""
-    uri = f"file:{data_dir / 'trainer.db'}?mode=ro"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=10)) as connection:
-        return connection.execute(query).fetchall()
-
-
-def _compare(
-    calm: Training, killed: Training, num_steps: int, data_dir: Path
-) -> list[dict[str, object]]:
-    num_unfinished = _count(data_dir, "SELECT COUNT(*) FROM operations WHERE state != 'succeeded'")
-    num_diverged = _count(data_dir, "SELECT COUNT(*) FROM runs WHERE replay_diverged")
+def _compare(calm: Training, killed: Training, num_steps: int, data_dir: Path) -> list[Row]:
+    num_unfinished = sqlite_view.count(data_dir, "operations WHERE state != 'succeeded'")
+    num_diverged = sqlite_view.count(data_dir, "runs WHERE replay_diverged")
     num_different = sum(a != b for a, b in zip(calm.results, killed.results, strict=True))
     different_files = sum(
         killed.checkpoint_sha256.get(name) != sha256
@@ -227,40 +205,9 @@ def _compare(
     )
 
     return [
-        _row("acknowledged operations lost", num_unfinished, 0),
-        _row("optimizer steps applied", killed.version, num_steps),
-        _row("results that differ from the calm run", num_different, 0),
-        _row("weight and moment files that differ", different_files, 0),
-        _row("runs marked as diverged", num_diverged, 0),
+        Row(name="acknowledged operations lost", value=num_unfinished, target=0),
+        Row(name="optimizer steps applied", value=killed.version, target=num_steps),
+        Row(name="results that differ from the calm run", value=num_different, target=0),
+        Row(name="weight and moment files that differ", value=different_files, target=0),
+        Row(name="runs marked as diverged", value=num_diverged, target=0),
     ]
-
-
-def _row(name: str, value: object, target: object) -> dict[str, object]:
-    return {"name": name, "value": value, "target": target, "unit": "count", "better": "equal"}
-
-
-def _report(rows: list[dict[str, object]], kills: list[Kill]) -> None:
-    phases = collections.Counter(kill.phase.removeprefix("trainer.") for kill in kills)
-    print(f"{len(kills)} kills; interrupted while: {dict(phases)}")
-    print(
-        f"acknowledged and unfinished at the kills: {sum(k.num_queued for k in kills)} queued, "
-        f"{sum(k.num_running for k in kills)} running or committing"
-    )
-    for row in rows:
-        print(f"  {row['name']:<42} {row['value']!s:>6}  (target {row['target']})")
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    content = {
-        "machine": {"platform": platform.platform(), "python": platform.python_version()},
-        "commit": revision.stdout.strip(),
-        "kills": len(kills),
-        "phases": dict(phases),
-        "rows": rows,
-    }
-    _RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    _RESULTS.write_text(json.dumps(content, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

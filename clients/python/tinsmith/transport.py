@@ -109,6 +109,11 @@ class Endpoint:
         self._lock = asyncio.Lock()
         self._located_at = float("-inf")
 
+    @property
+    def may_move(self) -> bool:
+        """Whether the address can be looked up again."""
+        return self._locate is not None
+
     async def relocate(self) -> None:
         """Read the address again, at most twice a second. A failure to do so changes nothing."""
         if self._locate is None:
@@ -206,6 +211,12 @@ class Transport:
         try:
             return await call(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
+            if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                # A pod that started elsewhere leaves its port to whoever takes it next.
+                raise UnavailableError(
+                    f"{address} does not have this call: another server listens there now, or the "
+                    "server is of an older release"
+                ) from error
             raise decode_rpc_error(error, address=address) from error
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error

@@ -17,6 +17,57 @@ from tinsmith_runtime.errors import ConfigError
 
 _TRACE_BYTES = 64
 
+NAMES = frozenset(
+    {
+        "sampler.load",
+        "sampler.loaded",
+        "sampler.sample",
+        "sampler.sampled",
+        "scheduler.activated",
+        "scheduler.adopt",
+        "scheduler.adopted",
+        "scheduler.create",
+        "scheduler.created",
+        "scheduler.move",
+        "scheduler.moving",
+        "scheduler.place",
+        "scheduler.placed",
+        "scheduler.release",
+        "scheduler.released",
+        "trainer.adopt",
+        "trainer.adopted",
+        "trainer.commit",
+        "trainer.committed",
+        "trainer.compute",
+        "trainer.computed",
+        "trainer.delete",
+        "trainer.deleted",
+        "trainer.hand_over",
+        "trainer.handed_over",
+        "trainer.idle",
+        "trainer.intend",
+        "trainer.intended",
+        "trainer.leave",
+        "trainer.left",
+        "trainer.load",
+        "trainer.loaded",
+        "trainer.publish",
+        "trainer.published",
+        "trainer.renew",
+        "trainer.renewed",
+        "trainer.replay",
+        "trainer.replayed",
+        "trainer.save",
+        "trainer.save_written",
+        "trainer.snapshot",
+        "trainer.snapshot_written",
+        "trainer.snapshotted",
+        "trainer.submit",
+        "trainer.submitted",
+    }
+)
+"""All points. A present tense stands before what it names, a past tense behind it."""
+
 
 @dataclass(slots=True)
 class _Action:
@@ -39,6 +90,8 @@ def _parse(text: str) -> dict[str, _Action]:
         kind, _, argument = action.partition(":")
         if kind not in ("sleep", "kill"):
             raise ConfigError(f"failpoint {entry!r} is not NAME=sleep:SECONDS or NAME=kill:N")
+        if name not in NAMES:
+            raise ConfigError(f"failpoint {name!r} does not exist")
         actions[name] = _Action(kind, float(argument or 1))
     return actions
 
@@ -49,7 +102,7 @@ _trace = os.open(_trace_path, os.O_WRONLY | os.O_CREAT, 0o600) if _trace_path el
 
 
 def passing(name: str) -> None:
-    """Mark that the process is about to do what the name says."""
+    """Mark that the process is about to do what the name says, or has done it."""
     if _trace is not None:
         os.pwrite(_trace, name.encode().ljust(_TRACE_BYTES), 0)
     action = _actions.get(name)

@@ -59,15 +59,22 @@ def pod_metadata(pod_key: str) -> Metadata:
 
 
 @contextlib.asynccontextmanager
-async def typed_errors(peer: str) -> AsyncIterator[None]:
-    """Turn the status of a failed call to another pod back into a `TinsmithError`."""
+async def typed_errors(peer: str, *, may_move: bool = False) -> AsyncIterator[None]:
+    """Turn the status of a failed call to another pod back into a `TinsmithError`.
+
+    Args:
+        peer: The role of the other pod.
+        may_move: Whether its address changes when it restarts: one that does not know the call is
+            then taken for another pod on the port that this one had.
+    """
     try:
         yield
     except grpc.aio.AioRpcError as error:
         status = rpc_status.from_call(error)
         if status is not None:
             raise decode_status(status) from error
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        is_unknown = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        if is_unknown and not may_move:
             raise InternalError(
                 f"the {peer} does not know the call; is it of another release?"
             ) from error

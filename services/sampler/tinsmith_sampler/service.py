@@ -15,6 +15,7 @@ from tinsmith_engine.host import EngineHost
 from tinsmith_engine.images import place_images
 from tinsmith_engine.sampling import rows_within
 from tinsmith_engine.values import ImageInput
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     ErrorCode,
     InvalidFieldError,
@@ -135,7 +136,9 @@ class SamplingService:
             published = await self._resolve(prompt, target)
             request = self._request(prompt, target, published, seed)
             try:
+                failpoints.passing("sampler.sample")
                 sequences = await self._drivers[target.base_model].run(request)
+                failpoints.passing("sampler.sampled")
             except VersionNotLoadedError:
                 # The run stepped on between the look-up and the start of the request.
                 if attempt + 1 == _MAX_PUBLISH_RACES:

@@ -78,7 +78,7 @@ class TrainerClient:
         if channel is None:
             channel = self._channels[address] = open_channel(address)
         stub = trainer_pb2_grpc.TrainerServiceStub(channel)
-        async with typed_errors("trainer"):
+        async with typed_errors("trainer", may_move=True):
             return await getattr(stub, method)(
                 request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
             )

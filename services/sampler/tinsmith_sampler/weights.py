@@ -17,7 +17,7 @@ from tinsmith_engine import AdapterConfig, Engine, Published
 from tinsmith_engine.codec import adapter_from_json
 from tinsmith_engine.host import EngineHost
 from tinsmith_engine.weight_files import parse_tensors, weights_file
-from tinsmith_runtime import manifests
+from tinsmith_runtime import failpoints, manifests
 from tinsmith_runtime.errors import (
     CheckpointCorruptError,
     CheckpointIncompatibleError,
@@ -117,6 +117,7 @@ class WeightSource:
                 self._loading.pop(name, None)
 
     async def _read(self, target: Target, stored: StoredWeights) -> Published:
+        failpoints.passing("sampler.load")
         engine = self._host.engine(target.base_model)
         folder = manifests.folder_of(self._store, stored.manifest_uri)
         manifest, files = await asyncio.to_thread(
@@ -137,6 +138,7 @@ class WeightSource:
             config,
             version=stored.version,
         )
+        failpoints.passing("sampler.loaded")
         WEIGHT_LOADS.labels("run" if target.run else "checkpoint").inc()
         self._loaded[stored.manifest_sha256] = (engine, published, target.source)
         while len(self._loaded) > self._max_loaded:

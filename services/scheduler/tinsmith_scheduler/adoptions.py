@@ -51,9 +51,11 @@ class Adoptions:
         """Choose a trainer and write it down; see `run_store.place_run`."""
         trainers = self._workers.trainers()
         failpoints.passing("scheduler.place")
-        return await self._database.write(
+        placed = await self._database.write(
             lambda connection: run_store.place_run(connection, run.name, trainers, refused=refused)
         )
+        failpoints.passing("scheduler.placed")
+        return placed
 
     async def adopt(self, placed: Run) -> str:
         """Have the chosen trainer adopt a run; return its address.
@@ -83,9 +85,11 @@ class Adoptions:
 
     async def activate(self, placed: Run) -> bool:
         """Let clients use a run that was adopted; return False if it was deleted meanwhile."""
-        return await self._database.write(
+        is_active = await self._database.write(
             lambda connection: run_store.activate_run(connection, placed)
         )
+        failpoints.passing("scheduler.activated")
+        return is_active
 
     async def _note_refusal(self, placed: Run, error: TinsmithError) -> None:
         """Raise what a refusal means for the placement."""

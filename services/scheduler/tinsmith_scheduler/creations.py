@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     ErrorCode,
@@ -131,6 +132,7 @@ class Creations:
             except Exception:
                 # Its caller is told by `Runs.create`.
                 return
+        failpoints.passing("scheduler.created")
         WAITING_RUNS.set(len(self._tasks))
         try:
             outcome = await self._place_until(run, begin_s + self._timeout_s)

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler import run_store
@@ -95,11 +96,13 @@ class Moves:
         for worker, incarnation in await self._database.read(run_store.list_holders):
             if not self._workers.is_lost(worker, incarnation):
                 continue
+            failpoints.passing("scheduler.move")
             lost = await self._database.write(
                 lambda connection, worker=worker, incarnation=incarnation: run_store.begin_moves(  # type: ignore[misc]
                     connection, worker, incarnation
                 )
             )
+            failpoints.passing("scheduler.moving")
             logger.warning("a trainer is gone", extra={"worker": worker, "num_runs": len(lost)})
             for run in lost:
                 self._begin(run)

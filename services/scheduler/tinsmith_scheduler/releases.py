@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import ErrorCode, TinsmithError
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler import run_store
@@ -108,6 +109,7 @@ class Reaper:
         address = self._workers.address(release.worker)
         if not address:
             return
+        failpoints.passing("scheduler.release")
         try:
             await self._trainers.release_run(
                 address, run=release.run, epoch=release.epoch, mode=release.mode
@@ -119,6 +121,7 @@ class Reaper:
                     extra={"run": release.run, "worker": release.worker, "reason": error.reason},
                 )
                 return
+        failpoints.passing("scheduler.released")
         await self._database.write(
             lambda connection: run_store.confirm_release(connection, release)
         )

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import sqlalchemy as sa
 
 from tinsmith.names import CheckpointName, RunName, SessionName
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
@@ -144,6 +145,7 @@ class Runs:
             run_store.insert_run(connection, run)
             return encode(run)
 
+        failpoints.passing("scheduler.create")
         # Begun by the creation itself and not by this call, which its client may give up.
         committed = asyncio.ensure_future(
             answer_once(self._database, request, insert, now_s=run.create_time_s)

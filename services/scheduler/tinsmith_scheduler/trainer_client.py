@@ -107,7 +107,7 @@ class GrpcTrainers:
         if channel is None:
             channel = self._channels[address] = open_channel(address)
         stub = stubs(channel)
-        async with typed_errors("trainer"):
+        async with typed_errors("trainer", may_move=True):
             return await getattr(stub, method)(
                 request, timeout=self._timeout_s, metadata=self._metadata
             )

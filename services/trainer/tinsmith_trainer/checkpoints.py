@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from tinsmith_engine import LoraConfig, RunState
 from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime import manifests
+from tinsmith_runtime import failpoints, manifests
 from tinsmith_runtime.errors import (
     CheckpointAlreadyExistsError,
     CheckpointExpiredError,
@@ -209,6 +209,7 @@ class CheckpointRegistry:
                 f"checkpoint {work.checkpoint} exists; choose another name or delete it first",
                 checkpoint=work.checkpoint,
             )
+        failpoints.passing("trainer.save")
         version = run.engine.version(run.name)
         files = await self._host.call(
             state_files.checkpoint_files,
@@ -228,6 +229,7 @@ class CheckpointRegistry:
             files,
             checkpoint_attributes(run, work.kind, version, sequence_number),
         )
+        failpoints.passing("trainer.save_written")
         now_s = self._clock()
         return CheckpointRecord(
             name=work.checkpoint,
@@ -273,6 +275,7 @@ class CheckpointRegistry:
         """
         async with self.held(work.checkpoint, run.name.split("/")[1]) as record:
             _check_loadable(record, run, work)
+            failpoints.passing("trainer.load")
             manifest, files = await asyncio.to_thread(
                 manifests.read_checkpoint, self._store, record.folder, sha256=record.sha256
             )
@@ -285,6 +288,7 @@ class CheckpointRegistry:
             include_optimizer=work.include_optimizer,
         )
         state = await self._host.call(run.engine.export_state, run.name)
+        failpoints.passing("trainer.loaded")
         return version, state
 
 

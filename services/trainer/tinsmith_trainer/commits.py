@@ -85,7 +85,9 @@ class Committer:
             for run, queued in operations
         }
         runs = [run for run, _ in operations]
+        failpoints.passing("trainer.intend")
         await self.durably(runs, lambda: self._ledger.start_all(attempts))
+        failpoints.passing("trainer.intended")
 
     async def commit_computed(self, results: Sequence[SliceResult], settle: Settle) -> None:
         """Commit what was computed of several runs.

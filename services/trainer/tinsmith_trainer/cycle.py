@@ -176,6 +176,7 @@ class Cycle:
                 await intents[0]
             failpoints.passing("trainer.compute")
             await self._compute(results, intents)
+            failpoints.passing("trainer.computed")
         except Exception as error:
             await asyncio.gather(*intents, return_exceptions=True)
             for run in (each.run for each in slices):

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import TinsmithError, UnavailableError
 from tinsmith_runtime.ledger import Ledger
 from tinsmith_runtime.ledger.records import FencedError
@@ -119,7 +120,9 @@ class LeaseKeeper:
         """
         begin_s = self._clock()
         believed = self._registry.runs
+        failpoints.passing("trainer.renew")
         held = await self._ledger.renew(self._ttl_s)
+        failpoints.passing("trainer.renewed")
         still = self._registry.runs
         for run in believed:
             # One that was let go meanwhile is not missed.

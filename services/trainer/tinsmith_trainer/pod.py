@@ -18,7 +18,7 @@ from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
 from tinsmith_engine import Engine, Published
 from tinsmith_engine.catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime import storage
+from tinsmith_runtime import failpoints, storage
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
@@ -240,7 +240,9 @@ class TrainerPod:
         await self._retention.flush()
         await self._placement.park_all()
         if self._ledger.is_shared:
+            failpoints.passing("trainer.leave")
             await self._ledger.leave()
+            failpoints.passing("trainer.left")
             if self._registration is not None:
                 await self._registration.leave()
         await self._scheduler.close()

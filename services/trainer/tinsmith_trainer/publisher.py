@@ -7,7 +7,7 @@ import uuid
 
 from tinsmith_engine import Published
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime import manifests
+from tinsmith_runtime import failpoints, manifests
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer import state_files
 from tinsmith_trainer.leftovers import discard_folder
@@ -38,6 +38,7 @@ class Publisher:
             previous = run.published
             if previous is not None and previous[0] == run.weights_serial:
                 return previous[1]
+            failpoints.passing("trainer.publish")
             version = run.engine.version(run.name)
             sequence_number = run.state_sequence_number
             files = await self._host.call(
@@ -52,6 +53,7 @@ class Publisher:
                 files,
                 checkpoint_attributes(run, "sampler", version, sequence_number),
             )
+            failpoints.passing("trainer.published")
             run.published = (run.weights_serial, written)
             if previous is not None:
                 run.outdated.append(manifests.folder_of(self._store, previous[1].uri))

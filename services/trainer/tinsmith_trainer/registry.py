@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tinsmith_engine.host import EngineHost
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     RunClosedError,
     RunMovedError,
@@ -197,7 +198,9 @@ class RunRegistry:
         self._admission.admit(run, submission.sequence_number, load)
         try:
             operation = await self._new_operation(run, submission)
+            failpoints.passing("trainer.submit")
             record = await self._ledger.submit(operation)
+            failpoints.passing("trainer.submitted")
         except FencedError as error:
             self._admission.release(run, load)
             self.on_fenced(error)

@@ -99,6 +99,7 @@ class Replayer:
         work = self._wire.decode_work(kind, payload)
         begin_s = time.perf_counter()
         answer = await self._host.call(_compute, run.engine, run.name, work, record.plan or "")
+        failpoints.passing("trainer.replayed")
         run.replay_cost_s += time.perf_counter() - begin_s
         if kind is Kind.OPTIM_STEP:
             run.failures.clear()

@@ -227,6 +227,7 @@ class Residency:
         written = await asyncio.to_thread(
             manifests.write_checkpoint, self._store, folder, files, attributes
         )
+        failpoints.passing("trainer.snapshot_written")
         SNAPSHOT_BYTES.inc(written.manifest.size_bytes)
         return SnapshotRecord(
             run=run.name,

@@ -207,7 +207,9 @@ class RunPlacement:
         async with run.lock:
             try:
                 await self._residency.park(run)
+                failpoints.passing("trainer.hand_over")
                 await self._ledger.release_run(run.name, run.record.epoch)
+                failpoints.passing("trainer.handed_over")
             except FencedError:
                 raise
             except BaseException:
@@ -230,7 +232,9 @@ class RunPlacement:
         self._registry.note_free(run)
         async with run.lock:
             try:
+                failpoints.passing("trainer.delete")
                 await self._ledger.delete_run(run.name, epoch)
+                failpoints.passing("trainer.deleted")
             except TinsmithError:
                 if await self._ledger.is_known(run.name):
                     run.is_closed = False

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from google.rpc import code_pb2
 from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status, unavailable
@@ -187,6 +189,28 @@ def test_results_survive_a_restart_at_another_address(data: Data) -> None:
         assert waiting.result(timeout_s=15).loss > 0
         assert during.result(timeout_s=15).version == 1
         assert first.state.executed == [1, 2, 3]
+    first.stop()
+    second.stop()
+
+
+def test_another_pod_at_the_old_address_is_not_taken_for_the_trainer(data: Data) -> None:
+    first = FakeServer()
+    trainer = FakeServer(first.state)
+    first.state.trainer_address = trainer.address
+    stranger = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+    with tinsmith.Client(first.address, "tsk_test", retry=FAST) as client:
+        run = client.create_lora_training_run(base_model="tiny")
+        run.forward_backward(data).result(timeout_s=10)
+        trainer.stop()
+        assert stranger.add_insecure_port(trainer.address)
+        stranger.start()
+        during = run.optim_step()
+        with pytest.raises(tinsmith.OperationTimeoutError):
+            during.exception(timeout_s=1.0)
+        second = FakeServer(first.state)
+        first.state.trainer_address = second.address
+        assert during.result(timeout_s=15).version == 1
+    stranger.stop(None)
     first.stop()
     second.stop()
 

@@ -289,7 +289,13 @@ class PostgresDatabase:
         session = await self._target.connect(is_leading=True)
         _made.get().append(session)
         # SQLAlchemy looks at the schema as soon as it has the connection.
-        await session.execute(_CREATE_SCHEMA.format(schema=self._target.schema))
+        try:
+            await session.execute(_CREATE_SCHEMA.format(schema=self._target.schema))
+        except Exception as error:
+            if is_passing(error, session):
+                session.terminate()
+                raise PassingError(str(error) or type(error).__name__) from error
+            raise
         return session
 
     async def _connect_reader(self) -> Connection:
