@@ -1,8 +1,9 @@
 """Watches for sequence numbers that do not arrive, and gives them up in time.
 
-Operations behind a missing number are held. After `gap_timeout_s` the missing numbers are consumed
-in the ledger, so that a late arrival is told, and the held operations fail, naming what they waited
-for. The ledger decides who was first, the arrival or the end of patience.
+Operations behind a missing number are held. If nothing of the run arrives for `gap_timeout_s`, or
+for ten times as long nothing but others, the missing numbers are consumed in the ledger, so that a
+late arrival is told, and the held operations fail, naming what they waited for. The ledger decides
+who was first, the arrival or the end of patience.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tinsmith_trainer.work import WireCodec
 logger = logging.getLogger(__name__)
 
 _CHECK_S = 0.25
+_MAX_PATIENCE = 10
 _LOCK_TIMEOUT_S = 5.0
 """A run whose state is in use for longer is looked at again with the next check."""
 
@@ -64,7 +66,7 @@ class GapWatcher:
         """
         while True:
             await asyncio.sleep(min(_CHECK_S, self._timeout_s / 4))
-            expired = [run for run in self._registry.runs if self._is_expired(run)]
+            expired = [run for run in self._registry.runs if is_overdue(run, self._clock(), self._timeout_s)]
             # Beside each other: a run whose state is in use does not hold up the others.
             answers = await asyncio.gather(*map(self._expire, expired), return_exceptions=True)
             for run, answer in zip(expired, answers, strict=True):
@@ -72,16 +74,6 @@ class GapWatcher:
                     raise answer
                 if isinstance(answer, BaseException):
                     logger.error("gap not closed", exc_info=answer, extra={"run": run.name})
-
-    def _is_expired(self, run: LiveRun) -> bool:
-        if not run.missing_numbers():
-            run.held_since_s = None
-            return False
-        if run.end_of_client(run.missing_numbers()[0]) is not None:
-            return True
-        if run.held_since_s is None:
-            run.held_since_s = self._clock()
-        return self._clock() - run.held_since_s >= self._timeout_s
 
     async def _expire(self, run: LiveRun) -> None:
         """Fail the operations of a run that waited too long for a number."""
@@ -146,3 +138,25 @@ class GapWatcher:
             record = await self._ledger.get_operation(run.name, number)
             if record is not None and record.state is not OperationState.PENDING:
                 run.consume(record)
+
+
+def is_overdue(run: LiveRun, now_s: float, timeout_s: float) -> bool:
+    """Return whether the next number of a run is waited for no longer, and note what arrived.
+
+    A busy pod takes calls out of its queue in any order: the one that is missed may be behind those
+    that come now, so that patience begins anew with each of them, up to a bound.
+    """
+    missing = run.missing_numbers()
+    if not missing:
+        run.held_since_s = None
+        return False
+    if run.end_of_client(missing[0]) is not None:
+        return True
+    if run.held_since_s is None:
+        run.held_since_s = now_s
+    if run.num_arrivals != run.num_arrivals_seen:
+        run.num_arrivals_seen = run.num_arrivals
+        run.last_arrival_s = now_s
+    waited_s = now_s - max(run.held_since_s, run.last_arrival_s)
+    is_endless = now_s - run.held_since_s >= _MAX_PATIENCE * timeout_s
+    return waited_s >= timeout_s or is_endless

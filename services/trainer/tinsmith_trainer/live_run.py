@@ -111,6 +111,8 @@ class LiveRun:
         published: The last sampler checkpoint written for other processes, and of which serial.
         outdated: Folders of sampler checkpoints before it, oldest first.
         held_since_s: Since when the next number has been missing; None if it is not.
+        num_arrivals: Calls that were accepted or refused, and of these, `num_arrivals_seen`, those
+            that came before `last_arrival_s`.
         latest_revision: Revision of the operation that finished last.
         obstacle: What keeps the run from going on, in words, if it is not its own queue.
 
@@ -141,6 +143,9 @@ class LiveRun:
         self.published: tuple[int, WrittenManifest] | None = None
         self.outdated: list[str] = []
         self.held_since_s: float | None = None
+        self.num_arrivals = 0
+        self.num_arrivals_seen = 0
+        self.last_arrival_s = 0.0
         self.latest_revision = 0
         self.lock = RunLock(on_free)
         """Held while the state in the engine is computed, restored, parked or published."""
@@ -183,10 +188,12 @@ class LiveRun:
     def accept(self, operation: QueuedOperation) -> None:
         """Add an operation to the queue."""
         self.queue[operation.sequence_number] = operation
+        self.num_arrivals += 1
         self.notify()
 
     def consume(self, record: OperationRecord) -> None:
         """Note an operation that was refused, so that its number is not waited for."""
+        self.num_arrivals += 1
         if record.sequence_number >= self.next_sequence_number:
             self._finished_ahead[record.sequence_number] = record.kind
         self._advance()
