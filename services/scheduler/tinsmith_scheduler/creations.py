@@ -21,8 +21,10 @@ from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     ErrorCode,
     InternalError,
+    OutcomeUnknownError,
     RunClosedError,
     StorageFullError,
+    StorageUnavailableError,
     TinsmithError,
     WorkerUnavailableError,
 )
@@ -36,6 +38,8 @@ from tinsmith_scheduler.trainers import Trainers
 
 logger = logging.getLogger(__name__)
 
+_PASSING = (StorageFullError, StorageUnavailableError, OutcomeUnknownError)
+"""What the scheduler's own database waits for to end; what is written here may be repeated."""
 _NOT_STARTED = "the scheduler to choose a trainer"
 
 
@@ -153,8 +157,8 @@ class Creations:
                 await self._database.write(
                     lambda connection: run_store.fail_run(connection, run.name, encoded_error)
                 )
-            except StorageFullError as full:
-                self._waiting_for[run.name] = full.message
+            except _PASSING as passing:
+                self._waiting_for[run.name] = passing.message
                 await asyncio.sleep(self._retry_s)
             else:
                 return
@@ -183,7 +187,7 @@ class Creations:
                 if self._clock() < deadline_s:
                     # Another trainer may have room now.
                     continue
-            except (WorkerUnavailableError, StorageFullError) as error:
+            except (WorkerUnavailableError, *_PASSING) as error:
                 problem = error
             self._waiting_for[run.name] = problem.message
             if self._clock() >= deadline_s:

@@ -227,7 +227,14 @@ def withdraw_run(connection: sa.Connection, name: str) -> Run | None:
 
 def delete_run(connection: sa.Connection, run: Run) -> Run:
     """Mark a run as deleted, after its trainer deleted it."""
-    connection.execute(sa.delete(releases).where(releases.c.run == run.name))
+    # What other trainers owe is still owed: they may hold what is left of an earlier try.
+    connection.execute(
+        sa.delete(releases).where(releases.c.run == run.name, releases.c.worker == run.worker)
+    )
+    current = get_run(connection, run.name)
+    if current is not None and current.worker and current.worker != run.worker:
+        # It moved while its trainer deleted it; whoever adopted it holds an empty run.
+        owe_release(connection, current, ReleaseMode.DELETE)
     deleted = replace(run, state=RunState.DELETED, worker="")
     _update(connection, deleted)
     return deleted

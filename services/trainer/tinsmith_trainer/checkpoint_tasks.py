@@ -14,8 +14,10 @@ from typing import Protocol
 
 from tinsmith_runtime.errors import (
     OperationNotFoundError,
+    OutcomeUnknownError,
     StorageBusyError,
     StorageFullError,
+    StorageUnavailableError,
     TinsmithError,
 )
 from tinsmith_runtime.ledger import (
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_AT_ONCE = 2
 _MAX_PENDING = 64
+_PASSING = (StorageFullError, StorageBusyError, StorageUnavailableError, OutcomeUnknownError)
 
 
 class TaskCodec(Protocol):
@@ -211,6 +214,7 @@ class CheckpointTasks:
     async def _commit(self, run: LiveRun, task: TaskRecord, made: Made) -> None:
         result = self._codec.encode_made(made)
         await self._durably(
+            task,
             lambda: self._ledger.finish_task(
                 task,
                 run.record.epoch,
@@ -218,24 +222,42 @@ class CheckpointTasks:
                 result=result,
                 checkpoint=made if isinstance(made, CheckpointRecord) else None,
                 export=made if isinstance(made, ExportRecord) else None,
-            )
+            ),
+            ending=result,
         )
 
     async def _commit_failure(self, run: LiveRun, task: TaskRecord, error: TinsmithError) -> None:
         encoded = self._codec.encode_error(error)
         await self._durably(
+            task,
             lambda: self._ledger.finish_task(
                 task, run.record.epoch, finish_time_s=self._clock(), error=encoded
-            )
+            ),
+            ending=encoded,
         )
 
-    async def _durably(self, write: Callable[[], Awaitable[TaskRecord]]) -> None:
-        """Write, waiting for space if the disk is full."""
+    async def _durably(
+        self, task: TaskRecord, write: Callable[[], Awaitable[TaskRecord]], *, ending: bytes
+    ) -> None:
+        """Write the end of a task, waiting for space and for the database.
+
+        Until it is known whether the end was written, its files must not be touched.
+        """
+        is_doubtful = False
         while True:
             try:
                 await write()
-            except (StorageFullError, StorageBusyError) as error:
-                logger.warning("waiting for the disk", extra={"problem": error.message})
+            except _PASSING as error:
+                is_doubtful |= isinstance(error, OutcomeUnknownError)
+                logger.warning(
+                    "task waits to be committed",
+                    extra={"task": task.name, "problem": error.message},
+                )
                 await asyncio.sleep(STORAGE_RETRY_S)
+            except FencedError:
+                found = await self._ledger.get_task(task.name) if is_doubtful else None
+                if found is None or ending not in (found.result, found.error):
+                    raise
+                return
             else:
                 return

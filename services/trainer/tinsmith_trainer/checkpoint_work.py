@@ -106,7 +106,7 @@ class CheckpointWork:
         Args:
             run: The run that the task belongs to.
             work: What is asked for.
-            task_id: Names the folder; the same for each attempt.
+            task_id: Names the folder; the same for each attempt under one epoch.
             progress: Told of the bytes that are written.
 
         Raises:
@@ -198,7 +198,7 @@ class CheckpointWork:
             if known is not None and known.expire_time_s > now_s:
                 return _renewed(known, now_s)
             checkpoint_id = work.checkpoint.rpartition("/")[2]
-            folder = f"{run.name}/exports/{checkpoint_id}-{work.format}-{task_id}"
+            folder = f"{run.name}/exports/{checkpoint_id}-{work.format}-{task_id}-e{run.epoch}"
             write = self._write_peft if work.format == "peft" else self._write_merged
             written = await asyncio.to_thread(write, record, folder, progress)
         return ExportRecord(
@@ -365,7 +365,9 @@ def _renewed(export: ExportRecord, now_s: float) -> ExportRecord:
 
 
 def _folder(run: RunRecord, kind: str, checkpoint: str, task_id: str) -> str:
-    return f"{run.name}/checkpoints/{kind}/{checkpoint.rpartition('/')[2]}-{task_id}"
+    # The epoch keeps a process that lost the run, and does the same task, away from these files.
+    name = f"{checkpoint.rpartition('/')[2]}-{task_id}-e{run.epoch}"
+    return f"{run.name}/checkpoints/{kind}/{name}"
 
 
 def _hash_of(path: Path) -> str:

@@ -66,7 +66,11 @@ class GapWatcher:
         """
         while True:
             await asyncio.sleep(min(_CHECK_S, self._timeout_s / 4))
-            expired = [run for run in self._registry.runs if is_overdue(run, self._clock(), self._timeout_s)]
+            expired = [
+                run
+                for run in self._registry.runs
+                if is_overdue(run, self._clock(), self._timeout_s)
+            ]
             # Beside each other: a run whose state is in use does not hold up the others.
             answers = await asyncio.gather(*map(self._expire, expired), return_exceptions=True)
             for run, answer in zip(expired, answers, strict=True):

@@ -203,7 +203,7 @@ class RunRegistry:
             failpoints.passing("trainer.submitted")
         except FencedError as error:
             self._admission.release(run, load)
-            self.on_fenced(error)
+            self._note_fenced(run, error)
             raise run_moved(run.name) from error
         except BaseException:
             self._admission.release(run, load)
@@ -241,7 +241,7 @@ class RunRegistry:
         try:
             record = await self._ledger.refuse(operation, self._wire.encode_error(error))
         except FencedError as fenced:
-            self.on_fenced(fenced)
+            self._note_fenced(run, fenced)
             raise run_moved(run.name) from fenced
         if record is not None:
             run.consume(record)
@@ -255,6 +255,11 @@ class RunRegistry:
                 self._admission.release(run, queued.load)
                 QUEUED_OPERATIONS.dec()
         run.finish(records)
+
+    def _note_fenced(self, run: LiveRun, error: FencedError) -> None:
+        """Tell that a run was taken, unless it was given up while the request was on its way."""
+        if self._runs.get(run.name) is run and not (run.is_closed or run.is_leaving):
+            self.on_fenced(error)
 
     def _enqueue(self, run: LiveRun, operation: QueuedOperation) -> None:
         QUEUED_OPERATIONS.inc()

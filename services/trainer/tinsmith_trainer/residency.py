@@ -116,9 +116,13 @@ class Residency:
             CapacityExhaustedError: If all places are taken by runs that are busy for so long.
             DataLossError: If neither a snapshot nor the ledger has all that is needed.
             RunClosedError: If the run was deleted while the caller waited for it.
+            RunMovedError: If it was given up meanwhile.
         """
         if run.is_closed:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
+        if run.is_leaving:
+            # The engine knows runs by name: this could be the place of the one that came after it.
+            raise RunMovedError(f"{run.name} is handed over", run=run.name)
         self.touch(run)
         if run.is_resident:
             return

@@ -132,6 +132,13 @@ class RunPlacement:
         if held is None and name in await self._ledger.list_deletions():
             # Its files would be taken for those of the new run.
             await self._delete_files(name)
+        # A run that exists is never deleted for want of a place: even one without operations may
+        # have checkpoints, copied or imported.
+        is_new = held is None and not await self._ledger.is_known(name)
+        if held is not None and held.record.epoch < epoch:
+            # Before its epoch passes, or what it is writing would look like a lost run.
+            await self._let_go(held)
+            held = None
         failpoints.passing("trainer.adopt")
         record = await self._ledger.adopt_run(
             RunRecord(
@@ -142,23 +149,35 @@ class RunPlacement:
             )
         )
         failpoints.passing("trainer.adopted")
-        if held is not None and held.record.epoch == record.epoch:
-            return held.record.version
-        if held is not None:
-            await self._let_go(held)
-        run = await self._load(record)
-        if run.next_sequence_number == 1 and not run.queue:
-            await self._place(run, epoch)
+        if held is None:
+            try:
+                run = await self._load(record)
+            except Exception:
+                # Nobody else could take it while this process lives and does not hold it.
+                await self._give_back(record)
+                raise
+            if is_new:
+                await self._place(run, epoch)
+        # Of a repeated call as well: the first one may have broken off here.
         await self.on_adopted()
         self._registry.on_work()
-        return record.version
+        return record.version if held is None else held.record.version
+
+    async def _give_back(self, record: RunRecord) -> None:
+        """Let another trainer have a run that could not be loaded here."""
+        try:
+            await self._ledger.release_run(record.name, record.epoch)
+        except TinsmithError as error:
+            logger.warning(
+                "run not given back", extra={"run": record.name, "problem": error.message}
+            )
 
     async def _place(self, run: LiveRun, epoch: int) -> None:
         """Bring a new run into the engine, or refuse it: another trainer may have a place."""
         async with run.lock:
             try:
                 await self._residency.ensure(run)
-            except TinsmithError:
+            except Exception:
                 self._registry.remove(run)
                 await self._ledger.delete_run(run.name, epoch)
                 await self._ledger.forget_deletion(run.name)
@@ -204,18 +223,20 @@ class RunPlacement:
         """Let another trainer go on: what is queued stays in the ledger."""
         run.is_leaving = True
         run.notify()
-        async with run.lock:
-            try:
+        try:
+            async with run.lock:
                 await self._residency.park(run)
                 failpoints.passing("trainer.hand_over")
                 await self._ledger.release_run(run.name, run.record.epoch)
                 failpoints.passing("trainer.handed_over")
-            except FencedError:
-                raise
-            except BaseException:
-                run.is_leaving = False
-                self._registry.on_work()
-                raise
+        except FencedError:
+            # Somebody has it already.
+            await self._let_go(run)
+            raise
+        except BaseException:
+            run.is_leaving = False
+            self._registry.on_work()
+            raise
         await self._let_go(run)
 
     async def _let_go(self, run: LiveRun) -> None:
@@ -236,7 +257,7 @@ class RunPlacement:
                 await self._ledger.delete_run(run.name, epoch)
                 failpoints.passing("trainer.deleted")
             except TinsmithError:
-                if await self._ledger.is_known(run.name):
+                if await self._may_exist(run.name):
                     run.is_closed = False
                     self._registry.on_work()
                     raise
@@ -244,6 +265,13 @@ class RunPlacement:
             self._registry.remove(run)
             await self._residency.evict(run)
             await self._try_delete_files(run.name)
+
+    async def _may_exist(self, name: str) -> bool:
+        """Whether the ledger has a run, or can not be asked: the caller will ask again."""
+        try:
+            return await self._ledger.is_known(name)
+        except TinsmithError:
+            return True
 
     async def _try_delete_files(self, name: str) -> None:
         """Remove what a deleted run left, or leave it to the next start if the store is away."""

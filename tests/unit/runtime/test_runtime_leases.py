@@ -18,7 +18,12 @@ from tests.unit.runtime.ledger_suite import (
     snapshot,
 )
 
-from tinsmith_runtime.errors import AbortedError, RunHeldError
+from tinsmith_runtime.errors import (
+    AbortedError,
+    OutcomeUnknownError,
+    RunHeldError,
+    RunNotFoundError,
+)
 from tinsmith_runtime.ledger import Holder, OperationState, PostgresLedger
 from tinsmith_runtime.ledger.records import FencedError
 
@@ -182,6 +187,80 @@ async def test_a_process_hears_that_its_run_was_taken(
             await other.release_run(RUN, epoch - 1)
             await holder.adopt_run(run_record(epoch=epoch))
     watching.cancel()
+
+
+async def test_a_request_that_waits_for_a_deletion_is_told_of_it(
+    holder: PostgresLedger, postgres_url: str
+) -> None:
+    """It is no lost run, for which the whole process would end."""
+    session = await asyncpg.connect(postgres_url, server_settings={"search_path": "ledger"})
+    try:
+        async with session.transaction():
+            await session.execute("DELETE FROM leases WHERE run = $1", RUN)
+            write = asyncio.ensure_future(holder.submit(operation(3)))
+            await _wait_for_locks(session, 1)
+    finally:
+        await session.close()
+    with pytest.raises(RunNotFoundError):
+        await write
+
+
+async def test_of_two_adoptions_of_a_new_run_the_higher_epoch_stays(
+    open_ledger: Open, postgres_url: str
+) -> None:
+    late = await open_ledger("b", "1")
+    session = await asyncpg.connect(postgres_url, server_settings={"search_path": "ledger"})
+    try:
+        async with session.transaction():
+            query = "INSERT INTO leases (run, epoch, holder) VALUES ($1, 2, 'a/1')"
+            await session.execute(query, RUN)
+            adoption = asyncio.ensure_future(late.adopt_run(run_record()))
+            await _wait_for_locks(session, 1)
+        with pytest.raises(AbortedError):
+            await adoption
+        rows = await session.fetch("SELECT epoch, holder FROM leases")
+    finally:
+        await session.close()
+    assert [tuple(row) for row in rows] == [(2, "a/1")]
+
+
+async def test_no_operation_outlives_its_run(holder: PostgresLedger, postgres_url: str) -> None:
+    session = await asyncpg.connect(postgres_url, server_settings={"search_path": "ledger"})
+    try:
+        async with session.transaction():
+            # What a submit does, while the run is deleted.
+            await session.execute("SELECT 1 FROM leases WHERE run = $1 FOR SHARE", RUN)
+            deletion = asyncio.ensure_future(holder.delete_run(RUN, 1))
+            await _wait_for_locks(session, 1)
+            await session.execute(
+                "INSERT INTO operations (run, sequence_number, kind, digest, state, num_attempts,"
+                " submit_time_s, revision) VALUES ($1, 3, 'forward', '', 'pending', 0, 0, 0)",
+                RUN,
+            )
+    finally:
+        await session.close()
+    await deletion
+    assert await holder.operations_from(RUN, 1) == []
+
+
+@pytest.mark.parametrize("took_place", [True, False])
+async def test_a_save_whose_outcome_is_unknown_is_committed_once(
+    holder: PostgresLedger, took_place: bool
+) -> None:
+    database = holder._database
+    write = database.write
+
+    async def lost(statements: Callable[[object], object]) -> object:
+        database.write = write  # type: ignore[method-assign]
+        if took_place:
+            await write(statements)  # type: ignore[arg-type]
+        raise OutcomeUnknownError("the answer was lost")
+
+    database.write = lost  # type: ignore[method-assign, assignment]
+    [record] = await holder.finish(RUN, 1, [outcome(1)], checkpoints=[checkpoint("a")])
+    assert record.state is OperationState.SUCCEEDED
+    assert await holder.get_checkpoint(checkpoint("a").name) is not None
+    assert (await holder.resume_point(RUN)).next_sequence_number == 2
 
 
 async def test_many_operations_go_in_few_statements(holder: PostgresLedger) -> None:

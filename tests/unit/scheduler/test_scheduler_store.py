@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
-from tinsmith_runtime.errors import RequestIdReusedError
+from tinsmith_runtime.errors import (
+    OutcomeUnknownError,
+    RequestIdReusedError,
+    StorageUnavailableError,
+)
 from tinsmith_runtime.sql import Database
-from tinsmith_scheduler.records import RequestIdentity
+from tinsmith_scheduler import run_store
+from tinsmith_scheduler.creations import Creations
+from tinsmith_scheduler.records import LoraAdapter, ReleaseMode, RequestIdentity, Run, RunState
 from tinsmith_scheduler.store import (
     REQUEST_RETENTION_S,
     answer_once,
@@ -18,6 +26,18 @@ from tinsmith_scheduler.store import (
 )
 
 REQUEST = RequestIdentity("p", "id", "CreateSession", b"digest")
+
+RUN = Run(
+    name="projects/p/trainingRuns/r",
+    project="p",
+    state=RunState.CREATING,
+    session="projects/p/sessions/s",
+    base_model="tiny",
+    adapter=LoraAdapter(),
+    display_name="",
+    labels={},
+    create_time_s=0.0,
+)
 
 
 @pytest.fixture
@@ -50,3 +70,48 @@ async def test_failed_creation_keeps_no_answer(database: Database) -> None:
     with pytest.raises(RequestIdReusedError):
         await answer_once(database, REQUEST, refuse, now_s=0.0)
     assert await database.read(lambda connection: recall(connection, REQUEST)) is None
+
+
+async def test_a_deletion_forgets_no_other_trainer(database: Database) -> None:
+    """One that was asked first may hold the run; one that adopted it meanwhile does."""
+    deleted = replace(RUN, state=RunState.ACTIVE, worker="second", epoch=2)
+
+    def delete(connection: sa.Connection) -> set[tuple[str, int, ReleaseMode]]:
+        run_store.insert_run(connection, replace(deleted, worker="third", epoch=3))
+        run_store.owe_release(
+            connection, replace(deleted, worker="first", epoch=1), ReleaseMode.DELETE
+        )
+        run_store.owe_release(connection, deleted, ReleaseMode.PARK)
+        run_store.delete_run(connection, deleted)
+        return {(r.worker, r.epoch, r.mode) for r in run_store.list_releases(connection)}
+
+    assert await database.write(delete) == {
+        ("first", 1, ReleaseMode.DELETE),
+        ("third", 3, ReleaseMode.DELETE),
+    }
+
+
+async def test_a_creation_outlasts_an_outage_of_the_database(database: Database) -> None:
+    outages = iter([StorageUnavailableError("away"), OutcomeUnknownError("lost")])
+
+    class Placing:
+        async def choose(self, *_: object) -> None:
+            for outage in outages:
+                raise outage
+
+    creations = Creations(
+        database,
+        adoptions=Placing(),  # type: ignore[arg-type]
+        trainers=None,  # type: ignore[arg-type]
+        encode_error=lambda error: error.message.encode(),
+        timeout_s=60.0,
+        retry_s=0.0,
+        clock=time.monotonic,
+    )
+    await database.write(lambda connection: run_store.insert_run(connection, RUN))
+    creations.start(RUN)
+    await creations.wait(RUN.name, timeout_s=20.0)
+    found = await database.read(lambda connection: run_store.get_run(connection, RUN.name))
+    assert found is not None
+    assert found.state is RunState.CREATING
+    assert next(outages, None) is None

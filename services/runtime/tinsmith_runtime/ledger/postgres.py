@@ -8,14 +8,16 @@ way at a time and the next gathers meanwhile.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tinsmith_runtime.errors import RunNotFoundError
+from tinsmith_runtime.errors import OutcomeUnknownError, RunNotFoundError
 from tinsmith_runtime.ledger import postgres_statements, statements
 from tinsmith_runtime.ledger.records import (
     CheckpointRecord,
     Commit,
+    FencedError,
     Holder,
     NewOperation,
     OperationRecord,
@@ -29,6 +31,8 @@ from tinsmith_runtime.sql import PostgresDatabase
 from tinsmith_runtime.sql.batches import Batcher
 from tinsmith_runtime.sql.postgres_pool import StatementPool
 from tinsmith_runtime.sql.postgres_sessions import PostgresTarget
+
+logger = logging.getLogger(__name__)
 
 SCHEMA = "ledger"
 
@@ -88,11 +92,24 @@ class PostgresLedger(SqlLedger):
         snapshots: Sequence[SnapshotRecord] = (),
     ) -> list[OperationRecord]:
         """Commit results; see `Ledger`."""
-        if checkpoints or snapshots:
-            return await super().finish(
-                run, epoch, outcomes, checkpoints=checkpoints, snapshots=snapshots
-            )
-        return await self._commits.add(Commit(run=run, epoch=epoch, outcomes=outcomes))
+        commit = Commit(run=run, epoch=epoch, outcomes=outcomes)
+        if not (checkpoints or snapshots):
+            return await self._commits.add(commit)
+        is_doubtful = False
+        while True:
+            try:
+                return await super().finish(
+                    run, epoch, outcomes, checkpoints=checkpoints, snapshots=snapshots
+                )
+            except OutcomeUnknownError as error:
+                is_doubtful = True
+                logger.warning("a commit is repeated", extra={"run": run, "problem": error.message})
+            except FencedError as error:
+                # The first try may have been what it met: one transaction, so all of it or nothing.
+                found = await self._looked_up(commit) if is_doubtful else error
+                if isinstance(found, BaseException):
+                    raise error
+                return found
 
     async def finish_all(
         self, commits: Sequence[Commit]
@@ -138,13 +155,22 @@ class PostgresLedger(SqlLedger):
                 answers.append(statements.pending_record(operation))
             elif row["is_held"]:
                 answers.append(await self._known(operation))
-            elif row["epoch"] is None:
-                answers.append(
-                    RunNotFoundError(f"run {operation.run} was deleted", run=operation.run)
-                )
             else:
-                answers.append(statements.fenced(operation.run, operation.epoch))
+                answers.append(await self._unheld(operation))
         return answers
+
+    async def _unheld(self, operation: NewOperation) -> BaseException:
+        """Say why a run is not held under an epoch: another one holds it, or it was deleted.
+
+        Looked up again: a statement that had to wait for a deletion still sees the deleted row.
+        """
+        try:
+            is_known = await self.is_known(operation.run)
+        except Exception as error:
+            return error
+        if is_known:
+            return statements.fenced(operation.run, operation.epoch)
+        return RunNotFoundError(f"run {operation.run} was deleted", run=operation.run)
 
     async def _known(self, operation: NewOperation) -> OperationRecord | BaseException:
         try:

@@ -40,8 +40,7 @@ WITH input AS (
 )
 SELECT
   h.run IS NOT NULL AS is_held,
-  n.run IS NOT NULL AS is_inserted,
-  CASE WHEN h.run IS NULL THEN (SELECT l.epoch FROM leases l WHERE l.run = i.run) END AS epoch
+  n.run IS NOT NULL AS is_inserted
 FROM input i
 LEFT JOIN held h USING (run, epoch)
 LEFT JOIN inserted n

@@ -126,6 +126,8 @@ class SqlLedger(SqlCheckpoints):
         """Remove a run; see `Ledger`."""
 
         def delete(connection: sa.Connection) -> None:
+            # Alone: an operation that is accepted meanwhile would outlive its run.
+            statements.lock_lease(connection, run, alone=True)
             statements.check_fence(connection, run, epoch)
             for table in (
                 operations,

@@ -14,6 +14,7 @@ from tinsmith_runtime.errors import (
     RunHeldError,
     SequenceGapError,
     SequenceNumberReusedError,
+    StorageBusyError,
 )
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
@@ -321,10 +322,21 @@ def insert_snapshot(connection: sa.Connection, snapshot: SnapshotRecord) -> None
 
 def adopt(connection: sa.Connection, run: RunRecord, holder: Holder | None) -> RunRecord:
     """Create a run or raise its epoch; see `Ledger.adopt_run`."""
-    query = sa.select(leases.c.epoch, leases.c.holder).where(leases.c.run == run.name)
-    lease = connection.execute(query.with_for_update()).first()
     name = holder.name if holder is not None else ""
-    if lease is not None:
+    # Inserted first: of two processes that adopt a new run at once, the second one waits here and
+    # then finds the lease of the first, which it may have to respect.
+    inserted = connection.execute(
+        insert(connection, leases)
+        .values(run=run.name, epoch=run.epoch, holder=name)
+        .on_conflict_do_nothing()
+    )
+    if inserted.rowcount == 0:
+        query = sa.select(leases.c.epoch, leases.c.holder).where(leases.c.run == run.name)
+        lease = connection.execute(query.with_for_update()).first()
+        if lease is None:
+            raise StorageBusyError(
+                f"run {run.name} is being deleted; send the request again", run=run.name
+            )
         is_repeat = (run.epoch, name) == (lease.epoch, lease.holder)
         if run.epoch < lease.epoch or (run.epoch == lease.epoch and lease.holder and not is_repeat):
             raise AbortedError(
@@ -334,13 +346,11 @@ def adopt(connection: sa.Connection, run: RunRecord, holder: Holder | None) -> R
             )
         if holder is not None and not is_repeat:
             _check_expired(connection, run.name, lease.holder, holder)
-    if lease is not None and holder is not None and lease.holder not in ("", name):
-        notify(connection, LEASES_CHANNEL, lease.holder)
-    connection.execute(
-        insert(connection, leases)
-        .values(run=run.name, epoch=run.epoch, holder=name)
-        .on_conflict_do_update(index_elements=["run"], set_={"epoch": run.epoch, "holder": name})
-    )
+        if holder is not None and lease.holder not in ("", name):
+            notify(connection, LEASES_CHANNEL, lease.holder)
+        connection.execute(
+            sa.update(leases).where(leases.c.run == run.name).values(epoch=run.epoch, holder=name)
+        )
     connection.execute(
         insert(connection, runs)
         .values(name=run.name, base_model=run.base_model, adapter=run.adapter)
@@ -405,12 +415,20 @@ def epoch_of(connection: sa.Connection, run: str) -> int | None:
     return lease.epoch if lease is not None else None
 
 
-def lock_lease(connection: sa.Connection, run: str) -> sa.Row[Any, Any] | None:
-    """Return the epoch under which a run is held, and how far its rows were deleted."""
+def lock_lease(
+    connection: sa.Connection, run: str, *, alone: bool = False
+) -> sa.Row[Any, Any] | None:
+    """Return the epoch under which a run is held, and how far its rows were deleted.
+
+    Args:
+        connection: The transaction.
+        run: Its name.
+        alone: Whether other writes to the run are held off as well.
+    """
     # Locked until the end of the transaction: who raises the epoch waits for it, and what was
     # checked here is still true at the commit.
     query = sa.select(leases.c.epoch, leases.c.expired_through).where(leases.c.run == run)
-    return connection.execute(query.with_for_update(read=True)).first()
+    return connection.execute(query.with_for_update(read=not alone)).first()
 
 
 def check_fence(connection: sa.Connection, run: str, epoch: int) -> None:
