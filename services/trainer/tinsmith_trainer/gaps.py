@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _CHECK_S = 0.25
 _MAX_PATIENCE = 10
+_MANY_SUBMITS = 32
+"""So many calls that are being stored at one moment mean that more wait to be read."""
 _LOCK_TIMEOUT_S = 5.0
 """A run whose state is in use for longer is looked at again with the next check."""
 
@@ -57,6 +59,7 @@ class GapWatcher:
         self._committer = committer
         self._wire = wire
         self._clock = clock
+        self._flooded_s = float("-inf")
 
     async def watch(self) -> None:
         """Look at all runs again and again.
@@ -66,10 +69,13 @@ class GapWatcher:
         """
         while True:
             await asyncio.sleep(min(_CHECK_S, self._timeout_s / 4))
+            now_s = self._clock()
+            if self._registry.num_submitting >= _MANY_SUBMITS:
+                self._flooded_s = now_s
             expired = [
                 run
                 for run in self._registry.runs
-                if is_overdue(run, self._clock(), self._timeout_s)
+                if is_overdue(run, now_s, self._timeout_s, flooded_s=self._flooded_s)
             ]
             # Beside each other: a run whose state is in use does not hold up the others.
             answers = await asyncio.gather(*map(self._expire, expired), return_exceptions=True)
@@ -144,11 +150,20 @@ class GapWatcher:
                 run.consume(record)
 
 
-def is_overdue(run: LiveRun, now_s: float, timeout_s: float) -> bool:
+def is_overdue(
+    run: LiveRun, now_s: float, timeout_s: float, *, flooded_s: float = float("-inf")
+) -> bool:
     """Return whether the next number of a run is waited for no longer, and note what arrived.
 
     A busy pod takes calls out of its queue in any order: the one that is missed may be behind those
-    that come now, so that patience begins anew with each of them, up to a bound.
+    that come now. So patience begins anew with each call of the run, and while calls of anybody
+    come faster than they can be stored; up to a bound.
+
+    Args:
+        run: The run.
+        now_s: A monotonic clock.
+        timeout_s: Patience.
+        flooded_s: When calls last came faster than they could be stored.
     """
     missing = run.missing_numbers()
     if not missing:
@@ -161,6 +176,6 @@ def is_overdue(run: LiveRun, now_s: float, timeout_s: float) -> bool:
     if run.num_arrivals != run.num_arrivals_seen:
         run.num_arrivals_seen = run.num_arrivals
         run.last_arrival_s = now_s
-    waited_s = now_s - max(run.held_since_s, run.last_arrival_s)
+    waited_s = now_s - max(run.held_since_s, run.last_arrival_s, flooded_s)
     is_endless = now_s - run.held_since_s >= _MAX_PATIENCE * timeout_s
     return waited_s >= timeout_s or is_endless

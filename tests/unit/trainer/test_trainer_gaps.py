@@ -33,6 +33,13 @@ def test_each_arrival_shows_that_more_may_come() -> None:
     assert is_overdue(run, 110.0, TIMEOUT_S)
 
 
+def test_a_pod_that_is_behind_with_storing_calls_is_patient() -> None:
+    run = make_run("b", first=2)
+    assert not is_overdue(run, 0.0, TIMEOUT_S)
+    assert not is_overdue(run, 70.0, TIMEOUT_S, flooded_s=20.0)
+    assert is_overdue(run, 80.0, TIMEOUT_S, flooded_s=20.0)
+
+
 def test_a_client_that_goes_on_and_on_does_not_hold_a_gap_for_ever() -> None:
     run = make_run("b", first=2)
     overdue_s = None
