@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.ledger import Ledger
@@ -29,6 +29,7 @@ class CheckpointSweeper:
         ledger: What there is.
         checkpoints: Removes folders.
         uploads: What clients did not finish.
+        chores: What else is to be looked after now and then, as it may have been left undone.
         interval_s: Pause between two sweeps.
         clock: Seconds since the epoch.
     """
@@ -39,12 +40,14 @@ class CheckpointSweeper:
         checkpoints: CheckpointRegistry,
         uploads: Uploads,
         *,
+        chores: Sequence[Callable[[], Awaitable[None]]] = (),
         interval_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._ledger = ledger
         self._checkpoints = checkpoints
         self._uploads = uploads
+        self._chores = chores
         self._interval_s = interval_s
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
@@ -68,6 +71,8 @@ class CheckpointSweeper:
         await self._checkpoints.remove_folders()
         await self._ledger.forget_expired(before_s=self._clock() - TOMBSTONE_S)
         await asyncio.to_thread(self._uploads.sweep)
+        for chore in self._chores:
+            await chore()
 
     async def _repeat(self) -> None:
         while True:

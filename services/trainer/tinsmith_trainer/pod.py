@@ -120,13 +120,6 @@ class TrainerPod:
             find_run=self._registry.held,
             clock=wall_clock,
         )
-        self._sweeper = CheckpointSweeper(
-            self._ledger,
-            checkpoints,
-            uploads,
-            interval_s=config.checkpoint_sweep_interval_s,
-            clock=wall_clock,
-        )
         domain = CheckpointDomain(
             registry=checkpoints,
             work=work,
@@ -146,6 +139,15 @@ class TrainerPod:
             config, self._host, self._ledger, self._store, self._registry, wire
         )
         self._placement.on_adopted = self._tasks.recover
+        self._sweeper = CheckpointSweeper(
+            self._ledger,
+            checkpoints,
+            uploads,
+            # Tasks that were accepted while their run moved, and files that could not be removed.
+            chores=(self._tasks.recover, self._placement.remove_leftovers),
+            interval_s=config.checkpoint_sweep_interval_s,
+            clock=wall_clock,
+        )
         self._lease = LeaseKeeper(self._ledger, self._registry, ttl_s=config.lease_ttl_s)
         self._retention = RetentionSweeper(
             self._registry,

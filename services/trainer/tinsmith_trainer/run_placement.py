@@ -70,10 +70,15 @@ class RunPlacement:
         self.on_adopted: Callable[[], Awaitable[None]] = _nothing
         """Called after a run was taken: what it left unfinished elsewhere goes on here."""
 
+    async def remove_leftovers(self) -> None:
+        """Remove the files of deleted runs, as of one whose trainer could not reach the store."""
+        async with self._changing:
+            for name in await self._ledger.list_deletions():
+                await self._try_delete_files(name)
+
     async def recover(self) -> None:
         """Go on with all runs of the ledger, before anything is served."""
-        for name in await self._ledger.list_deletions():
-            await self._try_delete_files(name)
+        await self.remove_leftovers()
         for record in await self._ledger.list_runs():
             if record.base_model not in self._host.engines:
                 logger.warning(
