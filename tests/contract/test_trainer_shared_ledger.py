@@ -228,3 +228,17 @@ async def test_a_copy_that_lost_its_run_leaves_the_files_of_its_successor_alone(
     held.let_go.set()
     await asyncio.gather(*abandoned.values())
     assert Path(made.manifest_uri.removeprefix("file://")).exists()
+
+
+async def test_a_run_is_not_taken_for_deleted_while_its_trainer_comes_back(
+    rig: TrainerRig,
+) -> None:
+    run = await rig.new_run()
+    await run.step()
+    await rig.restart()
+    delete = trainer_pb2.ReleaseRunRequest.MODE_DELETE
+    assert (await refusal(release(rig, run, delete))).reason == "RUN_MOVED"
+    await rig.adopt(run.name, epoch=2)
+    assert (await refusal(release(rig, run, delete))).reason == "ABORTED"
+    await release(rig, run, delete, epoch=2)
+    assert (await refusal(release(rig, run, delete, epoch=2))).reason == "RUN_NOT_FOUND"

@@ -24,7 +24,7 @@ from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.leftovers import discard_folder
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.loading import RunLoader
-from tinsmith_trainer.registry import RunRegistry
+from tinsmith_trainer.registry import RunRegistry, run_moved, run_not_found
 from tinsmith_trainer.work import WireCodec
 
 logger = logging.getLogger(__name__)
@@ -103,8 +103,9 @@ class RunPlacement:
         """Park, hand over or delete a run.
 
         Raises:
-            RunNotFoundError: If this pod does not hold it.
+            RunNotFoundError: If there is none of this name.
             FencedError: If a higher epoch holds it.
+            RunMovedError: If it was held under this epoch and is to be adopted again.
         """
         await self._registry.see_through(self._release(name, epoch, mode))
 
@@ -202,11 +203,18 @@ class RunPlacement:
         return run
 
     async def _release(self, name: str, epoch: int, mode: ReleaseMode) -> None:
-        run = self._registry.get(name)
-        if epoch != run.record.epoch:
-            raise FencedError(
-                f"run {name} is held under epoch {run.record.epoch}, not {epoch}", run=name
-            )
+        run = self._registry.held(name)
+        if run is not None:
+            held_epoch: int | None = run.record.epoch
+        else:
+            held_epoch = await self._ledger.held_epoch(name) if self._ledger.is_shared else None
+        if held_epoch is None:
+            raise run_not_found(name)
+        if epoch != held_epoch:
+            raise FencedError(f"run {name} is held under epoch {held_epoch}, not {epoch}", run=name)
+        if run is None:
+            # This process was started again and does not have it back yet: it must not seem gone.
+            raise run_moved(name)
         if mode is ReleaseMode.PARK:
             await self._park(run)
             return

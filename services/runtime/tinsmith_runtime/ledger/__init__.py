@@ -121,6 +121,10 @@ class Ledger(Protocol):
         """Give up the lease of this process, so that others need not wait for its end."""
         ...
 
+    async def held_epoch(self, run: str) -> int | None:
+        """Return the epoch under which a run was last adopted; None if there is no such run."""
+        ...
+
     async def is_known(self, run: str) -> bool:
         """Return whether the ledger has a run, whoever holds it."""
         ...

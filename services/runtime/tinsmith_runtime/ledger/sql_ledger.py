@@ -106,12 +106,16 @@ class SqlLedger(SqlCheckpoints):
         if holder is not None:
             await self._database.write(lambda connection: statements.leave(connection, holder))
 
+    async def held_epoch(self, run: str) -> int | None:
+        """Return the epoch under which a run was last adopted; None if there is no such run."""
+        query = sa.select(leases.c.epoch).where(leases.c.run == run)
+        return await self._database.read(
+            lambda connection: connection.execute(query).scalar_one_or_none()
+        )
+
     async def is_known(self, run: str) -> bool:
         """Return whether the ledger has a run, whoever holds it."""
-        query = sa.select(leases.c.run).where(leases.c.run == run)
-        return await self._database.read(
-            lambda connection: connection.execute(query).first() is not None
-        )
+        return await self.held_epoch(run) is not None
 
     async def list_runs(self) -> list[RunRecord]:
         """Return all runs."""
