@@ -333,9 +333,15 @@ async def test_an_operation_says_its_position_and_what_is_before_it(rig: Trainer
     with rig.engine_held():
         await busy.forward_backward(make_datum(num_tokens=123))
         await is_running(busy)
-        first = metadata_of(await run.forward_backward(make_datum(num_tokens=30)))
-        second = metadata_of(await run.forward_backward())
-        third = metadata_of(await run.optim_step())
+        acknowledged = metadata_of(await run.forward_backward(make_datum(num_tokens=30)))
+        await run.forward_backward()
+        await run.optim_step()
+        first, second, third = [metadata_of(await run.get(number)) for number in (1, 2, 3)]
+    # An acknowledgement does not look at other runs.
+    assert (acknowledged.waiting_for, acknowledged.num_tokens_ahead) == (
+        "its turn on the engine",
+        0,
+    )
     assert first.waiting_for == ("its turn on the engine: 1 run and about 120 tokens before it")
     assert second.waiting_for == "1 operation of this run before it"
     assert third.waiting_for == "2 operations of this run before it"

@@ -228,11 +228,12 @@ class TrainerServicer(CheckpointServicer):
             known = await self._reader.find(submission)
             if known is not None:
                 # The same request was accepted before, when it was right.
-                return acknowledge(self._registry, run, known)
+                return describe(self._registry, run, known, looks_around=False)
             if is_final(error) or isinstance(error, RequestIdReusedError):
                 await self._registry.refuse(submission, error)
             raise
-        return acknowledge(self._registry, run, record)
+        # Thousands are accepted at once by a busy pod, and hardly anybody reads more than the name.
+        return describe(self._registry, run, record, looks_around=False)
 
     def _check_size(self, request: Any) -> None:
         """Refuse too many datums before each of them is decoded."""
@@ -294,24 +295,20 @@ async def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:
 
 
 def describe(
-    registry: RunRegistry, run: LiveRun, record: OperationRecord
+    registry: RunRegistry, run: LiveRun, record: OperationRecord, *, looks_around: bool = True
 ) -> operations_pb2.Operation:
     """Return the message of an operation as it stands now.
+
+    Args:
+        registry: All runs.
+        run: Its run.
+        record: Its row.
+        looks_around: Whether to count what other runs have before it; see `standing_of`.
 
     Raises:
         OperationExpiredError: If its result is not kept any more.
     """
     if record.is_expired:
         raise operation_expired(record.run, record.sequence_number)
-    return codec.encode_operation(record, registry.standing(run, record.sequence_number))
-
-
-def acknowledge(
-    registry: RunRegistry, run: LiveRun, record: OperationRecord
-) -> operations_pb2.Operation:
-    """Return the message of an operation that was accepted; what is ahead of it is not counted.
-
-    Thousands are accepted at once by a busy pod, and hardly anybody reads more than the name.
-    """
-    standing = registry.standing(run, record.sequence_number, looks_around=False)
+    standing = registry.standing(run, record.sequence_number, looks_around=looks_around)
     return codec.encode_operation(record, standing)

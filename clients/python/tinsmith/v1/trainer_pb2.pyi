@@ -2145,6 +2145,7 @@ class OperationMetadata(_message.Message):
     """Counts the tokens, of all runs, that are known to be computed before it, about; 0 once it runs.
 
     Work that arrives later may still come first, if it is small.
+    In the answer to an ordered call it counts those of the run alone.
     """
     @_builtins.property
     def submit_time(self) -> _timestamp_pb2.Timestamp:
