@@ -24,6 +24,7 @@ from tests.chaos import (
     kill_trainer,
     kills,
     network,
+    object_store,
     promotion,
     report,
     zombies,
@@ -39,6 +40,7 @@ SCENARIOS: dict[str, Callable[[Setting], Findings]] = {
     "zombies": zombies.run,
     "promotion": promotion.run,
     "network": network.run,
+    "object_store": object_store.run,
     "disk_full": disk_full.run,
     "fsync": fsync.run,
 }

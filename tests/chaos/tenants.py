@@ -19,7 +19,7 @@ import numpy as np
 import tinsmith
 from tests.chaos.cluster import BASE_MODEL, CALL_TIMEOUT_S, Cluster
 from tests.chaos.report import Row
-from tests.integration.servers import Deployment, create_key, weight_files
+from tests.integration.servers import Deployment, create_key
 from tinsmith.rollouts import MASKED_VERSION, TokenSample, build_arrays
 
 IN_FLIGHT = 6
@@ -154,16 +154,21 @@ def note_step(
 
 def finish(training: Training, run: tinsmith.TrainingRun) -> Training:
     """Save the end of a training and keep the hashes of its files."""
-    files = weight_files(run.save_state("end").result())
-    training.files = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    training.files = _hashes_of(run.save_state("end"))
     return training
 
 
 def _hash_files(saved: tinsmith.OperationFuture[tinsmith.Checkpoint]) -> str:
-    digest = hashlib.sha256()
-    for name, data in sorted(weight_files(saved.result()).items()):
-        digest.update(name.encode() + data)
-    return digest.hexdigest()
+    return hashlib.sha256(repr(sorted(_hashes_of(saved).items())).encode()).hexdigest()
+
+
+def _hashes_of(saved: tinsmith.OperationFuture[tinsmith.Checkpoint]) -> dict[str, str]:
+    """Return the SHA-256 of each file of weights and moments, wherever the files are."""
+    return {
+        file.file: file.sha256
+        for file in saved.result().files
+        if file.file.endswith(".safetensors")
+    }
 
 
 @dataclass(frozen=True, slots=True)
