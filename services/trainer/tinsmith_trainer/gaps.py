@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 _CHECK_S = 0.25
 _MAX_PATIENCE = 10
-_MANY_SUBMITS = 32
-"""So many calls that are being stored at one moment mean that more wait to be read."""
+_MANY_SUBMITS = 8
+"""So many calls between two looks mean that more may wait to be read, in any order."""
 _LOCK_TIMEOUT_S = 5.0
 """A run whose state is in use for longer is looked at again with the next check."""
 
@@ -60,6 +60,7 @@ class GapWatcher:
         self._wire = wire
         self._clock = clock
         self._flooded_s = float("-inf")
+        self._num_submits = 0
 
     async def watch(self) -> None:
         """Look at all runs again and again.
@@ -70,8 +71,9 @@ class GapWatcher:
         while True:
             await asyncio.sleep(min(_CHECK_S, self._timeout_s / 4))
             now_s = self._clock()
-            if self._registry.num_submitting >= _MANY_SUBMITS:
+            if self._registry.num_submits - self._num_submits >= _MANY_SUBMITS:
                 self._flooded_s = now_s
+            self._num_submits = self._registry.num_submits
             expired = [
                 run
                 for run in self._registry.runs
@@ -156,14 +158,14 @@ def is_overdue(
     """Return whether the next number of a run is waited for no longer, and note what arrived.
 
     A busy pod takes calls out of its queue in any order: the one that is missed may be behind those
-    that come now. So patience begins anew with each call of the run, and while calls of anybody
-    come faster than they can be stored; up to a bound.
+    that come now. So patience begins anew with each call of the run, and while many calls of
+    anybody come; up to a bound.
 
     Args:
         run: The run.
         now_s: A monotonic clock.
         timeout_s: Patience.
-        flooded_s: When calls last came faster than they could be stored.
+        flooded_s: When many calls came last.
     """
     missing = run.missing_numbers()
     if not missing:

@@ -81,8 +81,8 @@ class RunRegistry:
             max_parked_bytes=config.max_parked_bytes,
         )
         self._seen_through: set[asyncio.Task[Any]] = set()
-        self.num_submitting = 0
-        """Operations that are being stored at the moment."""
+        self.num_submits = 0
+        """Calls that asked for an operation so far."""
         self.on_work: Callable[[], None] = lambda: None
         """Called when a run may have something to do: an operation was accepted, or it is free."""
         self.obstacle: Callable[[], str] = lambda: ""
@@ -188,12 +188,9 @@ class RunRegistry:
 
     async def _submit(self, submission: Submission, work: Work) -> OperationRecord:
         run = await self.find(submission.run)
-        self.num_submitting += 1
-        try:
-            async with run.gate.passing():
-                return await self._accept(run, submission, work)
-        finally:
-            self.num_submitting -= 1
+        self.num_submits += 1
+        async with run.gate.passing():
+            return await self._accept(run, submission, work)
 
     async def _accept(self, run: LiveRun, submission: Submission, work: Work) -> OperationRecord:
         if run.is_leaving:
