@@ -51,9 +51,10 @@ def main() -> int:
         rows = _recovery(folder, model)
         rows += _snapshots(folder, model)
         rows += _disk(folder, model)
+        machine = report.machine() | {"threads": 1}
+        report.write("durability", rows, machine)
         tiny = build_tiny_model(folder / "tiny")
         rows += _crowd(folder, tiny, arguments.clients, arguments.futures)
-    machine = report.machine() | {"threads": 1}
     report.write("durability", rows, machine)
     report.show("Durability", rows, machine)
     return 0
