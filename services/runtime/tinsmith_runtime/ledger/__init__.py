@@ -4,8 +4,8 @@ An operation is acknowledged when its row is on disk, and done when its result i
 crash may take, weights and moments included, can be computed again from these rows.
 
 The interface is asynchronous and speaks in whole decisions ("submit this, unless the number is
-taken"), so that each is one transaction whatever the database. `SqliteLedger` implements it for one
-process on one machine; a cluster's PostgreSQL is to implement the same.
+taken"), so that each is atomic whatever the database. `SqliteLedger` implements it for one process
+on one machine, `PostgresLedger` for several that share a database.
 """
 
 from __future__ import annotations
