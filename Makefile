@@ -8,11 +8,12 @@ PIP_TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL),)
 TEST_THREADS ?= 1
 SEEDS ?= 0
 KILLS ?= 8
+POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
 SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto sampler.proto scheduler.proto trainer.proto)
 SOURCES := clients services tests bench
 
-.PHONY: help venv demo test unit verify lint format types proto proto-check proto-baseline \
+.PHONY: help venv demo test test-postgres unit verify lint format types proto proto-check proto-baseline \
 	manifests-check chaos chaos-long bench bench-engine bench-tenants bench-durability bench-gpu \
 	thin-client clean
 
@@ -35,6 +36,10 @@ demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR D
 
 test: venv ## Run the unit, contract and integration tests
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q
+
+test-postgres: venv ## Run the tests of the database on other binaries, in POSTGRES_BIN
+	OMP_NUM_THREADS=$(TEST_THREADS) TINSMITH_TEST_POSTGRES_BIN=$(POSTGRES_BIN) $(BIN)/python -m pytest -q \
+		$(addprefix tests/unit/runtime/test_runtime_,ledger.py leases.py migrations.py postgres.py)
 
 unit: venv ## Run the unit tests alone
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/unit
