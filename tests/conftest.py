@@ -1,6 +1,7 @@
 """Fixtures and settings of all tests."""
 
 from hypothesis import HealthCheck, settings
+
 from tests.fakes.postgres import postgres as postgres
 from tests.fakes.postgres import postgres_url as postgres_url
 
