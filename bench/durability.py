@@ -194,14 +194,12 @@ def _disk(folder: Path, model: Path) -> list[report.Row]:
 
 def _crowd(folder: Path, model: Path, num_clients: int, num_futures: int) -> list[report.Row]:
     runs = num_clients + 8
-    server = _server(
-        folder / "crowd", model, {"scheduler": {"max_runs_per_project": runs}}, max_runs=runs
-    )
-    address, key = server.wait_ready()
-    with tinsmith.Client(address, key) as client:
-        wait_served(client)
-    crowd = asyncio.run(Crowd(address, key, "bench").run(num_clients, num_futures))
-    server.stop()
+    limits = {"scheduler": {"max_runs_per_project": runs}}
+    with _server(folder / "crowd", model, limits, max_runs=runs) as server:
+        address, key = server.wait_ready()
+        with tinsmith.Client(address, key) as client:
+            wait_served(client)
+        crowd = asyncio.run(Crowd(address, key, "bench").run(num_clients, num_futures))
     name = f"{num_clients} clients x {num_futures} futures"
     latencies = sorted(crowd.latencies_s)
     wanted = num_clients * num_futures
