@@ -116,19 +116,13 @@ def write_checkpoint(
         for stored in store.list_folder(folder):
             if stored.path.removeprefix(f"{folder}/") not in entries:
                 store.delete(stored.path)
-        content = _encode(Manifest(entries, attributes))
-        store.write_new(manifest_path, content)
+        return write_manifest(store, folder, entries, attributes)
     except (ObjectExistsError, StorageUnavailableError):
         raise
     except Exception:
         with contextlib.suppress(StorageUnavailableError):
             store.delete_folder(folder)
         raise
-    return WrittenManifest(
-        Manifest(entries, dict(attributes)),
-        f"{store.uri}/{manifest_path}",
-        hashlib.sha256(content).hexdigest(),
-    )
 
 
 def read_checkpoint(

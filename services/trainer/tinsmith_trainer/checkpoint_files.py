@@ -9,7 +9,7 @@ import contextlib
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,7 @@ from tinsmith_runtime import manifests
 from tinsmith_runtime.errors import CheckpointCorruptError, NotFoundError
 from tinsmith_runtime.manifests import Manifest, WrittenManifest
 from tinsmith_runtime.storage import ObjectStore
-
-PIECE_BYTES = 2**20
-
-Progress = Callable[[int, int], None]
-"""Told how many bytes are done and how many there are; called from a thread."""
+from tinsmith_runtime.storage.objects import Progress
 
 
 class CheckpointFiles:

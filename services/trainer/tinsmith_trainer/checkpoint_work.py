@@ -30,7 +30,8 @@ from tinsmith_engine.weight_files import (
 from tinsmith_runtime.errors import CheckpointIncompatibleError, FileRefusedError
 from tinsmith_runtime.ledger import CheckpointRecord, ExportRecord, Ledger, RunRecord, StoredFile
 from tinsmith_runtime.manifests import WrittenManifest
-from tinsmith_trainer.checkpoint_files import PIECE_BYTES, CheckpointFiles, Progress
+from tinsmith_runtime.storage.objects import CHUNK_BYTES, Progress
+from tinsmith_trainer.checkpoint_files import CheckpointFiles
 from tinsmith_trainer.checkpoints import CheckpointRegistry, stored_files
 from tinsmith_trainer.uploads import Uploads
 
@@ -373,6 +374,6 @@ def _folder(run: RunRecord, kind: str, checkpoint: str, task_id: str) -> str:
 def _hash_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
+        while piece := file.read(CHUNK_BYTES):
             digest.update(piece)
     return digest.hexdigest()

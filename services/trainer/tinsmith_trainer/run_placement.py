@@ -130,7 +130,7 @@ class RunPlacement:
         self, name: str, base_model: str, adapter: AdapterConfig, epoch: int
     ) -> int:
         self._host.engine(base_model)
-        held = {run.name: run for run in self._registry.runs}.get(name)
+        held = self._registry.held(name)
         if held is None and len(self._registry.runs) >= self._config.max_runs:
             raise CapacityExhaustedError(
                 f"the trainer holds {self._config.max_runs} runs; delete one", run=name

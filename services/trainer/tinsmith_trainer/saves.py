@@ -7,7 +7,7 @@ an accepted save or load waits, and its run says so.
 
 from __future__ import annotations
 
-from tinsmith_runtime.errors import StorageBusyError, StorageFullError, StorageUnavailableError
+from tinsmith_runtime.errors import StorageUnavailableError
 from tinsmith_runtime.ledger import Outcome
 from tinsmith_trainer.checkpoints import CheckpointRegistry
 from tinsmith_trainer.commits import Committer
@@ -87,7 +87,6 @@ class CheckpointSlices:
         snapshot = await self._committer.durably(
             [run],
             lambda: self._residency.write_snapshot(run, state, number, []),
-            waits_for=(StorageFullError, StorageBusyError, StorageUnavailableError),
         )
         outcome = self._outcome(run, operation, version, Kind.LOAD_CHECKPOINT, LoadResult(version))
         run.failures = []
