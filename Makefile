@@ -10,7 +10,7 @@ SEEDS ?= 0
 KILLS ?= 8
 POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
-SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto sampler.proto scheduler.proto trainer.proto)
+SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto sampler.proto scheduler.proto trainer.proto)
 SOURCES := clients services tests bench
 
 .PHONY: help venv demo test test-postgres unit verify lint format types proto proto-check proto-baseline \

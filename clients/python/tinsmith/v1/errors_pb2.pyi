@@ -176,6 +176,20 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The operation ended and its result was kept for as long as promised. Do not send it again: it
     was executed.
     """
+    ERROR_REASON_EPISODE_NOT_FOUND: _ErrorReason.ValueType  # 66
+    """No episode of the caller's project has this name. Check it with `ListEpisodes`."""
+    ERROR_REASON_LEASE_LOST: _ErrorReason.ValueType  # 67
+    """The lease of the episode ended, and it was given to somebody else or back to the queue. What was
+    played is not counted; claim another episode.
+    """
+    ERROR_REASON_EPISODE_ENDED: _ErrorReason.ValueType  # 68
+    """The episode has ended. `state` says how."""
+    ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 69
+    """The caller has as many requests, tokens or bytes under way as it may have. Retry after the delay."""
+    ERROR_REASON_CUSTOM_LOSS_REFUSED: _ErrorReason.ValueType  # 70
+    """An operation of a custom loss is not on the list, or its graph is not well formed. `node` names
+    it; write the loss with other operations, or compute it in the client.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Says why a call or an operation failed. `ErrorInfo.metadata` holds the values that the message
@@ -335,5 +349,19 @@ ERROR_REASON_DOWNLOAD_TOKEN_INVALID: ErrorReason.ValueType  # 65
 ERROR_REASON_OPERATION_EXPIRED: ErrorReason.ValueType  # 57
 """The operation ended and its result was kept for as long as promised. Do not send it again: it
 was executed.
+"""
+ERROR_REASON_EPISODE_NOT_FOUND: ErrorReason.ValueType  # 66
+"""No episode of the caller's project has this name. Check it with `ListEpisodes`."""
+ERROR_REASON_LEASE_LOST: ErrorReason.ValueType  # 67
+"""The lease of the episode ended, and it was given to somebody else or back to the queue. What was
+played is not counted; claim another episode.
+"""
+ERROR_REASON_EPISODE_ENDED: ErrorReason.ValueType  # 68
+"""The episode has ended. `state` says how."""
+ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 69
+"""The caller has as many requests, tokens or bytes under way as it may have. Retry after the delay."""
+ERROR_REASON_CUSTOM_LOSS_REFUSED: ErrorReason.ValueType  # 70
+"""An operation of a custom loss is not on the list, or its graph is not well formed. `node` names
+it; write the loss with other operations, or compute it in the client.
 """
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from tinsmith.v1 import models_pb2 as _models_pb2
 from tinsmith.v1 import tensors_pb2 as _tensors_pb2
 from tinsmith.v1 import trajectories_pb2 as _trajectories_pb2
@@ -20,6 +21,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _WeightUpdates:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WeightUpdatesEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WeightUpdates.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WEIGHT_UPDATES_UNSPECIFIED: _WeightUpdates.ValueType  # 0
+    """As `WEIGHT_UPDATES_PINNED`."""
+    WEIGHT_UPDATES_PINNED: _WeightUpdates.ValueType  # 1
+    """The whole sample is drawn from the version that was newest when the request arrived."""
+    WEIGHT_UPDATES_IN_FLIGHT: _WeightUpdates.ValueType  # 2
+    """Newer versions take effect between tokens; each token carries its version. The keys and values
+    of earlier tokens stay those of the versions that wrote them.
+    """
+
+class WeightUpdates(_WeightUpdates, metaclass=_WeightUpdatesEnumTypeWrapper):
+    """Says what becomes of a sample of a live run when the run steps on."""
+
+WEIGHT_UPDATES_UNSPECIFIED: WeightUpdates.ValueType  # 0
+"""As `WEIGHT_UPDATES_PINNED`."""
+WEIGHT_UPDATES_PINNED: WeightUpdates.ValueType  # 1
+"""The whole sample is drawn from the version that was newest when the request arrived."""
+WEIGHT_UPDATES_IN_FLIGHT: WeightUpdates.ValueType  # 2
+"""Newer versions take effect between tokens; each token carries its version. The keys and values
+of earlier tokens stay those of the versions that wrote them.
+"""
+Global___WeightUpdates: _TypeAlias = WeightUpdates  # noqa: Y015
 
 @_typing.final
 class SamplerServiceGetCapabilitiesRequest(_message.Message):
@@ -92,6 +121,11 @@ class SampleRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOPK_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     MIN_VERSION_FIELD_NUMBER: _builtins.int
+    TOPK_SAMPLE_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_LAST_N_FIELD_NUMBER: _builtins.int
+    TARGET_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    WEIGHT_UPDATES_FIELD_NUMBER: _builtins.int
     sampling_session: _builtins.str
     """Names the sampling session."""
     num_samples: _builtins.int
@@ -105,6 +139,18 @@ class SampleRequest(_message.Message):
 
     A client sends the version of the last optimizer step whose result it has received.
     """
+    topk_sample_logprobs: _builtins.int
+    """Asks for the k most probable tokens at each sampled token; 0 for none."""
+    prompt_logprobs_last_n: _builtins.int
+    """Scores only the last n tokens of the prompt, 1 to T - 1; needs `prompt_logprobs`, and holds for
+    `topk_prompt_logprobs` too. Absent: all.
+    """
+    num_prompt_alternatives: _builtins.int
+    """Draws this many tokens, with replacement and at the temperature of the request, at each position
+    of the prompt after the first, by the seed of the request; 0 for none.
+    """
+    weight_updates: Global___WeightUpdates.ValueType
+    """Says what becomes of a sample of a live run when the run steps on."""
     @_builtins.property
     def prompt(self) -> _trajectories_pb2.ModelInput:
         """Holds the prompt."""
@@ -112,6 +158,12 @@ class SampleRequest(_message.Message):
     @_builtins.property
     def params(self) -> _trajectories_pb2.SamplingParams:
         """Says how tokens are drawn."""
+
+    @_builtins.property
+    def target_prompt_tokens(self) -> _tensors_pb2.Tensor:
+        """Names tokens to score at each position of the prompt after the first, int64 [T - 1, K] with K
+        from 1 to 128; -1 for none. Row i is about position i + 1.
+        """
 
     def __init__(
         self,
@@ -123,12 +175,19 @@ class SampleRequest(_message.Message):
         prompt_logprobs: _builtins.bool = ...,
         topk_prompt_logprobs: _builtins.int = ...,
         min_version: _builtins.int = ...,
+        topk_sample_logprobs: _builtins.int = ...,
+        prompt_logprobs_last_n: _builtins.int | None = ...,
+        target_prompt_tokens: _tensors_pb2.Tensor | None = ...,
+        num_prompt_alternatives: _builtins.int = ...,
+        weight_updates: Global___WeightUpdates.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params", "prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "params", b"params", "prompt", b"prompt", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "target_prompt_tokens", b"target_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_version", b"min_version", "num_samples", b"num_samples", "params", b"params", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "sampling_session", b"sampling_session", "topk_prompt_logprobs", b"topk_prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "min_version", b"min_version", "num_prompt_alternatives", b"num_prompt_alternatives", "num_samples", b"num_samples", "params", b"params", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "sampling_session", b"sampling_session", "target_prompt_tokens", b"target_prompt_tokens", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs", "weight_updates", b"weight_updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prompt_logprobs_last_n: _TypeAlias = _typing.Literal["prompt_logprobs_last_n"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs_last_n: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs_last_n) -> _WhichOneofReturnType__prompt_logprobs_last_n | None: ...
 
 Global___SampleRequest: _TypeAlias = SampleRequest  # noqa: Y015
 
@@ -142,8 +201,16 @@ class SampleResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TOPK_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    TARGET_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Gives the seed that was used."""
+    num_cached_prompt_tokens: _builtins.int
+    """Counts the prompt tokens that were not computed again, because an earlier request had them."""
+    version: _builtins.int
+    """Gives the version of the newest weights that were used; 0 for a base model."""
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[_trajectories_pb2.SampledSequence]:
         """Holds the completions in the order of their random streams."""
@@ -156,6 +223,16 @@ class SampleResponse(_message.Message):
     def topk_prompt_logprobs(self) -> _trajectories_pb2.TopkLogprobs:
         """Holds the most probable tokens at each prompt position, unscored at position 0."""
 
+    @_builtins.property
+    def target_prompt_logprobs(self) -> _tensors_pb2.Tensor:
+        """Holds the natural-log probability of each of `target_prompt_tokens`, float32, of their shape;
+        0 where none was asked for.
+        """
+
+    @_builtins.property
+    def prompt_alternatives(self) -> Global___PromptAlternatives:
+        """Holds the alternatives that were drawn."""
+
     def __init__(
         self,
         *,
@@ -163,14 +240,120 @@ class SampleResponse(_message.Message):
         prompt_logprobs: _tensors_pb2.Tensor | None = ...,
         topk_prompt_logprobs: _trajectories_pb2.TopkLogprobs | None = ...,
         seed: _builtins.int = ...,
+        target_prompt_logprobs: _tensors_pb2.Tensor | None = ...,
+        prompt_alternatives: Global___PromptAlternatives | None = ...,
+        num_cached_prompt_tokens: _builtins.int = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "topk_prompt_logprobs", b"topk_prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_alternatives", b"prompt_alternatives", "prompt_logprobs", b"prompt_logprobs", "target_prompt_logprobs", b"target_prompt_logprobs", "topk_prompt_logprobs", b"topk_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "seed", b"seed", "sequences", b"sequences", "topk_prompt_logprobs", b"topk_prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_prompt_tokens", b"num_cached_prompt_tokens", "prompt_alternatives", b"prompt_alternatives", "prompt_logprobs", b"prompt_logprobs", "seed", b"seed", "sequences", b"sequences", "target_prompt_logprobs", b"target_prompt_logprobs", "topk_prompt_logprobs", b"topk_prompt_logprobs", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SampleResponse: _TypeAlias = SampleResponse  # noqa: Y015
+
+@_typing.final
+class PromptAlternatives(_message.Message):
+    """Tokens that might have stood in the prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _tensors_pb2.Tensor:
+        """Holds the token ids, int64 [T - 1, k]; row i is about position i + 1."""
+
+    @_builtins.property
+    def logprobs(self) -> _tensors_pb2.Tensor:
+        """Holds their natural-log probabilities under the unmodified distribution, float32 [T - 1, k]."""
+
+    def __init__(
+        self,
+        *,
+        tokens: _tensors_pb2.Tensor | None = ...,
+        logprobs: _tensors_pb2.Tensor | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptAlternatives: _TypeAlias = PromptAlternatives  # noqa: Y015
+
+@_typing.final
+class StreamSampleRequest(_message.Message):
+    """Asks for completions as a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLING_SESSION_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    RECEIVED_TOKENS_FIELD_NUMBER: _builtins.int
+    sampling_session: _builtins.str
+    """Names the sampling session."""
+    @_builtins.property
+    def request(self) -> Global___SampleRequest:
+        """Says what is sampled; its `sampling_session` may be left out."""
+
+    @_builtins.property
+    def received_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Counts the tokens that were received before, for each sample; empty for none."""
+
+    def __init__(
+        self,
+        *,
+        sampling_session: _builtins.str = ...,
+        request: Global___SampleRequest | None = ...,
+        received_tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_tokens", b"received_tokens", "request", b"request", "sampling_session", b"sampling_session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamSampleRequest: _TypeAlias = StreamSampleRequest  # noqa: Y015
+
+@_typing.final
+class StreamSampleResponse(_message.Message):
+    """A piece of a stream of completions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
+    TOKEN_INDEX_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    sample_index: _builtins.int
+    """Says which sample it continues, from 0."""
+    token_index: _builtins.int
+    """Says at which token of the sample it begins."""
+    @_builtins.property
+    def piece(self) -> _trajectories_pb2.SampledSequence:
+        """Holds the tokens of the piece; `stop_reason` is set in the last piece of a sample."""
+
+    @_builtins.property
+    def prompt(self) -> Global___SampleResponse:
+        """Holds what is known of the prompt, and the seed; in the first message alone. Has no sequences."""
+
+    def __init__(
+        self,
+        *,
+        sample_index: _builtins.int = ...,
+        token_index: _builtins.int = ...,
+        piece: _trajectories_pb2.SampledSequence | None = ...,
+        prompt: Global___SampleResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece", "prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece", "prompt", b"prompt", "sample_index", b"sample_index", "token_index", b"token_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamSampleResponse: _TypeAlias = StreamSampleResponse  # noqa: Y015
 
 @_typing.final
 class ComputeLogprobsRequest(_message.Message):

@@ -47,6 +47,11 @@ class SamplerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_sampler__pb2.SampleRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_sampler__pb2.SampleResponse.FromString,
                 _registered_method=True)
+        self.StreamSample = channel.unary_stream(
+                '/tinsmith.v1.SamplerService/StreamSample',
+                request_serializer=tinsmith_dot_v1_dot_sampler__pb2.StreamSampleRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_sampler__pb2.StreamSampleResponse.FromString,
+                _registered_method=True)
         self.ComputeLogprobs = channel.unary_unary(
                 '/tinsmith.v1.SamplerService/ComputeLogprobs',
                 request_serializer=tinsmith_dot_v1_dot_sampler__pb2.ComputeLogprobsRequest.SerializeToString,
@@ -95,6 +100,20 @@ class SamplerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamSample(self, request, context):
+        """Draws completions of one prompt and streams their tokens as they are drawn.
+
+        Each message continues one sample at a token index; the last message of a sample carries its
+        stop reason. A stream that broke off is begun again with the same seed, and with what was
+        received in `received_tokens`, which is left out of the stream; on weights that changed in
+        between (a live run) the tokens may differ.
+
+        Errors: those of `Sample`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ComputeLogprobs(self, request, context):
         """Computes the log-probability of each token of a sequence given those before it.
 
@@ -126,6 +145,11 @@ def add_SamplerServiceServicer_to_server(servicer, server):
                     servicer.Sample,
                     request_deserializer=tinsmith_dot_v1_dot_sampler__pb2.SampleRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_sampler__pb2.SampleResponse.SerializeToString,
+            ),
+            'StreamSample': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamSample,
+                    request_deserializer=tinsmith_dot_v1_dot_sampler__pb2.StreamSampleRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_sampler__pb2.StreamSampleResponse.SerializeToString,
             ),
             'ComputeLogprobs': grpc.unary_unary_rpc_method_handler(
                     servicer.ComputeLogprobs,
@@ -195,6 +219,33 @@ class SamplerService:
             '/tinsmith.v1.SamplerService/Sample',
             tinsmith_dot_v1_dot_sampler__pb2.SampleRequest.SerializeToString,
             tinsmith_dot_v1_dot_sampler__pb2.SampleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamSample(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tinsmith.v1.SamplerService/StreamSample',
+            tinsmith_dot_v1_dot_sampler__pb2.StreamSampleRequest.SerializeToString,
+            tinsmith_dot_v1_dot_sampler__pb2.StreamSampleResponse.FromString,
             options,
             channel_credentials,
             insecure,

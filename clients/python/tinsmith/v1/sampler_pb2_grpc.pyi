@@ -58,6 +58,16 @@ class SamplerServiceStub:
     * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `STORAGE_UNAVAILABLE`, `DRAINING`):
       send it again.
     """
+    StreamSample: _grpc.UnaryStreamMultiCallable[_sampler_pb2.StreamSampleRequest, _sampler_pb2.StreamSampleResponse]
+    """Draws completions of one prompt and streams their tokens as they are drawn.
+
+    Each message continues one sample at a token index; the last message of a sample carries its
+    stop reason. A stream that broke off is begun again with the same seed, and with what was
+    received in `received_tokens`, which is left out of the stream; on weights that changed in
+    between (a live run) the tokens may differ.
+
+    Errors: those of `Sample`.
+    """
     ComputeLogprobs: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.ComputeLogprobsRequest, _sampler_pb2.ComputeLogprobsResponse]
     """Computes the log-probability of each token of a sequence given those before it.
 
@@ -99,6 +109,16 @@ class SamplerServiceAsyncStub(SamplerServiceStub):
     * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the checkpoint's files do not match its manifest.
     * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `STORAGE_UNAVAILABLE`, `DRAINING`):
       send it again.
+    """
+    StreamSample: _aio.UnaryStreamMultiCallable[_sampler_pb2.StreamSampleRequest, _sampler_pb2.StreamSampleResponse]  # type: ignore[assignment]
+    """Draws completions of one prompt and streams their tokens as they are drawn.
+
+    Each message continues one sample at a token index; the last message of a sample carries its
+    stop reason. A stream that broke off is begun again with the same seed, and with what was
+    received in `received_tokens`, which is left out of the stream; on weights that changed in
+    between (a live run) the tokens may differ.
+
+    Errors: those of `Sample`.
     """
     ComputeLogprobs: _aio.UnaryUnaryMultiCallable[_sampler_pb2.ComputeLogprobsRequest, _sampler_pb2.ComputeLogprobsResponse]  # type: ignore[assignment]
     """Computes the log-probability of each token of a sequence given those before it.
@@ -150,6 +170,22 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the checkpoint's files do not match its manifest.
         * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `STORAGE_UNAVAILABLE`, `DRAINING`):
           send it again.
+        """
+
+    @_abc_1.abstractmethod
+    def StreamSample(
+        self,
+        request: _sampler_pb2.StreamSampleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_sampler_pb2.StreamSampleResponse], _abc.AsyncIterator[_sampler_pb2.StreamSampleResponse]]:
+        """Draws completions of one prompt and streams their tokens as they are drawn.
+
+        Each message continues one sample at a token index; the last message of a sample carries its
+        stop reason. A stream that broke off is begun again with the same seed, and with what was
+        received in `received_tokens`, which is left out of the stream; on weights that changed in
+        between (a live run) the tokens may differ.
+
+        Errors: those of `Sample`.
         """
 
     @_abc_1.abstractmethod

@@ -53,8 +53,11 @@ class Capabilities(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     ENVIRONMENT_ADDRESS_FIELD_NUMBER: _builtins.int
+    COORDINATOR_ADDRESS_FIELD_NUMBER: _builtins.int
     environment_address: _builtins.str
     """Locates the environment service, `host:port`; empty if there is none."""
+    coordinator_address: _builtins.str
+    """Locates the coordinator, `host:port`; empty if there is none."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedModel]:
         """Lists the base models."""
@@ -64,10 +67,11 @@ class Capabilities(_message.Message):
         *,
         models: _abc.Iterable[Global___ServedModel] | None = ...,
         environment_address: _builtins.str = ...,
+        coordinator_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["environment_address", b"environment_address", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_address", b"coordinator_address", "environment_address", b"environment_address", "models", b"models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,12 +237,17 @@ class Session(_message.Message):
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     HEARTBEAT_TIMEOUT_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    TRAINING_RUNS_FIELD_NUMBER: _builtins.int
+    SAMPLING_SESSIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the session: `projects/{project}/sessions/{session}`."""
     state: Global___Session.State.ValueType
     """Says where it is in its life."""
     display_name: _builtins.str
     """Says for people what the session is for."""
+    outcome: _builtins.str
+    """Says how it went, as `FinishSession` was told: `success`, `errored` or `interrupted`; else empty."""
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Holds the labels that the client gave it."""
@@ -255,6 +264,14 @@ class Session(_message.Message):
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """Says when it was created."""
 
+    @_builtins.property
+    def training_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Lists the runs that were created in it, oldest first; `GetSession` alone."""
+
+    @_builtins.property
+    def sampling_sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Lists its sampling sessions, oldest first; `GetSession` alone."""
+
     def __init__(
         self,
         *,
@@ -265,14 +282,97 @@ class Session(_message.Message):
         heartbeat_interval: _duration_pb2.Duration | None = ...,
         heartbeat_timeout: _duration_pb2.Duration | None = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        outcome: _builtins.str = ...,
+        training_runs: _abc.Iterable[_builtins.str] | None = ...,
+        sampling_sessions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "heartbeat_interval", b"heartbeat_interval", "heartbeat_timeout", b"heartbeat_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "heartbeat_interval", b"heartbeat_interval", "heartbeat_timeout", b"heartbeat_timeout", "labels", b"labels", "name", b"name", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "heartbeat_interval", b"heartbeat_interval", "heartbeat_timeout", b"heartbeat_timeout", "labels", b"labels", "name", b"name", "outcome", b"outcome", "sampling_sessions", b"sampling_sessions", "state", b"state", "training_runs", b"training_runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Session: _TypeAlias = Session  # noqa: Y015
+
+@_typing.final
+class GetSessionRequest(_message.Message):
+    """Asks for a session by name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Names the session."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSessionRequest: _TypeAlias = GetSessionRequest  # noqa: Y015
+
+@_typing.final
+class ListSessionsRequest(_message.Message):
+    """Asks for the sessions of a project."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """Names the project."""
+    page_size: _builtins.int
+    """Limits the answer, 1 to 1,000; defaults to 100."""
+    page_token: _builtins.str
+    """Continues a list: `next_page_token` of the answer before."""
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "parent", b"parent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsRequest: _TypeAlias = ListSessionsRequest  # noqa: Y015
+
+@_typing.final
+class ListSessionsResponse(_message.Message):
+    """Lists sessions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Continues the list; empty at its end."""
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Session]:
+        """Lists the sessions, newest first."""
+
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___Session] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListSessionsResponse: _TypeAlias = ListSessionsResponse  # noqa: Y015
 
 @_typing.final
 class HeartbeatSessionRequest(_message.Message):
@@ -415,6 +515,7 @@ class CreateSamplingSessionRequest(_message.Message):
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    SAMPLING_SESSION_ID_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """Names the session that holds it."""
     request_id: _builtins.str
@@ -425,6 +526,10 @@ class CreateSamplingSessionRequest(_message.Message):
     """A checkpoint of either kind."""
     run: _builtins.str
     """The live weights of a run: each request uses the newest version."""
+    sampling_session_id: _builtins.str
+    """Gives the last part of the handle's name: 1 to 63 letters, digits, `-`, `_`, `.`, beginning with
+    a letter or digit; drawn by the server if empty.
+    """
     def __init__(
         self,
         *,
@@ -433,10 +538,11 @@ class CreateSamplingSessionRequest(_message.Message):
         base_model: _builtins.str = ...,
         checkpoint: _builtins.str = ...,
         run: _builtins.str = ...,
+        sampling_session_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint", b"checkpoint", "run", b"run", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint", b"checkpoint", "parent", b"parent", "request_id", b"request_id", "run", b"run", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint", b"checkpoint", "parent", b"parent", "request_id", b"request_id", "run", b"run", "sampling_session_id", b"sampling_session_id", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["base_model", "checkpoint", "run"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
@@ -622,6 +728,7 @@ class CreateTrainingRunRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     SOURCE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     INCLUDE_OPTIMIZER_FIELD_NUMBER: _builtins.int
+    TRAINING_RUN_ID_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """Names the session that holds the run."""
     request_id: _builtins.str
@@ -634,6 +741,10 @@ class CreateTrainingRunRequest(_message.Message):
     """Names the checkpoint whose weights the run begins with: of the caller's project, or published."""
     include_optimizer: _builtins.bool
     """Takes moments and version of the source checkpoint too; needs a `KIND_TRAINING` checkpoint."""
+    training_run_id: _builtins.str
+    """Gives the last part of the run's name: 1 to 63 letters, digits, `-`, `_`, `.`, beginning with a
+    letter or digit; drawn by the server if empty.
+    """
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained; a LoRA of rank 32, or what the source checkpoint holds, unless told
@@ -655,10 +766,11 @@ class CreateTrainingRunRequest(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         source_checkpoint: _builtins.str = ...,
         include_optimizer: _builtins.bool = ...,
+        training_run_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "display_name", b"display_name", "include_optimizer", b"include_optimizer", "labels", b"labels", "parent", b"parent", "request_id", b"request_id", "source_checkpoint", b"source_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "display_name", b"display_name", "include_optimizer", b"include_optimizer", "labels", b"labels", "parent", b"parent", "request_id", b"request_id", "source_checkpoint", b"source_checkpoint", "training_run_id", b"training_run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1002,6 +1114,7 @@ class Key(_message.Message):
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
+    TINKER_SECRET_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the key: `projects/{project}/keys/{key}`."""
     state: Global___Key.State.ValueType
@@ -1010,6 +1123,10 @@ class Key(_message.Message):
     """Says for people what the key is for."""
     secret: _builtins.str
     """Holds the key itself, `tsk_<id>_<secret>`; only in the answer of `CreateKey`."""
+    tinker_secret: _builtins.str
+    """Holds the same key as `tml-<id>_<secret>`, which clients need that insist on this beginning;
+    only in the answer of `CreateKey`.
+    """
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Lists what it may do: `user`, `admin`."""
@@ -1027,14 +1144,138 @@ class Key(_message.Message):
         display_name: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         secret: _builtins.str = ...,
+        tinker_secret: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "name", b"name", "scopes", b"scopes", "secret", b"secret", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "name", b"name", "scopes", b"scopes", "secret", b"secret", "state", b"state", "tinker_secret", b"tinker_secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Key: _TypeAlias = Key  # noqa: Y015
+
+@_typing.final
+class GetCallerKeyRequest(_message.Message):
+    """Asks for the key of the call itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCallerKeyRequest: _TypeAlias = GetCallerKeyRequest  # noqa: Y015
+
+@_typing.final
+class ListAuditEventsRequest(_message.Message):
+    """Asks for the audit events of a project."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """Names the project."""
+    page_size: _builtins.int
+    """Limits the answer, 1 to 1,000; defaults to 100."""
+    page_token: _builtins.str
+    """Continues a list: `next_page_token` of the answer before."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Leaves out what happened before."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Leaves out what happened then or later."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "page_size", b"page_size", "page_token", b"page_token", "parent", b"parent", "start_time", b"start_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditEventsRequest: _TypeAlias = ListAuditEventsRequest  # noqa: Y015
+
+@_typing.final
+class ListAuditEventsResponse(_message.Message):
+    """Lists audit events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Continues the list; empty at its end."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEvent]:
+        """Lists the events, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___AuditEvent] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAuditEventsResponse: _TypeAlias = ListAuditEventsResponse  # noqa: Y015
+
+@_typing.final
+class AuditEvent(_message.Message):
+    """One management action."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_FIELD_NUMBER: _builtins.int
+    ACTION_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    action: _builtins.str
+    """Names the action, such as `create_key`."""
+    resource: _builtins.str
+    """Names what it was done to."""
+    key_id: _builtins.str
+    """Names the key that it was done with, by its id."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Says when."""
+
+    def __init__(
+        self,
+        *,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        action: _builtins.str = ...,
+        resource: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "key_id", b"key_id", "resource", b"resource", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditEvent: _TypeAlias = AuditEvent  # noqa: Y015
 
 @_typing.final
 class CreateKeyRequest(_message.Message):
@@ -1228,6 +1469,8 @@ class Worker(_message.Message):
         """It serves `SamplerService`."""
         ROLE_ENVIRONMENT: Worker._Role.ValueType  # 3
         """It serves `EnvironmentService`."""
+        ROLE_COORDINATOR: Worker._Role.ValueType  # 4
+        """It serves `EpisodeService`."""
 
     class Role(_Role, metaclass=_RoleEnumTypeWrapper):
         """Says what a worker does."""
@@ -1240,6 +1483,8 @@ class Worker(_message.Message):
     """It serves `SamplerService`."""
     ROLE_ENVIRONMENT: Worker.Role.ValueType  # 3
     """It serves `EnvironmentService`."""
+    ROLE_COORDINATOR: Worker.Role.ValueType  # 4
+    """It serves `EpisodeService`."""
 
     NAME_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
@@ -1341,6 +1586,52 @@ class RegisterWorkerRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterWorkerRequest: _TypeAlias = RegisterWorkerRequest  # noqa: Y015
+
+@_typing.final
+class ListWorkersRequest(_message.Message):
+    """Asks for the workers that are alive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    role: Global___Worker.Role.ValueType
+    """Restricts the answer to one role; all roles if unspecified."""
+    def __init__(
+        self,
+        *,
+        role: Global___Worker.Role.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkersRequest: _TypeAlias = ListWorkersRequest  # noqa: Y015
+
+@_typing.final
+class ListWorkersResponse(_message.Message):
+    """Lists workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Worker]:
+        """Lists them by name."""
+
+    def __init__(
+        self,
+        *,
+        workers: _abc.Iterable[Global___Worker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015
 
 @_typing.final
 class HeartbeatWorkerRequest(_message.Message):

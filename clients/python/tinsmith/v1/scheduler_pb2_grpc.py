@@ -51,6 +51,16 @@ class SchedulerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.CreateSessionRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Session.FromString,
                 _registered_method=True)
+        self.GetSession = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/GetSession',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.GetSessionRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Session.FromString,
+                _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/ListSessions',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
         self.HeartbeatSession = channel.unary_unary(
                 '/tinsmith.v1.SchedulerService/HeartbeatSession',
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.HeartbeatSessionRequest.SerializeToString,
@@ -121,6 +131,16 @@ class SchedulerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.RevokeKeyRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.FromString,
                 _registered_method=True)
+        self.GetCallerKey = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/GetCallerKey',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.GetCallerKeyRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.FromString,
+                _registered_method=True)
+        self.ListAuditEvents = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/ListAuditEvents',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsResponse.FromString,
+                _registered_method=True)
         self.VerifyKey = channel.unary_unary(
                 '/tinsmith.v1.SchedulerService/VerifyKey',
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.VerifyKeyRequest.SerializeToString,
@@ -130,6 +150,11 @@ class SchedulerServiceStub:
                 '/tinsmith.v1.SchedulerService/RegisterWorker',
                 request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.RegisterWorkerRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.Worker.FromString,
+                _registered_method=True)
+        self.ListWorkers = channel.unary_unary(
+                '/tinsmith.v1.SchedulerService/ListWorkers',
+                request_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
         self.HeartbeatWorker = channel.unary_unary(
                 '/tinsmith.v1.SchedulerService/HeartbeatWorker',
@@ -167,6 +192,26 @@ class SchedulerServiceServicer:
         Errors:
         * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the key does not belong to this project.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSession(self, request, context):
+        """Returns a session, with what was created in it.
+
+        Errors:
+        * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Lists the sessions of a project, newest first.
+
+        Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -218,6 +263,7 @@ class SchedulerServiceServicer:
         * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`, `RUN_NOT_FOUND`,
         `CHECKPOINT_NOT_FOUND`): the session or the source does not exist in the caller's project.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
+        * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has a handle of the chosen id.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no sampler of the base model is there at the moment.
         """
@@ -261,6 +307,7 @@ class SchedulerServiceServicer:
         state, although it was asked for.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
+        * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
         * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many runs as it may have.
 
@@ -349,6 +396,27 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCallerKey(self, request, context):
+        """Returns the key that the call was made with, without its secret.
+
+        Errors: those of the service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAuditEvents(self, request, context):
+        """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
+        the scope `admin`.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def VerifyKey(self, request, context):
         """Checks a key for another pod. Pods only.
 
@@ -362,6 +430,16 @@ class SchedulerServiceServicer:
 
     def RegisterWorker(self, request, context):
         """Adds a worker, or renews it after a restart. Pods only.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListWorkers(self, request, context):
+        """Lists the workers that are alive. Pods only.
 
         Errors:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
@@ -405,6 +483,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.CreateSession,
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.CreateSessionRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Session.SerializeToString,
+            ),
+            'GetSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSession,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.GetSessionRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Session.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListSessionsRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListSessionsResponse.SerializeToString,
             ),
             'HeartbeatSession': grpc.unary_unary_rpc_method_handler(
                     servicer.HeartbeatSession,
@@ -476,6 +564,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.RevokeKeyRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.SerializeToString,
             ),
+            'GetCallerKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCallerKey,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.GetCallerKeyRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Key.SerializeToString,
+            ),
+            'ListAuditEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAuditEvents,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsResponse.SerializeToString,
+            ),
             'VerifyKey': grpc.unary_unary_rpc_method_handler(
                     servicer.VerifyKey,
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.VerifyKeyRequest.FromString,
@@ -485,6 +583,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.RegisterWorker,
                     request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.RegisterWorkerRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.Worker.SerializeToString,
+            ),
+            'ListWorkers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListWorkers,
+                    request_deserializer=tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersResponse.SerializeToString,
             ),
             'HeartbeatWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.HeartbeatWorker,
@@ -557,6 +660,60 @@ class SchedulerService:
             '/tinsmith.v1.SchedulerService/CreateSession',
             tinsmith_dot_v1_dot_scheduler__pb2.CreateSessionRequest.SerializeToString,
             tinsmith_dot_v1_dot_scheduler__pb2.Session.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/GetSession',
+            tinsmith_dot_v1_dot_scheduler__pb2.GetSessionRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.Session.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/ListSessions',
+            tinsmith_dot_v1_dot_scheduler__pb2.ListSessionsRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.ListSessionsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -946,6 +1103,60 @@ class SchedulerService:
             _registered_method=True)
 
     @staticmethod
+    def GetCallerKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/GetCallerKey',
+            tinsmith_dot_v1_dot_scheduler__pb2.GetCallerKeyRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.Key.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAuditEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/ListAuditEvents',
+            tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.ListAuditEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def VerifyKey(request,
             target,
             options=(),
@@ -989,6 +1200,33 @@ class SchedulerService:
             '/tinsmith.v1.SchedulerService/RegisterWorker',
             tinsmith_dot_v1_dot_scheduler__pb2.RegisterWorkerRequest.SerializeToString,
             tinsmith_dot_v1_dot_scheduler__pb2.Worker.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.SchedulerService/ListWorkers',
+            tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersRequest.SerializeToString,
+            tinsmith_dot_v1_dot_scheduler__pb2.ListWorkersResponse.FromString,
             options,
             channel_credentials,
             insecure,

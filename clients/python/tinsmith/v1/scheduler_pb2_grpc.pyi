@@ -52,6 +52,18 @@ class SchedulerServiceStub:
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the key does not belong to this project.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     """
+    GetSession: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetSessionRequest, _scheduler_pb2.Session]
+    """Returns a session, with what was created in it.
+
+    Errors:
+    * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
+    """
+    ListSessions: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListSessionsRequest, _scheduler_pb2.ListSessionsResponse]
+    """Lists the sessions of a project, newest first.
+
+    Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+    """
     HeartbeatSession: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatSessionRequest, _scheduler_pb2.Session]
     """Keeps a session alive.
 
@@ -86,6 +98,7 @@ class SchedulerServiceStub:
     * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`, `RUN_NOT_FOUND`,
       `CHECKPOINT_NOT_FOUND`): the session or the source does not exist in the caller's project.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
+    * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has a handle of the chosen id.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no sampler of the base model is there at the moment.
     """
@@ -117,6 +130,7 @@ class SchedulerServiceStub:
       state, although it was asked for.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
+    * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many runs as it may have.
 
@@ -173,6 +187,19 @@ class SchedulerServiceStub:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke keys.
     * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
     """
+    GetCallerKey: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetCallerKeyRequest, _scheduler_pb2.Key]
+    """Returns the key that the call was made with, without its secret.
+
+    Errors: those of the service.
+    """
+    ListAuditEvents: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditEventsRequest, _scheduler_pb2.ListAuditEventsResponse]
+    """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
+    the scope `admin`.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+    """
     VerifyKey: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.VerifyKeyRequest, _scheduler_pb2.VerifyKeyResponse]
     """Checks a key for another pod. Pods only.
 
@@ -182,6 +209,12 @@ class SchedulerServiceStub:
     """
     RegisterWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RegisterWorkerRequest, _scheduler_pb2.Worker]
     """Adds a worker, or renews it after a restart. Pods only.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    """
+    ListWorkers: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListWorkersRequest, _scheduler_pb2.ListWorkersResponse]
+    """Lists the workers that are alive. Pods only.
 
     Errors:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
@@ -225,6 +258,18 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the key does not belong to this project.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     """
+    GetSession: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetSessionRequest, _scheduler_pb2.Session]  # type: ignore[assignment]
+    """Returns a session, with what was created in it.
+
+    Errors:
+    * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
+    """
+    ListSessions: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListSessionsRequest, _scheduler_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """Lists the sessions of a project, newest first.
+
+    Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+    """
     HeartbeatSession: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatSessionRequest, _scheduler_pb2.Session]  # type: ignore[assignment]
     """Keeps a session alive.
 
@@ -259,6 +304,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`, `RUN_NOT_FOUND`,
       `CHECKPOINT_NOT_FOUND`): the session or the source does not exist in the caller's project.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
+    * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has a handle of the chosen id.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no sampler of the base model is there at the moment.
     """
@@ -290,6 +336,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
       state, although it was asked for.
     * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
+    * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many runs as it may have.
 
@@ -346,6 +393,19 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke keys.
     * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
     """
+    GetCallerKey: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetCallerKeyRequest, _scheduler_pb2.Key]  # type: ignore[assignment]
+    """Returns the key that the call was made with, without its secret.
+
+    Errors: those of the service.
+    """
+    ListAuditEvents: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditEventsRequest, _scheduler_pb2.ListAuditEventsResponse]  # type: ignore[assignment]
+    """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
+    the scope `admin`.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+    """
     VerifyKey: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.VerifyKeyRequest, _scheduler_pb2.VerifyKeyResponse]  # type: ignore[assignment]
     """Checks a key for another pod. Pods only.
 
@@ -355,6 +415,12 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """
     RegisterWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RegisterWorkerRequest, _scheduler_pb2.Worker]  # type: ignore[assignment]
     """Adds a worker, or renews it after a restart. Pods only.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    """
+    ListWorkers: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListWorkersRequest, _scheduler_pb2.ListWorkersResponse]  # type: ignore[assignment]
+    """Lists the workers that are alive. Pods only.
 
     Errors:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
@@ -406,6 +472,30 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the key does not belong to this project.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        """
+
+    @_abc_1.abstractmethod
+    def GetSession(
+        self,
+        request: _scheduler_pb2.GetSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.Session, _abc.Awaitable[_scheduler_pb2.Session]]:
+        """Returns a session, with what was created in it.
+
+        Errors:
+        * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
+        """
+
+    @_abc_1.abstractmethod
+    def ListSessions(
+        self,
+        request: _scheduler_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListSessionsResponse, _abc.Awaitable[_scheduler_pb2.ListSessionsResponse]]:
+        """Lists the sessions of a project, newest first.
+
+        Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
 
     @_abc_1.abstractmethod
@@ -465,6 +555,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `NOT_FOUND` (`SESSION_NOT_FOUND`, `MODEL_NOT_FOUND`, `RUN_NOT_FOUND`,
           `CHECKPOINT_NOT_FOUND`): the session or the source does not exist in the caller's project.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
+        * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has a handle of the chosen id.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): no sampler of the base model is there at the moment.
         """
@@ -514,6 +605,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
           state, although it was asked for.
         * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
+        * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
         * `RESOURCE_EXHAUSTED` (`LIMIT_EXCEEDED`): the project has as many runs as it may have.
 
@@ -614,6 +706,31 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def GetCallerKey(
+        self,
+        request: _scheduler_pb2.GetCallerKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.Key, _abc.Awaitable[_scheduler_pb2.Key]]:
+        """Returns the key that the call was made with, without its secret.
+
+        Errors: those of the service.
+        """
+
+    @_abc_1.abstractmethod
+    def ListAuditEvents(
+        self,
+        request: _scheduler_pb2.ListAuditEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListAuditEventsResponse, _abc.Awaitable[_scheduler_pb2.ListAuditEventsResponse]]:
+        """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
+        the scope `admin`.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
+        """
+
+    @_abc_1.abstractmethod
     def VerifyKey(
         self,
         request: _scheduler_pb2.VerifyKeyRequest,
@@ -633,6 +750,18 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.Worker, _abc.Awaitable[_scheduler_pb2.Worker]]:
         """Adds a worker, or renews it after a restart. Pods only.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        """
+
+    @_abc_1.abstractmethod
+    def ListWorkers(
+        self,
+        request: _scheduler_pb2.ListWorkersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListWorkersResponse, _abc.Awaitable[_scheduler_pb2.ListWorkersResponse]]:
+        """Lists the workers that are alive. Pods only.
 
         Errors:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.

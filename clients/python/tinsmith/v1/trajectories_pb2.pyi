@@ -298,6 +298,7 @@ class SampledSequence(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     STOP_REASON_FIELD_NUMBER: _builtins.int
+    TOPK_LOGPROBS_FIELD_NUMBER: _builtins.int
     stop_reason: Global___SampledSequence.StopReason.ValueType
     """Says why the sample ended."""
     @_builtins.property
@@ -314,6 +315,10 @@ class SampledSequence(_message.Message):
     def versions(self) -> _tensors_pb2.Tensor:
         """Holds the version of the weights that produced each token, int64 [T]; 0 for a base model."""
 
+    @_builtins.property
+    def topk_logprobs(self) -> Global___TopkLogprobs:
+        """Holds the most probable tokens at each sampled token, if they were asked for."""
+
     def __init__(
         self,
         *,
@@ -321,10 +326,11 @@ class SampledSequence(_message.Message):
         logprobs: _tensors_pb2.Tensor | None = ...,
         versions: _tensors_pb2.Tensor | None = ...,
         stop_reason: Global___SampledSequence.StopReason.ValueType = ...,
+        topk_logprobs: Global___TopkLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "tokens", b"tokens", "topk_logprobs", b"topk_logprobs", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "stop_reason", b"stop_reason", "tokens", b"tokens", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "stop_reason", b"stop_reason", "tokens", b"tokens", "topk_logprobs", b"topk_logprobs", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
