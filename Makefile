@@ -26,6 +26,8 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo "venv is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	$(BIN)/pip install -q --disable-pip-version-check $(PIP_TORCH) -c constraints.txt -e '.[dev]'
+	@# Its requirement tml-renderers is not on PyPI, and only two model families need it.
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps tinker-cookbook==0.6.1
 	@touch $@
 
 venv: $(BIN)/.installed ## Make .venv with the pinned versions of constraints.txt

@@ -1,0 +1,35 @@
+"""The HTTP application: the routes of every protocol, beside each other.
+
+/api/v1/...                        the wire of the `tinker` SDK
+/v1/models, /v1/chat/...           OpenAI
+/claim_episode, /end_episode, ...  episodes, as AgentJet's clients spell them
+/healthz                           whether the process serves
+"""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from tinsmith_gateway import tinker
+from tinsmith_gateway.services import Services
+
+
+def create_app(services: Services) -> Starlette:
+    """Return the application of a gateway."""
+    routes: list[BaseRoute] = [Route("/healthz", _healthz, methods=["GET"])]
+    routes += tinker.routes(services)
+    return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+
+
+async def _healthz(request: Request) -> Response:
+    del request
+    return JSONResponse({"status": "ok"})
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    del error
+    message = f"{request.method} {request.url.path} is not part of any protocol served here"
+    return JSONResponse({"error": message, "detail": message}, status_code=404)

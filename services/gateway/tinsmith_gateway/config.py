@@ -1,0 +1,86 @@
+"""Settings of the gateway pod."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tinsmith_runtime.config import parse_models
+from tinsmith_runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatewayConfig:
+    """Settings of one gateway."""
+
+    data_dir: Path
+    """Folder of the futures, unless they are in `database_url`."""
+    database_url: str = field(default="", repr=False)
+    """`postgresql://...`; a second gateway on it stands by until the first has ended."""
+    scheduler_address: str = ""
+    """`host:port` of the scheduler."""
+    pod_key: str = field(default="", repr=False)
+    """The secret that the pods of one deployment share."""
+    listen_address: str = "127.0.0.1:0"
+    """`host:port` for HTTP and gRPC alike."""
+    metrics_address: str | None = None
+    public_url: str = ""
+    """What clients call this gateway, for links in answers; as each request names it if empty."""
+    drain_timeout_s: float = 30.0
+    tls_certificate: Path | None = None
+    """PEM file of the certificate and its chain; serves TLS alone."""
+    tls_key: Path | None = None
+    """PEM file of its private key."""
+    model_aliases: str = ""
+    """`name=base model`, separated by commas: further names for base models, on all protocols."""
+    max_body_bytes: int = 64 * 2**20
+    """Limit of one request."""
+    call_timeout_s: float = 60.0
+    """Time that a call to another pod may take, retries included."""
+    long_poll_s: float = 25.0
+    """How long a future is waited for before the client is told to ask again."""
+    tinker_client_config: str = "{}"
+    """JSON object that is merged into the answer of `client/config`."""
+    sample_retention_s: float = 24 * 3600.0
+    """How long a sample is kept after a client first got it."""
+    unretrieved_retention_s: float = 7 * 24 * 3600.0
+    """How long a sample is kept that nobody asked for."""
+
+    def __post_init__(self) -> None:
+        if not self.scheduler_address or not self.pod_key:
+            raise ConfigError("a gateway needs scheduler_address and pod_key")
+        for name in (
+            "drain_timeout_s",
+            "max_body_bytes",
+            "call_timeout_s",
+            "long_poll_s",
+            "sample_retention_s",
+            "unretrieved_retention_s",
+        ):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_certificate and tls_key belong together: set both or none")
+        if not self.listen_address.rpartition(":")[2].isdigit():
+            raise ConfigError(f"listen_address must be host:port, got {self.listen_address!r}")
+        self.aliases()
+        self.client_config()
+
+    def aliases(self) -> dict[str, str]:
+        """Return the base model behind each further name."""
+        return parse_models(self.model_aliases)
+
+    def client_config(self) -> dict[str, object]:
+        """Return what is merged into the answer of `client/config`.
+
+        Raises:
+            ConfigError: If it is not a JSON object.
+        """
+        try:
+            value = json.loads(self.tinker_client_config)
+        except ValueError as error:
+            raise ConfigError(f"tinker_client_config is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise ConfigError("tinker_client_config must be a JSON object")
+        return value

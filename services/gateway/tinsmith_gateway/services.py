@@ -1,0 +1,29 @@
+"""What request handlers are given: the parts of the gateway, wired once by `pod`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinsmith_gateway.callers import Callers, Credential
+from tinsmith_gateway.config import GatewayConfig
+from tinsmith_gateway.upstream import Upstream
+from tinsmith_runtime.sql import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of one gateway.
+
+    Attributes:
+        config: Its settings.
+        callers: Finds out who calls.
+        upstream: Calls other pods.
+        database: Where futures are kept.
+        nobody: The credential of a request that needs none.
+    """
+
+    config: GatewayConfig
+    callers: Callers
+    upstream: Upstream
+    database: Database
+    nobody: Credential

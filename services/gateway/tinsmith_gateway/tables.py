@@ -1,0 +1,36 @@
+"""Tables of the gateway: what HTTP clients were promised and no other pod knows.
+
+Operations of runs are not here: their futures are names of operations, which the trainer keeps.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+SCHEMA_VERSION = 1
+"""The number of the last migration; a change of the tables adds one."""
+
+metadata = sa.MetaData()
+
+# Work that was promised to a client of the Tinker wire: samples, mostly.
+futures = sa.Table(
+    "futures",
+    metadata,
+    sa.Column("future", sa.Text, primary_key=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    # The sampling session or model that it belongs to; empty for none.
+    sa.Column("owner", sa.Text, nullable=False),
+    sa.Column("request", sa.LargeBinary, nullable=False),
+    # Empty until it is finished.
+    sa.Column("result", sa.LargeBinary),
+    sa.Column("error", sa.LargeBinary),
+    # Orders the ends of the futures of an owner; 0 before.
+    sa.Column("revision", sa.BigInteger, nullable=False, default=0),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Column("finish_time_s", sa.Float),
+    # When a client first got the result; empty until then.
+    sa.Column("retrieve_time_s", sa.Float),
+    sa.Index("futures_by_end", "owner", "revision"),
+    sa.Index("futures_by_retention", "retrieve_time_s", "finish_time_s"),
+)
