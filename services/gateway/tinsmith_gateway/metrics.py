@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 HTTP_SECONDS = Histogram(
     "tinsmith_gateway_http_request_duration_seconds",
@@ -14,4 +14,7 @@ HTTP_ERRORS = Counter(
     "tinsmith_gateway_http_errors_total",
     "HTTP requests that failed, by endpoint and reason.",
     ["endpoint", "reason"],
+)
+PENDING_SAMPLES = Gauge(
+    "tinsmith_gateway_pending_samples", "Samples of the Tinker wire that have not ended."
 )

@@ -17,6 +17,7 @@ from tinsmith_gateway.directory import Directory
 from tinsmith_gateway.routing import EPISODE_SERVICE
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.store import open_database
+from tinsmith_gateway.tinker import TinkerWire
 from tinsmith_gateway.upstream import Upstream
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.metrics import MetricsServer
@@ -46,6 +47,7 @@ class GatewayPod:
             verify_episode_key=self._verify_episode_key,
         )
         self._database: Database | None = None
+        self._tinker: TinkerWire | None = None
         self._metrics: MetricsServer | None = None
         self._server: _HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -69,13 +71,20 @@ class GatewayPod:
             database=self._database,
             nobody=Credential(Caller("", frozenset(), ""), (), ""),
         )
+        self._tinker = TinkerWire(services)
+        await self._tinker.start()
         if config.metrics_address is not None:
             self._metrics = MetricsServer.start(config.metrics_address)
         host, _, port = config.listen_address.rpartition(":")
         listener = socket.create_server((host, int(port)))
         self.address = f"{host}:{listener.getsockname()[1]}"
         self._server = _HttpServer(
-            uvicorn.Config(create_app(services), log_config=None, access_log=False, lifespan="off")
+            uvicorn.Config(
+                create_app(services, self._tinker),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+            )
         )
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
@@ -84,6 +93,8 @@ class GatewayPod:
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await self._serving
+        if self._tinker is not None:
+            await self._tinker.stop()
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.stop)
         await self._upstream.close()
