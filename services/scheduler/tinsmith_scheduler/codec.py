@@ -344,15 +344,10 @@ def encode_error(error: TinsmithError) -> bytes:
 
 def decode_window(request: scheduler_pb2.ListAuditEventsRequest) -> TimeWindow:
     """Return the span of time that is asked about."""
-
-    def seconds(field: str) -> float | None:
-        if not request.HasField(field):
-            return None
-        time = getattr(request, field)
-        time_s: float = (time.seconds * 10**9 + time.nanos) / 10**9
-        return time_s
-
-    return TimeWindow(seconds("start_time"), seconds("end_time"))
+    return TimeWindow(
+        start_s=decode_time_s(request.start_time) if request.HasField("start_time") else None,
+        end_s=decode_time_s(request.end_time) if request.HasField("end_time") else None,
+    )
 
 
 def encode_audit_event(event: AuditEvent) -> scheduler_pb2.AuditEvent:
@@ -393,6 +388,12 @@ def encode_duration(seconds: float) -> duration_pb2.Duration:
     """Return a time span."""
     nanos = round(seconds * 1e9)
     return duration_pb2.Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
+
+
+def decode_time_s(time: timestamp_pb2.Timestamp) -> float:
+    """Return a point in time in seconds since the epoch."""
+    time_s: float = (time.seconds * 10**9 + time.nanos) / 10**9
+    return time_s
 
 
 def encode_time(time_s: float) -> timestamp_pb2.Timestamp:

@@ -294,16 +294,17 @@ class Runs:
                     record(connection)
                 return after
 
-            def delete(connection: sa.Connection) -> Run:
-                record(connection)
-                return run_store.delete_run(connection, run)
-
             run = await self._database.write(withdraw)
             if run is None:
                 raise run_not_found(name)
             if run.state is RunState.DELETED:
                 return run
             await self._delete_on_trainer(run)
+
+            def delete(connection: sa.Connection) -> Run:
+                record(connection)
+                return run_store.delete_run(connection, run)
+
             return await self._database.write(delete)
 
     async def _delete_on_trainer(self, run: Run) -> None:

@@ -300,7 +300,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.ListWorkersResponse:
         """List the workers that are alive."""
         current_caller().require_scope(POD_SCOPE)
-        workers = self._domain.workers.alive(worker_codec.decode_role(request.role))
+        workers = self._domain.workers.alive(worker_codec.decode_role(request))
         return scheduler_pb2.ListWorkersResponse(
             workers=[
                 worker_codec.encode_listed_worker(

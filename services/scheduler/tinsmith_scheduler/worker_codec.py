@@ -58,14 +58,14 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
     )
 
 
-def decode_role(role: scheduler_pb2.Worker.Role) -> WorkerRole | None:
+def decode_role(request: scheduler_pb2.ListWorkersRequest) -> WorkerRole | None:
     """Return the role that is asked about; None for all of them."""
-    if role == scheduler_pb2.Worker.ROLE_UNSPECIFIED:
+    if request.role == scheduler_pb2.Worker.ROLE_UNSPECIFIED:
         return None
-    known = _ROLES.get(role)
-    if known is None:
+    role = _ROLES.get(request.role)
+    if role is None:
         raise InvalidFieldError("role", "is not a role that this release knows")
-    return known
+    return role
 
 
 def encode_listed_worker(worker: Worker, *, heartbeat_interval_s: float) -> scheduler_pb2.Worker:
