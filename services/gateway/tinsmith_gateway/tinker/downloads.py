@@ -168,6 +168,7 @@ class Downloads:
             raise DownloadTokenInvalidError(
                 "the link is not one of this deployment; ask for a new one"
             )
+        content: list[str]
         meant, expire_time_s, *content = json.loads(base64.urlsafe_b64decode(body))
         if meant != purpose or int(expire_time_s) <= time.time():
             raise DownloadTokenInvalidError(

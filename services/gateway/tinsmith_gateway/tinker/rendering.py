@@ -19,8 +19,8 @@ _SERVER_CODES = frozenset(
 )
 _HINTS = {
     "stable_reinforce": (
-        "the objective of stable_reinforce is not published, so it is not offered here; use "
-        "loss_fn='importance_sampling', 'ppo' or 'cispo'"
+        "'stable_reinforce' has an objective that is not published, so it is not offered here; use "
+        "'importance_sampling', 'ppo' or 'cispo'"
     ),
 }
 REFUSED_LOSSES = frozenset(_HINTS)
