@@ -171,21 +171,25 @@ class Sampler:
         self._waiting = deque(group for group in self._waiting if group.order is not order)
         self._forget(order)
 
-    def update(self, request_id: int, weights: Published) -> None:
+    def update(self, request_id: int, weights: Published) -> bool:
         """Sample the tokens to come of a request from other weights of its run.
 
-        An unknown or finished id is no error. Prompts of samples that did not begin yet are read
-        with the new weights.
+        Prompts of samples that did not begin yet are read with the new weights.
+
+        Returns:
+            Whether anything changed: not for an unknown or finished id, a request that does not
+            follow its run, or the weights that it has.
 
         Raises:
             VersionNotLoadedError: Nobody holds the version any more; the request keeps its own.
         """
         order = self._following.get(request_id)
         if order is None or order.weights is None or order.weights == weights:
-            return
+            return False
         self._versions.acquire(weights)
         previous, order.weights = order.weights, weights
         self._versions.release(previous)
+        return True
 
     def outdated(self) -> set[Published]:
         """Return the versions of requests that follow a run which has newer weights by now."""
