@@ -236,11 +236,7 @@ class Samples:
 
     def _count(self, pending: _Pending, response: sampler_pb2.SampleResponse) -> None:
         session = pending.sampling_session.rpartition("/")[2].rpartition("-sample-")[0]
-        num_prompt = sum(
-            len(chunk.tokens)
-            for chunk in pending.body.prompt.chunks
-            if isinstance(chunk, bodies.TextChunk)
-        )
+        num_prompt = count_prompt_tokens(pending.body)
         cached = min(response.num_cached_prompt_tokens, num_prompt)
         sampled = sum(sequence.tokens.shape[0] for sequence in response.sequences)
         for kind, count in (
@@ -249,6 +245,12 @@ class Samples:
             (usage.SAMPLED, sampled),
         ):
             self._usage.add(pending.project, session, "", kind, count)
+
+
+def count_prompt_tokens(body: bodies.Sample) -> int:
+    """Return how many text tokens a prompt holds."""
+    chunks = body.prompt.chunks
+    return sum(len(chunk.tokens) for chunk in chunks if isinstance(chunk, bodies.TextChunk))
 
 
 def check(body: bodies.Sample, sampling_session: str) -> None:

@@ -101,6 +101,7 @@ class Sampling:
         body = await asyncio.to_thread(call.parse, bodies.Sample)
         native = user_native(call)
         session = ids.sampling_session_name(native.project, body.sampling_session_id)
+        call.admission.add_tokens(samples.count_prompt_tokens(body))
         await asyncio.to_thread(samples.check, body, session)
         if body.sampling_params.seed is None:
             body.sampling_params.seed = secrets.randbits(63)

@@ -104,6 +104,8 @@ class Training:
         request = training_codec.parse_forward_backward(body)
         if request.seq_id < 1:
             raise InvalidFieldError("seq_id", "must be at least 1")
+        num_tokens = training_codec.count_tokens(request)
+        call.admission.add_tokens(num_tokens)
         native = user_native(call)
         message = (
             trainer_pb2.ForwardRequest
@@ -125,11 +127,6 @@ class Training:
             prepare,
         )
         session = request.model_id.partition(":")[0]
-        num_tokens = sum(
-            len(chunk.encoded_text.tokens) // 4
-            for datum in request.data
-            for chunk in datum.model_input
-        )
         self._usage.add(native.project, session, "", usage.TRAINING, num_tokens)
         return answer
 

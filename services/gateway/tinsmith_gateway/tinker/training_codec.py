@@ -38,6 +38,14 @@ def parse_forward_backward(body: bytes) -> wire_pb2.ForwardBackwardRequest:
         ) from error
 
 
+def count_tokens(request: wire_pb2.ForwardBackwardRequest) -> int:
+    """Return how many text tokens a batch holds."""
+    num_bytes = sum(
+        len(chunk.encoded_text.tokens) for datum in request.data for chunk in datum.model_input
+    )
+    return num_bytes // _TOKENS.itemsize
+
+
 def decode_data(data: Sequence[wire_pb2.Datum]) -> list[trajectories_pb2.Datum]:
     """Return a batch.
 

@@ -100,7 +100,7 @@ class TinkerWire:
             self._route("GET", "/billing/usage/events", self._account.usage),
             self._route("GET", "/billing/usage/checkpoints/current", self._account.storage),
             self._route("POST", "/create_session", self._sessions.create),
-            self._route("POST", "/session_heartbeat", self._sessions.heartbeat),
+            self._route("POST", "/session_heartbeat", self._sessions.heartbeat, is_wait=True),
             self._route("GET", "/sessions", self._sessions.list),
             self._route("POST", "/sessions/search", self._sessions.search),
             self._route("GET", session, self._sessions.get),
@@ -122,8 +122,8 @@ class TinkerWire:
             self._route("POST", "/join_sampling_session", self._sampling.join_session),
             self._route("GET", "/samplers/{sampling_session_id}", self._sampling.get_sampler),
             self._route("POST", "/asample", self._sampling.sample),
-            self._route("POST", "/retrieve_future", self._retrieval.retrieve),
-            self._route("POST", "/retrieve_futures", self._sampling.retrieve_futures),
+            self._route("POST", "/retrieve_future", self._retrieval.retrieve, is_wait=True),
+            self._route("POST", "/retrieve_futures", self._sampling.retrieve_futures, is_wait=True),
             self._route("POST", "/cancel_future", self._sampling.cancel),
             self._route("GET", "/training_runs", self._checkpoints.list_runs),
             self._route("GET", run, self._checkpoints.get_run),
@@ -143,8 +143,8 @@ class TinkerWire:
             self._open_route(DOWNLOADS_PATH + "/{ticket}", self._downloads.fetch),
         ]
 
-    def _route(self, method: str, path: str, handler: Handler) -> Route:
-        serve = endpoint(self._services, handler, render_error)
+    def _route(self, method: str, path: str, handler: Handler, *, is_wait: bool = False) -> Route:
+        serve = endpoint(self._services, handler, render_error, is_wait=is_wait)
         return Route(_PREFIX + path, serve, methods=[method])
 
     def _open_route(self, path: str, handler: Handler) -> Route:
