@@ -414,7 +414,7 @@ ROWS = {
         "SHAPE_MISMATCH", ("int64 or int32",), "target_prompt_tokens",
     ),
     "targets-malformed": Row(
-        extra(target_prompt_tokens=tensors_pb2.Tensor(dtype=tensors_pb2.DTYPE_INT64, shape=[3, 1], data=b"x")), INVALID,
+        extra(target_prompt_tokens=tensors_pb2.Tensor(shape=[3, 1], data=b"x")), INVALID,
         "SHAPE_MISMATCH", ("not a tensor",), "target_prompt_tokens",
     ),
     "weight-updates-unknown": Row(
