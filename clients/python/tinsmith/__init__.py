@@ -33,6 +33,7 @@ from tinsmith.errors import (
     UnknownError,
 )
 from tinsmith.futures import OperationFuture, ResultFuture
+from tinsmith.sample_stream import SampleStream
 from tinsmith.sampler import Sampler
 from tinsmith.settings import RetryPolicy
 from tinsmith.tokenizer import Tokenizer
@@ -52,8 +53,10 @@ from tinsmith.types import (
     NewApiKey,
     OperationMetadata,
     OptimStepResult,
+    PromptAlternatives,
     RunInfo,
     SampledSequence,
+    SamplePiece,
     SampleResult,
     SamplingParams,
     ServedModel,
@@ -97,12 +100,15 @@ __all__ = [
     "OperationTimeoutError",
     "OptimStepResult",
     "PermissionDeniedError",
+    "PromptAlternatives",
     "ResourceExhaustedError",
     "ResultFuture",
     "RetryPolicy",
     "RunInfo",
     "RunUndeliverableError",
+    "SamplePiece",
     "SampleResult",
+    "SampleStream",
     "SampledSequence",
     "Sampler",
     "SamplingParams",

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -212,11 +212,7 @@ class Transport:
             return await call(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                # A pod that started elsewhere leaves its port to whoever takes it next.
-                raise UnavailableError(
-                    f"{address} does not have this call: another server listens there now, or the "
-                    "server is of an older release"
-                ) from error
+                raise _wrong_server(address) from error
             raise decode_rpc_error(error, address=address) from error
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error
@@ -260,14 +256,23 @@ class Transport:
         endpoint: Endpoint,
         method: Callable[[Connection], grpc.aio.UnaryStreamMultiCallable[Request, Response]],
         request: Request,
-    ) -> AsyncIterator[Response]:
+        *,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Response, None]:
         """Send one request once, and yield what is streamed back.
 
+        Args:
+            endpoint: Where to.
+            method: The stub's method.
+            request: What is sent.
+            timeout_s: How long to wait for each message; that of a call by default.
+
         Raises:
-            TinsmithError: If the call fails, or nothing arrives for the time of a call.
+            TinsmithError: If the call fails, or nothing arrives in that time.
         """
         address = endpoint.address
-        timeout_s = self.settings.call_timeout_s
+        timeout_s = self.settings.call_timeout_s if timeout_s is None else timeout_s
+        call: Any = None
         try:
             call = method(self.connection(address))(request, metadata=self._metadata)
             while True:
@@ -277,12 +282,17 @@ class Transport:
                     return
                 yield cast(Response, message)
         except TimeoutError as error:
-            call.cancel()
             raise UnavailableError(f"{address} sent nothing for {timeout_s:g} s") from error
         except grpc.aio.AioRpcError as error:
+            if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise _wrong_server(address) from error
             raise decode_rpc_error(error, address=address) from error
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error
+        finally:
+            # A reader that stops early; on a call that ended it does nothing.
+            if call is not None:
+                call.cancel()
 
     async def close(self) -> None:
         """Close all channels."""
@@ -291,3 +301,11 @@ class Transport:
         self._connections.clear()
         for connection in connections:
             await connection.channel.close()
+
+
+def _wrong_server(address: str) -> UnavailableError:
+    """Return the error of a pod that may have moved: it left its port to whoever took it next."""
+    return UnavailableError(
+        f"{address} does not have this call: another server listens there now, or the server is "
+        "of an older release"
+    )
