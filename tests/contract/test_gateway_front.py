@@ -291,6 +291,12 @@ async def test_a_port_that_is_taken() -> None:
             bind(f"127.0.0.1:{port}")
 
 
+async def test_accepted_connections_send_at_once() -> None:
+    """asyncio sets TCP_NODELAY only on sockets whose protocol is named."""
+    with bind("127.0.0.1:0") as bound:
+        assert bound.proto == socket.IPPROTO_TCP
+
+
 async def test_http_requests_have_a_share_of_their_key(tmp_path: Path, protocol: Protocol) -> None:
     async with (
         running_gateway(tmp_path, max_requests_per_key=1, max_tokens_per_key=10) as rig,
