@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -16,6 +17,7 @@ from google.longrunning import operations_pb2_grpc
 
 from tinsmith.errors import (
     ClientClosedError,
+    ConfigurationError,
     DeadlineExceededError,
     TinsmithError,
     UnavailableError,
@@ -39,6 +41,8 @@ _RELOCATE_INTERVAL_S = 0.5
 PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
 _AWAY_CODES = PASSING_CODES | {"DEADLINE_EXCEEDED"}
 
+_PINNED = ("x-tinsmith-gateway", "pinned")
+
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -59,14 +63,19 @@ _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
 
 
 class Connection:
-    """A channel to one address and the stubs on it."""
+    """A channel to one address and the stubs on it.
 
-    def __init__(self, address: str) -> None:
+    Args:
+        address: `host:port`; `https://host:port` for TLS.
+        root_certificates: PEM of the authorities that are trusted; None takes gRPC's own list.
+    """
+
+    def __init__(self, address: str, root_certificates: bytes | None = None) -> None:
         self.address = address
         if address.startswith("https://"):
             self.channel = grpc.aio.secure_channel(
                 address.removeprefix("https://"),
-                grpc.ssl_channel_credentials(),
+                grpc.ssl_channel_credentials(root_certificates),
                 options=_CHANNEL_OPTIONS,
             )
         else:
@@ -175,10 +184,19 @@ def is_away(error: TinsmithError) -> bool:
 
 
 class Transport:
-    """Sends calls. Used inside the background loop only."""
+    """Sends calls. Used inside the background loop only.
+
+    A server may say that it is the one address that clients are to call, as a gateway in front of
+    pods does whose own addresses lead nowhere from outside. From then on every call goes there.
+
+    Raises:
+        ConfigurationError: If the file of trusted authorities can not be read.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
+        self.is_pinned = False
+        self._root_certificates = _read_certificates(settings.ca_file)
         self._connections: dict[str, Connection] = {}
         self._metadata = (("authorization", f"Bearer {settings.api_key}"),)
         self._closed = False
@@ -189,8 +207,15 @@ class Transport:
             raise ClientClosedError("the client is closed", remedy="open a new Client")
         connection = self._connections.get(address)
         if connection is None:
-            connection = self._connections[address] = Connection(address)
+            connection = self._connections[address] = Connection(address, self._root_certificates)
         return connection
+
+    def _address_of(self, endpoint: Endpoint) -> str:
+        return self.settings.address if self.is_pinned else endpoint.address
+
+    def _learn(self, metadata: Any) -> None:
+        """Find out whether the server wants every call at the one address."""
+        self.is_pinned = any(entry == _PINNED for entry in metadata or ())
 
     async def call_once(
         self,
@@ -205,11 +230,16 @@ class Transport:
         Raises:
             TinsmithError: If the call fails.
         """
-        address = endpoint.address
+        address = self._address_of(endpoint)
         timeout_s = self.settings.call_timeout_s if timeout_s is None else timeout_s
-        call = method(self.connection(address))
         try:
-            return await call(request, timeout=timeout_s, metadata=self._metadata)
+            call = method(self.connection(address))(
+                request, timeout=timeout_s, metadata=self._metadata
+            )
+            response = await call
+            if address == self.settings.address and not self.is_pinned:
+                self._learn(await call.initial_metadata())
+            return response
         except grpc.aio.AioRpcError as error:
             if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise _wrong_server(address) from error
@@ -248,7 +278,7 @@ class Transport:
                     raise backoff.gave_up(error, time.monotonic()) from error.__cause__
                 _LOG.debug("call is sent again", extra={"error": str(error), "delay_s": delay_s})
                 await asyncio.sleep(delay_s)
-                if is_away(error):
+                if is_away(error) and not self.is_pinned:
                     await endpoint.relocate()
 
     async def stream_once(
@@ -270,7 +300,7 @@ class Transport:
         Raises:
             TinsmithError: If the call fails, or nothing arrives in that time.
         """
-        address = endpoint.address
+        address = self._address_of(endpoint)
         timeout_s = self.settings.call_timeout_s if timeout_s is None else timeout_s
         call: Any = None
         try:
@@ -309,3 +339,15 @@ def _wrong_server(address: str) -> UnavailableError:
         f"{address} does not have this call: another server listens there now, or the server is "
         "of an older release"
     )
+
+
+def _read_certificates(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the file of trusted authorities {path} can not be read: {error.strerror}",
+            remedy="set TINSMITH_CA_FILE or ca_file= to a PEM file",
+        ) from error
