@@ -233,6 +233,7 @@ class WorkerRole(enum.Enum):
     TRAINER = "trainer"
     SAMPLER = "sampler"
     ENVIRONMENT = "environment"
+    COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         _caller_of_project(codec.parse_name(ProjectName, request.parent, "parent").project)
         offers = self._domain.workers.offers(await self._domain.runs.count_by_worker())
         environments = self._domain.workers.alive(WorkerRole.ENVIRONMENT)
+        coordinators = self._domain.workers.alive(WorkerRole.COORDINATOR)
         return scheduler_pb2.Capabilities(
             models=[codec.encode_offer(offer) for offer in offers],
             environment_address=environments[0].address if environments else "",
+            coordinator_address=coordinators[0].address if coordinators else "",
         )
 
     async def CreateSession(

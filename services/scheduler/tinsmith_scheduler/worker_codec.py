@@ -19,6 +19,7 @@ _ROLES = {
     scheduler_pb2.Worker.ROLE_TRAINER: WorkerRole.TRAINER,
     scheduler_pb2.Worker.ROLE_SAMPLER: WorkerRole.SAMPLER,
     scheduler_pb2.Worker.ROLE_ENVIRONMENT: WorkerRole.ENVIRONMENT,
+    scheduler_pb2.Worker.ROLE_COORDINATOR: WorkerRole.COORDINATOR,
 }
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
 
@@ -27,7 +28,7 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
     """Return the worker that registers."""
     role = _ROLES.get(message.role)
     if role is None:
-        raise InvalidFieldError("worker.role", "must be trainer, sampler or environment")
+        raise InvalidFieldError("worker.role", "must be trainer, sampler, environment or coordinator")
     if not message.address.rpartition(":")[2].isdigit():
         raise InvalidFieldError("worker.address", "must be host:port")
     if role is WorkerRole.TRAINER and message.max_runs <= 0:
