@@ -76,7 +76,7 @@ def require_active(episode: Episode, end: AttemptEnd, *, now_s: float) -> None:
 
 def _attempt(connection: sa.Connection, episode: Episode, attempt: int) -> sa.Row[Any] | None:
     return connection.execute(
-        sa.select(attempts.c.token_sha256, attempts.c.key_sha256, attempts.c.end).where(
+        sa.select(attempts).where(
             attempts.c.serial == episode.serial, attempts.c.attempt == attempt
         )
     ).first()
