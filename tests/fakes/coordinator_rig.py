@@ -26,13 +26,18 @@ Episode = episode_pb2.Episode
 
 
 class MovedClock:
-    """The clock of the database, moved by what a test adds."""
+    """The clock of the database, moved by what a test adds, and perhaps faster than it."""
 
     def __init__(self) -> None:
         self.offset_s = 0.0
+        self.speed = 1.0
+        self._begin_s: float | None = None
 
     def __call__(self, connection: sa.Connection) -> float:
-        return database_clock(connection) + self.offset_s
+        time_s = database_clock(connection)
+        if self._begin_s is None:
+            self._begin_s = time_s
+        return self._begin_s + (time_s - self._begin_s) * self.speed + self.offset_s
 
 
 class CoordinatorRig:
