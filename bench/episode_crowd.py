@@ -37,12 +37,14 @@ class Habits:
         late: Submitting after the lease ran out.
         twice: Submitting two times.
         lease_s: What they ask for.
+        play_s: How long they play, on average.
     """
 
     dying: float = 0.3
     late: float = 0.05
     twice: float = 0.05
     lease_s: float = 1.0
+    play_s: float = 0.0
 
 
 @dataclass
@@ -196,6 +198,7 @@ class AgentCrowd:
             assert await self._submit(stub, request) is None, "taken after the lease ran out"
             self._outcome.num_fenced += 1
             return
+        await asyncio.sleep(habits.play_s * self._random.uniform(0.5, 1.5))
         is_twice = draw < habits.dying + habits.late + habits.twice
         first = await self._submit(stub, request)
         if first is None:

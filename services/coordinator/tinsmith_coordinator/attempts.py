@@ -18,6 +18,11 @@ from tinsmith_coordinator.secrets import EpisodeKey, LeaseToken, matches
 from tinsmith_coordinator.tables import attempts
 from tinsmith_runtime.errors import EpisodeEndedError, KeyInvalidError, LeaseLostError
 
+_ATTEMPT = sa.select(attempts).where(
+    attempts.c.serial == sa.bindparam("row_serial"),
+    attempts.c.attempt == sa.bindparam("row_attempt"),
+)
+
 
 def find_by_token(
     connection: sa.Connection, name: EpisodeName, token: LeaseToken
@@ -75,8 +80,5 @@ def require_active(episode: Episode, end: AttemptEnd, *, now_s: float) -> None:
 
 
 def _attempt(connection: sa.Connection, episode: Episode, attempt: int) -> sa.Row[Any] | None:
-    return connection.execute(
-        sa.select(attempts).where(
-            attempts.c.serial == episode.serial, attempts.c.attempt == attempt
-        )
-    ).first()
+    values = {"row_serial": episode.serial, "row_attempt": attempt}
+    return connection.execute(_ATTEMPT, values).first()

@@ -49,6 +49,12 @@ Change = tuple[Episode, Episode]
 """An episode before and after."""
 
 _SALT_BYTES = 32
+# Built once; see `rows`.
+_INSERT_ATTEMPT = sa.insert(attempts)
+_BY_REQUEST = sa.select(attempts).where(
+    attempts.c.project == sa.bindparam("project"),
+    attempts.c.request_sha256 == sa.bindparam("request_sha256"),
+)
 
 
 class Leases:
@@ -251,8 +257,7 @@ class Leases:
         held = self._throttled(connection, claim)
         if held is not None:
             return held, "throttled"
-        oldest = sa.select(episodes).where(rows.in_queue(claim.key, EpisodeState.QUEUED))
-        episode = rows.first(connection, oldest.order_by(episodes.c.serial))
+        episode = rows.find_oldest(connection, claim.key)
         if episode is None:
             return NoEpisode(_why_none(connection, claim, now_s=now_s)), "none"
         episode = rows.change(
@@ -266,38 +271,32 @@ class Leases:
         )
         salt = secrets.token_bytes(_SALT_BYTES)
         lease = _make_lease(episode, salt, request.request_id)
-        connection.execute(
-            sa.insert(attempts).values(
-                serial=episode.serial,
-                attempt=episode.num_attempts,
-                project=request.project,
-                request_sha256=_request_sha256(request),
-                request_digest=request.digest,
-                salt=salt,
-                token_sha256=hash_secret(LeaseToken.parse(lease.token).secret),
-                key_sha256=hash_secret(EpisodeKey.parse(lease.api_key).secret),
-                end=AttemptEnd.ACTIVE.value,
-            )
-        )
+        values = {
+            "serial": episode.serial,
+            "attempt": episode.num_attempts,
+            "project": request.project,
+            "request_sha256": _request_sha256(request),
+            "request_digest": request.digest,
+            "salt": salt,
+            "token_sha256": hash_secret(LeaseToken.parse(lease.token).secret),
+            "key_sha256": hash_secret(EpisodeKey.parse(lease.api_key).secret),
+            "end": AttemptEnd.ACTIVE.value,
+        }
+        connection.execute(_INSERT_ATTEMPT, values)
         return lease, "given"
 
     def _recall(
         self, connection: sa.Connection, request: RequestIdentity, *, now_s: float
     ) -> Lease | NoEpisode | None:
         """Return what a claim got before, if it got an episode."""
-        row = connection.execute(
-            sa.select(attempts).where(
-                attempts.c.project == request.project,
-                attempts.c.request_sha256 == _request_sha256(request),
-            )
-        ).first()
+        values = {"project": request.project, "request_sha256": _request_sha256(request)}
+        row = connection.execute(_BY_REQUEST, values).first()
         if row is None:
             return None
         if row.request_digest != request.digest:
             raise request_id_reused(request.request_id)
         query = sa.select(episodes).where(episodes.c.serial == row.serial)
-        episode = rows.first(connection, query)
-        assert episode is not None, "removed together with its attempts"
+        [episode] = rows.select(connection, query)
         try:
             require_active(episode, AttemptEnd(row.end), now_s=now_s)
         except (LeaseLostError, EpisodeEndedError):

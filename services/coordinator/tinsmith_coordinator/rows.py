@@ -30,6 +30,47 @@ from tinsmith_runtime.sql import insert
 
 _MAX_FAILURE = 1024
 
+# Statements of every claim and submit are built once: SQLAlchemy takes longer to build one than
+# SQLite to run it.
+_MUTABLE = (
+    "state",
+    "num_attempts",
+    "client_id",
+    "lease_expire_s",
+    "lease_duration_s",
+    "outcome",
+    "failures",
+    "num_model_calls",
+    "trajectory_bytes",
+    "revision",
+    "end_time_s",
+)
+_UPDATE = (
+    sa.update(episodes)
+    .where(episodes.c.serial == sa.bindparam("row_serial"))
+    .values({name: sa.bindparam(name) for name in _MUTABLE})
+)
+_BY_ID = sa.select(episodes).where(episodes.c.episode_id == sa.bindparam("episode_id"))
+_OLDEST = (
+    sa.select(episodes)
+    .where(
+        episodes.c.project == sa.bindparam("project"),
+        episodes.c.queue == sa.bindparam("queue"),
+        episodes.c.type == sa.bindparam("type"),
+        episodes.c.state == EpisodeState.QUEUED.value,
+    )
+    .order_by(episodes.c.serial)
+    .limit(1)
+)
+_END_ATTEMPT = (
+    sa.update(attempts)
+    .where(
+        attempts.c.serial == sa.bindparam("row_serial"),
+        attempts.c.attempt == sa.bindparam("row_attempt"),
+    )
+    .values(end=sa.bindparam("how"))
+)
+
 
 def episode_not_found(name: EpisodeName) -> EpisodeNotFoundError:
     """Return the error of an episode that is not there, or somebody else's."""
@@ -50,12 +91,14 @@ def get(connection: sa.Connection, name: EpisodeName) -> Episode:
 
 def find_by_id(connection: sa.Connection, episode_id: str) -> Episode | None:
     """Return the episode of an id, in whatever project."""
-    return first(connection, sa.select(episodes).where(episodes.c.episode_id == episode_id))
+    row = connection.execute(_BY_ID, {"episode_id": episode_id}).first()
+    return None if row is None else _episode(row)
 
 
-def first(connection: sa.Connection, query: sa.Select[Any]) -> Episode | None:
-    """Return the first episode of a query."""
-    row = connection.execute(query.limit(1)).first()
+def find_oldest(connection: sa.Connection, key: QueueKey) -> Episode | None:
+    """Return the episode that has waited longest in a queue."""
+    values = {"project": key.project, "queue": key.queue, "type": key.type.value}
+    row = connection.execute(_OLDEST, values).first()
     return None if row is None else _episode(row)
 
 
@@ -84,19 +127,17 @@ def in_queue(key: QueueKey, state: EpisodeState) -> sa.ColumnElement[bool]:
 def change(connection: sa.Connection, episode: Episode, **values: Any) -> Episode:
     """Write some fields of an episode, and return it as it is then."""
     changed = dataclasses.replace(episode, **values)
-    columns = {name: _column_value(value) for name, value in values.items()}
-    connection.execute(
-        sa.update(episodes).where(episodes.c.serial == episode.serial).values(**columns)
-    )
+    columns = {name: _column_value(getattr(changed, name)) for name in _MUTABLE}
+    columns["outcome"] = columns["outcome"] or ""
+    connection.execute(_UPDATE, {**columns, "row_serial": episode.serial})
     return changed
 
 
 def end_attempt(connection: sa.Connection, episode: Episode, end: AttemptEnd) -> None:
     """Note how the current attempt ended; its token and key are good for nothing from then on."""
     connection.execute(
-        sa.update(attempts)
-        .where(attempts.c.serial == episode.serial, attempts.c.attempt == episode.num_attempts)
-        .values(end=end.value)
+        _END_ATTEMPT,
+        {"row_serial": episode.serial, "row_attempt": episode.num_attempts, "how": end.value},
     )
 
 

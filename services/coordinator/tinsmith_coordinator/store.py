@@ -17,6 +17,8 @@ Clock = Callable[[sa.Connection], float]
 SCHEMA = "coordinator"
 """The PostgreSQL schema of the tables: pods may share a database."""
 
+_now: dict[str, sa.Select[tuple[float]]] = {}
+
 
 async def open_database(
     data_dir: Path, database_url: str = "", *, on_lost: Callable[[], None] = lambda: None
@@ -55,5 +57,8 @@ async def open_database(
 
 def database_clock(connection: sa.Connection) -> float:
     """Return the time of the database, which alone decides whether a lease ran out."""
-    value: float = connection.execute(sa.select(now_s(connection))).scalar_one()
+    dialect = connection.dialect.name
+    if dialect not in _now:
+        _now[dialect] = sa.select(now_s(connection))
+    value: float = connection.execute(_now[dialect]).scalar_one()
     return value
