@@ -1,9 +1,10 @@
 """Many unreliable agents on one coordinator: what a claim costs, and that nothing is lost.
 
 `python -m bench.episodes` starts a scheduler and a coordinator as processes, and 500 agents in
-this one, each with a connection of its own. They play 2,000 episodes, a second each; of all attempts 30 % are left
-by agents that die, 5 % are submitted after their lease ran out, 5 % twice. Every round checks that
-each episode was counted once, with the reward that was acknowledged, and none was lost.
+this one, each with a connection of its own. They play 2,000 episodes, a second each; of all
+attempts 30 % are left by agents that die, 5 % are submitted after their lease ran out, 5 % twice.
+Every round checks that each episode was counted once, with the reward that was acknowledged, and
+none was lost.
 """
 
 from __future__ import annotations
