@@ -9,6 +9,14 @@ from tinsmith.environments import (
     Observation,
     StepResult,
 )
+from tinsmith.episode_agent import (
+    EpisodeAgent,
+    HeldEpisode,
+    OpenaiBaseUrlAndApiKey,
+    WorkflowOutput,
+)
+from tinsmith.episode_types import Episode, EpisodeOutcome, EpisodeSpec, RecordedTrajectory
+from tinsmith.episodes import EpisodeClient
 from tinsmith.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -78,9 +86,15 @@ __all__ = [
     "Environment",
     "EnvironmentClient",
     "EnvironmentInstance",
+    "Episode",
+    "EpisodeAgent",
+    "EpisodeClient",
+    "EpisodeOutcome",
+    "EpisodeSpec",
     "FailedPreconditionError",
     "FieldViolation",
     "ForwardResult",
+    "HeldEpisode",
     "ImageChunk",
     "InternalError",
     "InvalidArgumentError",
@@ -88,11 +102,13 @@ __all__ = [
     "ModelInput",
     "NotFoundError",
     "Observation",
+    "OpenaiBaseUrlAndApiKey",
     "OperationFuture",
     "OperationMetadata",
     "OperationTimeoutError",
     "OptimStepResult",
     "PermissionDeniedError",
+    "RecordedTrajectory",
     "ResourceExhaustedError",
     "ResultFuture",
     "RetryPolicy",
@@ -112,6 +128,7 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "UnknownError",
+    "WorkflowOutput",
     "__version__",
     "numpy_loss",
 ]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -24,6 +24,7 @@ from tinsmith.errors import (
 from tinsmith.settings import ClientSettings, RetryPolicy
 from tinsmith.v1 import (
     environment_pb2_grpc,
+    episode_pb2_grpc,
     sampler_pb2_grpc,
     scheduler_pb2_grpc,
     trainer_pb2_grpc,
@@ -93,6 +94,11 @@ class Connection:
     def environment(self) -> environment_pb2_grpc.EnvironmentServiceAsyncStub:
         """Stub of an environment server."""
         return environment_pb2_grpc.EnvironmentServiceStub(self.channel)
+
+    @cached_property
+    def episode(self) -> episode_pb2_grpc.EpisodeServiceAsyncStub:
+        """Stub of a coordinator."""
+        return episode_pb2_grpc.EpisodeServiceStub(self.channel)
 
     @cached_property
     def operations(self) -> Any:
@@ -260,14 +266,15 @@ class Transport:
         endpoint: Endpoint,
         method: Callable[[Connection], grpc.aio.UnaryStreamMultiCallable[Request, Response]],
         request: Request,
-    ) -> AsyncIterator[Response]:
-        """Send one request once, and yield what is streamed back.
+    ) -> AsyncGenerator[Response, None]:
+        """Send one request once, and yield what is streamed back; closing it ends the call.
 
         Raises:
             TinsmithError: If the call fails, or nothing arrives for the time of a call.
         """
         address = endpoint.address
         timeout_s = self.settings.call_timeout_s
+        call = None
         try:
             call = method(self.connection(address))(request, metadata=self._metadata)
             while True:
@@ -277,12 +284,14 @@ class Transport:
                     return
                 yield cast(Response, message)
         except TimeoutError as error:
-            call.cancel()
             raise UnavailableError(f"{address} sent nothing for {timeout_s:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise decode_rpc_error(error, address=address) from error
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error
+        finally:
+            if call is not None:
+                call.cancel()
 
     async def close(self) -> None:
         """Close all channels."""

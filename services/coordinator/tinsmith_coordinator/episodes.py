@@ -111,14 +111,19 @@ class Episodes:
         page = found[:page_size]
         return EpisodePage(page, page[-1].serial if len(found) > page_size else None)
 
-    async def cancel(self, project: str, names: Sequence[EpisodeName], queue: str) -> int:
-        """End episodes that are open: those named, or all of a queue; return how many.
+    async def cancel(
+        self, project: str, names: Sequence[EpisodeName], queue: str
+    ) -> tuple[int, int]:
+        """End episodes that are open: those named, or all of a queue.
+
+        Returns:
+            How many there were, and the last revision of the project.
 
         Raises:
             EpisodeNotFoundError: If one of the names is unknown; nothing was cancelled.
         """
 
-        def cancel(connection: sa.Connection) -> list[tuple[Episode, Episode]]:
+        def cancel(connection: sa.Connection) -> tuple[list[tuple[Episode, Episode]], int]:
             chosen = [rows.get(connection, name) for name in dict.fromkeys(names)]
             if not names:
                 query = sa.select(episodes).where(
@@ -128,16 +133,17 @@ class Episodes:
                 )
                 chosen = rows.select(connection, query.order_by(episodes.c.serial))
             now_s = self._clock(connection)
-            return [
+            changes = [
                 (episode, rows.cancel(connection, episode, now_s=now_s))
                 for episode in chosen
                 if episode.state.is_open
             ]
+            return changes, rows.last_revision(connection, project)
 
-        cancelled = await self._database.write(cancel)
+        cancelled, revision = await self._database.write(cancel)
         for before, after in cancelled:
             announce(self._bells, before, after)
-        return len(cancelled)
+        return len(cancelled), revision
 
     async def watch(
         self, project: str, queue: str, after_revision: int

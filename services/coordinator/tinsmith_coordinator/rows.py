@@ -186,6 +186,12 @@ def finish(
     return change(connection, episode, revision=revision, **values)
 
 
+def last_revision(connection: sa.Connection, project: str) -> int:
+    """Return the revision of the last end of a project; 0 before the first."""
+    query = sa.select(projects.c.last_revision).where(projects.c.project == project)
+    return connection.execute(query).scalar() or 0
+
+
 def load_calls(connection: sa.Connection, serials: Sequence[int]) -> dict[int, list[StoredCall]]:
     """Return the recorded calls of episodes, in the order of their arrival."""
     calls: dict[int, list[StoredCall]] = {serial: [] for serial in serials}

@@ -77,8 +77,8 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
         project = _own_project(request.parent)
         names = codec.decode_cancelled(request, project)
         queue = codec.decode_queue(request.queue)
-        num_cancelled = await self._episodes.cancel(project, names, queue)
-        return episode_pb2.CancelEpisodesResponse(num_cancelled=num_cancelled)
+        num_cancelled, revision = await self._episodes.cancel(project, names, queue)
+        return episode_pb2.CancelEpisodesResponse(num_cancelled=num_cancelled, revision=revision)
 
     async def GetEpisode(
         self, request: episode_pb2.GetEpisodeRequest, context: Context

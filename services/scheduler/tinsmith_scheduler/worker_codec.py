@@ -28,7 +28,9 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
     """Return the worker that registers."""
     role = _ROLES.get(message.role)
     if role is None:
-        raise InvalidFieldError("worker.role", "must be trainer, sampler, environment or coordinator")
+        raise InvalidFieldError(
+            "worker.role", "must be trainer, sampler, environment or coordinator"
+        )
     if not message.address.rpartition(":")[2].isdigit():
         raise InvalidFieldError("worker.address", "must be host:port")
     if role is WorkerRole.TRAINER and message.max_runs <= 0:
