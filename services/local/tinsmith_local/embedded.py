@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tinsmith.names import DEFAULT_PROJECT
+from tinsmith_coordinator.config import CoordinatorConfig
+from tinsmith_coordinator.pod import CoordinatorPod
 from tinsmith_engine.host import EngineHost
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.deployment import EnvironmentDeployment
@@ -44,6 +46,7 @@ _POD_CONFIGS: dict[str, Any] = {
     "trainer": TrainerConfig,
     "sampler": SamplerConfig,
     "environment": EnvironmentConfig,
+    "coordinator": CoordinatorConfig,
 }
 
 
@@ -67,7 +70,8 @@ class EmbeddedConfig:
     math_problems_path: Path | None = None
     """JSONL file in GSM8K's layout that the math environment takes its problems from."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
-    """Further settings by pod: `scheduler`, `trainer`, `sampler`, `environment`."""
+    """Further settings by pod: `scheduler`, `trainer`, `sampler`, `environment`,
+    `coordinator`."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -87,7 +91,7 @@ class Pod(Protocol):
 
 
 class EmbeddedServer:
-    """Scheduler, trainer, sampler and environment in this process."""
+    """Scheduler, trainer, sampler, environment and coordinator in this process."""
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self._config = config
@@ -122,7 +126,9 @@ class EmbeddedServer:
             await self._start(sampler)
             environment = EnvironmentDeployment(self._environment_config())
             await self._start(environment)
-            for pod in (trainer, sampler, environment):
+            coordinator = CoordinatorPod(self._coordinator_config())
+            await self._start(coordinator)
+            for pod in (trainer, sampler, environment, coordinator):
                 await pod.wait_listed(_LISTING_TIMEOUT_S)
         except BaseException:
             await self.stop()
@@ -180,6 +186,15 @@ class EmbeddedServer:
             listen_address=f"{self._config.host}:0",
             math_problems_path=self._config.math_problems_path,
             **self._overrides("environment"),
+        )
+
+    def _coordinator_config(self) -> CoordinatorConfig:
+        return CoordinatorConfig(
+            data_dir=self._config.data_dir,
+            scheduler_address=self.address,
+            pod_key=self._pod_key,
+            listen_address=f"{self._config.host}:0",
+            **self._overrides("coordinator"),
         )
 
     def _overrides(self, pod: str) -> dict[str, Any]:
