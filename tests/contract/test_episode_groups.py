@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.contract.test_episodes_sdk import Services
+from tests.fakes.episode_player import agents
 
 import tinsmith
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
@@ -32,29 +32,10 @@ def client(services: Services) -> Iterator[tinsmith.Client]:
         yield client
 
 
-@contextmanager
 def playing(
-    client: tinsmith.Client, play: Callable[[tinsmith.HeldEpisode], None], episode_type: str
-) -> Iterator[None]:
-    """Let an agent play whatever comes until the block ends."""
-    is_over = threading.Event()
-
-    def work() -> None:
-        agent = client.episodes.agent(queue="rl")
-        while not is_over.is_set():
-            try:
-                with agent.episode(60, episode_type, timeout_s=0.1) as episode:
-                    play(episode)
-            except tinsmith.OperationTimeoutError:
-                continue
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
+    client: tinsmith.Client, play: Callable[[tinsmith.HeldEpisode], None], num_agents: int = 1
+) -> AbstractContextManager[list[BaseException]]:
+    return agents(client, play, queue="rl", types=["train"] * num_agents)
 
 
 def make_groups(client: tinsmith.Client, **options: float) -> EpisodeGroups:
@@ -79,7 +60,7 @@ def test_lost_episodes_are_replaced_and_never_worth_nothing(client: tinsmith.Cli
     # Left over from a loop that was killed: nobody is to play it.
     client.episodes.create([tinsmith.EpisodeSpec({"number": 9})], queue="rl")
     groups = make_groups(client)
-    with playing(client, play, "train"):
+    with playing(client, play):
         played = play_groups(groups)
         np.testing.assert_array_equal(played.rewards_PG, [[1, 1, 1], [2, 2, 2]])
         assert (played.num_replaced, played.num_lost, played.num_late) == (1, 0, 0)
@@ -104,8 +85,7 @@ def test_what_is_late_is_cancelled(client: tinsmith.Client) -> None:
             episode.end(tinsmith.WorkflowOutput(reward=episode.task["number"]))
 
     groups = make_groups(client)
-    others = (playing(client, play, "train"), playing(client, play, "train"))
-    with others[0], others[1]:
+    with playing(client, play, num_agents=2):
         played = play_groups(groups, timeout_s=4)
     np.testing.assert_array_equal(played.rewards_PG, [[1, 1, 1], [2, 2, np.nan]])
     assert played.num_late == 1
@@ -124,7 +104,7 @@ def test_a_loop_whose_agents_all_fail_is_told_so(client: tinsmith.Client) -> Non
 
     groups = make_groups(client, replaced_share=0.5)
     with (
-        playing(client, play, "train"),
+        playing(client, play),
         pytest.raises(tinsmith.AbortedError, match="9 died"),
     ):
         play_groups(groups)
@@ -134,7 +114,7 @@ def test_agents_that_do_not_use_their_key_are_found_out(client: tinsmith.Client)
     def play(episode: tinsmith.HeldEpisode) -> None:
         episode.end(tinsmith.WorkflowOutput(reward=1.0))
 
-    with playing(client, play, "train"):
+    with playing(client, play):
         played = play_groups(make_groups(client))
     with pytest.raises(tinsmith.FailedPreconditionError, match="none of 6 episodes recorded"):
         trained_samples(played)
