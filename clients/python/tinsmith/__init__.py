@@ -9,6 +9,14 @@ from tinsmith.environments import (
     Observation,
     StepResult,
 )
+from tinsmith.episode_agent import (
+    EpisodeAgent,
+    HeldEpisode,
+    OpenaiBaseUrlAndApiKey,
+    WorkflowOutput,
+)
+from tinsmith.episode_types import Episode, EpisodeOutcome, EpisodeSpec, RecordedTrajectory
+from tinsmith.episodes import EpisodeClient
 from tinsmith.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -84,9 +92,15 @@ __all__ = [
     "Environment",
     "EnvironmentClient",
     "EnvironmentInstance",
+    "Episode",
+    "EpisodeAgent",
+    "EpisodeClient",
+    "EpisodeOutcome",
+    "EpisodeSpec",
     "FailedPreconditionError",
     "FieldViolation",
     "ForwardResult",
+    "HeldEpisode",
     "ImageChunk",
     "InternalError",
     "InvalidArgumentError",
@@ -95,12 +109,14 @@ __all__ = [
     "NewApiKey",
     "NotFoundError",
     "Observation",
+    "OpenaiBaseUrlAndApiKey",
     "OperationFuture",
     "OperationMetadata",
     "OperationTimeoutError",
     "OptimStepResult",
     "PermissionDeniedError",
     "PromptAlternatives",
+    "RecordedTrajectory",
     "ResourceExhaustedError",
     "ResultFuture",
     "RetryPolicy",
@@ -122,6 +138,7 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "UnknownError",
+    "WorkflowOutput",
     "__version__",
     "numpy_loss",
 ]

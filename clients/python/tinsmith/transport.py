@@ -26,6 +26,7 @@ from tinsmith.errors import (
 from tinsmith.settings import ClientSettings, RetryPolicy
 from tinsmith.v1 import (
     environment_pb2_grpc,
+    episode_pb2_grpc,
     sampler_pb2_grpc,
     scheduler_pb2_grpc,
     trainer_pb2_grpc,
@@ -102,6 +103,11 @@ class Connection:
     def environment(self) -> environment_pb2_grpc.EnvironmentServiceAsyncStub:
         """Stub of an environment server."""
         return environment_pb2_grpc.EnvironmentServiceStub(self.channel)
+
+    @cached_property
+    def episode(self) -> episode_pb2_grpc.EpisodeServiceAsyncStub:
+        """Stub of a coordinator."""
+        return episode_pb2_grpc.EpisodeServiceStub(self.channel)
 
     @cached_property
     def operations(self) -> Any:
