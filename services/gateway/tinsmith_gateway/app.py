@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tinsmith_gateway import tinker
+from tinsmith_gateway import openai, tinker
 from tinsmith_gateway.services import Services
 
 
@@ -21,6 +21,7 @@ def create_app(services: Services) -> Starlette:
     """Return the application of a gateway."""
     routes: list[BaseRoute] = [Route("/healthz", _healthz, methods=["GET"])]
     routes += tinker.routes(services)
+    routes += openai.routes(services)
     return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
 

@@ -15,3 +15,8 @@ HTTP_ERRORS = Counter(
     "HTTP requests that failed, by endpoint and reason.",
     ["endpoint", "reason"],
 )
+OPENAI_TOKENS = Counter(
+    "tinsmith_gateway_openai_tokens_total",
+    "Tokens of OpenAI clients, by kind: `prompt` or `sampled`.",
+    ["kind"],
+)
