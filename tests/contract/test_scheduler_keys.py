@@ -64,13 +64,15 @@ async def test_wrong_secret_of_a_known_key_is_invalid(rig: Rig) -> None:
 async def test_created_key_works_until_revoked(rig: Rig) -> None:
     key = await rig.stub.CreateKey(create_key(display_name="mine"), metadata=rig.admin)
     assert key.secret.startswith("tsk_")
+    assert key.tinker_secret == "tml-" + key.secret.removeprefix("tsk_")
     assert list(key.scopes) == ["user"]
-    await rig.stub.GetCapabilities(capabilities(), metadata=bearer(key.secret))
+    for spelling in (key.secret, key.tinker_secret):
+        await rig.stub.GetCapabilities(capabilities(), metadata=bearer(spelling))
     revoke = scheduler_pb2.RevokeKeyRequest(name=key.name)
     for _ in range(2):
         revoked = await rig.stub.RevokeKey(revoke, metadata=rig.admin)
         assert revoked.state == scheduler_pb2.Key.STATE_REVOKED
-        assert not revoked.secret
+        assert (revoked.secret, revoked.tinker_secret) == ("", "")
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_REVOKED"):
         await rig.stub.GetCapabilities(capabilities(), metadata=bearer(key.secret))
     await rig.restart()
@@ -124,12 +126,38 @@ async def test_list_keys_in_pages_without_secrets(rig: Rig) -> None:
     names = []
     while True:
         answer = await rig.stub.ListKeys(request, metadata=rig.admin)
-        assert not any(key.secret for key in answer.keys)
+        assert not any(key.secret or key.tinker_secret for key in answer.keys)
         names += [key.display_name for key in answer.keys]
         request.page_token = answer.next_page_token
         if not answer.next_page_token:
             break
     assert names == ["3", "2", "1", "0", "bootstrap"]
+
+
+async def test_a_key_describes_itself(rig: Rig) -> None:
+    key = await rig.stub.CreateKey(create_key("b", display_name="mine"), metadata=rig.admin)
+    request = scheduler_pb2.GetCallerKeyRequest()
+    own = await rig.stub.GetCallerKey(request, metadata=bearer(key.tinker_secret))
+    assert (own.name, own.display_name, list(own.scopes)) == (key.name, "mine", ["user"])
+    assert (own.secret, own.tinker_secret) == ("", "")
+    with expect_rpc_error(Code.NOT_FOUND, reason="KEY_NOT_FOUND"):
+        await rig.stub.GetCallerKey(request, metadata=POD)
+
+
+async def test_a_key_revokes_itself_and_no_other(rig: Rig) -> None:
+    own, other = [await rig.stub.CreateKey(create_key("b"), metadata=rig.admin) for _ in range(2)]
+    same_id_elsewhere = own.name.replace("projects/b", "projects/default")
+    for name in (other.name, same_id_elsewhere):
+        with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+            await rig.stub.RevokeKey(
+                scheduler_pb2.RevokeKeyRequest(name=name), metadata=bearer(own.secret)
+            )
+    revoke = scheduler_pb2.RevokeKeyRequest(name=own.name)
+    revoked = await rig.stub.RevokeKey(revoke, metadata=bearer(own.secret))
+    assert revoked.state == scheduler_pb2.Key.STATE_REVOKED
+    with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_REVOKED"):
+        await rig.stub.RevokeKey(revoke, metadata=bearer(own.secret))
+    await rig.stub.GetCapabilities(capabilities("b"), metadata=bearer(other.secret))
 
 
 async def test_unknown_scope_is_refused(rig: Rig) -> None:

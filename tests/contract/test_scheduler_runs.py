@@ -102,6 +102,62 @@ async def test_create_is_answered_once(rig: Rig) -> None:
     assert len(rig.trainer.adopted) == 1
 
 
+async def test_a_chosen_id_is_used_once(rig: Rig) -> None:
+    await rig.register()
+    session = await rig.session(rig.admin)
+    fields = {"training_run_id": "ses-1:train:0".replace(":", "."), "request_id": new_id()}
+    first, repeat = await asyncio.gather(
+        *(rig.begin_run(rig.admin, session, **fields) for _ in range(2))
+    )
+    assert first == repeat
+    assert run_of(first) == "projects/default/trainingRuns/ses-1.train.0"
+    await rig.wait(rig.admin, first.name)
+    assert len(rig.trainer.adopt_calls) == 1
+    for _ in range(2):
+        with expect_rpc_error(Code.ALREADY_EXISTS, reason="RESOURCE_ALREADY_EXISTS") as errors:
+            await rig.begin_run(rig.admin, session, training_run_id="ses-1.train.0")
+        assert errors[0].metadata["run"] == run_of(first)
+        # Its files and its ledger would be found by a new run of this name.
+        await rig.delete_run(rig.admin, run_of(first))
+        await rig.restart()
+        await rig.register()
+    assert (await rig.begin_run(rig.admin, session, **fields)).name == first.name
+    # Another project has its own ids.
+    user = await rig.user("b")
+    other = await rig.session(user, "b")
+    await rig.create_run(user, other, training_run_id="ses-1.train.0")
+
+
+async def test_of_clients_that_choose_one_id_at_once_one_wins(rig: Rig) -> None:
+    await rig.register()
+    session = await rig.session(rig.admin)
+    rig.trainer.gate.clear()
+    answers = await asyncio.gather(
+        *(rig.begin_run(rig.admin, session, training_run_id="mine") for _ in range(4)),
+        return_exceptions=True,
+    )
+    won = [answer for answer in answers if isinstance(answer, operations_pb2.Operation)]
+    lost = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert len(won) == 1
+    assert {error.code() for error in lost} == {Code.ALREADY_EXISTS}
+    # The creation that goes on is still waited for, and not made twice.
+    waiting = asyncio.create_task(rig.wait(rig.admin, won[0].name))
+    await eventually(lambda: len(rig.trainer.adopt_calls) == 1)
+    assert not waiting.done()
+    rig.trainer.gate.set()
+    assert (await waiting).done
+    assert len(rig.trainer.adopt_calls) == 1
+
+
+@pytest.mark.parametrize("chosen_id", ["-a", "a/b", "a:b", "x" * 64, "ü", "."])
+async def test_ids_that_can_not_be_part_of_a_name_are_refused(rig: Rig, chosen_id: str) -> None:
+    await rig.register()
+    session = await rig.session(rig.admin)
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD") as errors:
+        await rig.begin_run(rig.admin, session, training_run_id=chosen_id)
+    assert errors[0].metadata["field"] == "training_run_id"
+
+
 @pytest.mark.parametrize(
     "lora", [{"rank": 0}, {"rank": 129}, {"alpha": float("nan")}, {"alpha": 0.0}], ids=str
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -57,6 +58,23 @@ async def test_base_model(rig: Rig) -> None:
     assert (handle.checkpoint, handle.run) == ("", "")
     assert await get(rig, handle.name) == handle
     assert await get(rig, handle.name, rig.admin) == handle
+
+
+async def test_a_chosen_id(rig: Rig) -> None:
+    await rig.register_sampler()
+    session = await rig.session(rig.admin)
+    fields = {"base_model": BASE_MODEL, "sampling_session_id": "mine", "request_id": new_id()}
+    handles = await asyncio.gather(*(create(rig, session, **fields) for _ in range(2)))
+    assert {handle.name for handle in handles} == {"projects/default/samplingSessions/mine"}
+    with expect_rpc_error(Code.ALREADY_EXISTS, reason="RESOURCE_ALREADY_EXISTS"):
+        await create(rig, session, base_model=BASE_MODEL, sampling_session_id="mine")
+    user = await rig.user("b")
+    await create(
+        rig, await rig.session(user, "b"), user, base_model=BASE_MODEL, sampling_session_id="mine"
+    )
+    for bad in ("a/b", "-", "x" * 64):
+        with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+            await create(rig, session, base_model=BASE_MODEL, sampling_session_id=bad)
 
 
 async def test_run_and_checkpoint(rig: Rig) -> None:

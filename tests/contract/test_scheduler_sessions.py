@@ -76,6 +76,73 @@ async def test_session_life(rig: Rig) -> None:
         await heartbeat(rig, session.name)
 
 
+async def get(rig: Rig, name: str, metadata: Metadata | None = None) -> scheduler_pb2.Session:
+    request = scheduler_pb2.GetSessionRequest(name=name)
+    answer: scheduler_pb2.Session = await rig.stub.GetSession(
+        request, metadata=metadata or rig.admin, timeout=5
+    )
+    return answer
+
+
+async def test_a_session_names_what_was_created_in_it(rig: Rig) -> None:
+    await rig.register()
+    await rig.register_sampler()
+    session, other = await rig.session(rig.admin), await rig.session(rig.admin)
+    runs = [await rig.create_run(rig.admin, session) for _ in range(3)]
+    await rig.create_run(rig.admin, other)
+    await rig.delete_run(rig.admin, runs[1].name)
+    handles = []
+    # Chosen so that the order of the names is not that of their creation.
+    for chosen_id in ("z", "m", "a"):
+        request = scheduler_pb2.CreateSamplingSessionRequest(
+            parent=session, request_id=new_id(), base_model="tiny", sampling_session_id=chosen_id
+        )
+        handles.append((await rig.stub.CreateSamplingSession(request, metadata=rig.admin)).name)
+    found = await get(rig, session)
+    assert found.state == Session.STATE_ACTIVE
+    assert list(found.training_runs) == [runs[0].name, runs[2].name]
+    assert list(found.sampling_sessions) == handles
+    assert not (await heartbeat(rig, session)).training_runs
+    finished = await finish(rig, session)
+    assert finished.outcome == "success"
+    await rig.restart()
+    found = await get(rig, session)
+    assert (found.state, found.outcome) == (Session.STATE_FINISHED, "success")
+    assert list(found.training_runs) == [runs[0].name, runs[2].name]
+    assert not found.sampling_sessions
+    with expect_rpc_error(Code.NOT_FOUND, reason="SESSION_NOT_FOUND"):
+        await get(rig, session, await rig.user("b"))
+    with expect_rpc_error(Code.NOT_FOUND, reason="SESSION_NOT_FOUND"):
+        await get(rig, "projects/default/sessions/none")
+
+
+async def test_sessions_are_listed_in_pages_newest_first(rig: Rig) -> None:
+    user = await rig.user("b")
+    names = [await rig.session(rig.admin) for _ in range(5)]
+    foreign = await rig.session(user, "b")
+    await finish(rig, names[1])
+    request = scheduler_pb2.ListSessionsRequest(parent="projects/default", page_size=2)
+    found: list[scheduler_pb2.Session] = []
+    while True:
+        answer = await rig.stub.ListSessions(request, metadata=rig.admin)
+        assert len(answer.sessions) <= 2
+        found += answer.sessions
+        request.page_token = answer.next_page_token
+        if not answer.next_page_token:
+            break
+        # What is created meanwhile does not move the pages.
+        await rig.session(rig.admin)
+    assert [session.name for session in found] == names[::-1]
+    assert found[-2].state == Session.STATE_FINISHED
+    own = scheduler_pb2.ListSessionsRequest(parent="projects/b")
+    assert [s.name for s in (await rig.stub.ListSessions(own, metadata=user)).sessions] == [foreign]
+    with expect_rpc_error(Code.NOT_FOUND, reason="RESOURCE_NOT_FOUND"):
+        await rig.stub.ListSessions(request, metadata=user)
+    own.page_token = "nonsense"
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await rig.stub.ListSessions(own, metadata=user)
+
+
 async def test_create_is_answered_once(rig: Rig) -> None:
     request = create(display_name="one", labels={"b": "2", "a": "1"})
     first, second = await asyncio.gather(

@@ -51,15 +51,45 @@ async def test_capabilities_follow_the_workers(rig: Rig) -> None:
     assert listed.heartbeat_interval.seconds == 3
     await rig.register_sampler()
     await rig.register(Worker.ROLE_ENVIRONMENT, name="env-0", address="e:1")
+    await rig.register(Worker.ROLE_COORDINATOR, name="coordinator-0", address="c:1")
     await rig.create_run(rig.admin, await rig.session(rig.admin))
     answer = await capabilities(rig)
     (model,) = answer.models
     assert (model.model.base_model, model.model.vocabulary_size) == (BASE_MODEL, 256)
     assert (model.trainable, model.sampleable, model.num_runs, model.max_runs) == (True, True, 1, 3)
-    assert answer.environment_address == "e:1"
+    assert (answer.environment_address, answer.coordinator_address) == ("e:1", "c:1")
     await rig.advance(20, keep=("sampler-0",))
-    (model,) = (await capabilities(rig)).models
+    answer = await capabilities(rig)
+    (model,) = answer.models
     assert (model.trainable, model.sampleable, model.max_runs) == (False, True, 0)
+    assert answer.coordinator_address == ""
+
+
+async def test_pods_list_the_workers_that_are_alive(rig: Rig) -> None:
+    for role, name in (
+        (Worker.ROLE_SAMPLER, "sampler-1"),
+        (Worker.ROLE_COORDINATOR, "coordinator-0"),
+        (Worker.ROLE_SAMPLER, "sampler-0"),
+    ):
+        await rig.register(role, name=name, address="a:1")
+
+    async def listed(role: int = 0) -> list[str]:
+        request = scheduler_pb2.ListWorkersRequest(role=role)  # type: ignore[arg-type]
+        answer = await rig.stub.ListWorkers(request, metadata=POD)
+        assert all(worker.models[0].base_model == BASE_MODEL for worker in answer.workers)
+        return [worker.name for worker in answer.workers]
+
+    assert await listed() == [
+        "workers/coordinator-0",
+        "workers/sampler-0",
+        "workers/sampler-1",
+    ]
+    assert await listed(Worker.ROLE_COORDINATOR) == ["workers/coordinator-0"]
+    await rig.advance(20, keep=("sampler-1",))
+    assert await listed() == ["workers/sampler-1"]
+    assert await listed(Worker.ROLE_TRAINER) == []
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await listed(77)
 
 
 async def test_unknown_worker_has_to_register_again(rig: Rig) -> None:
@@ -91,6 +121,7 @@ async def test_only_pods_are_workers(rig: Rig) -> None:
     for method, request in (
         (rig.stub.RegisterWorker, register),
         (rig.stub.HeartbeatWorker, heartbeat),
+        (rig.stub.ListWorkers, scheduler_pb2.ListWorkersRequest()),
     ):
         with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
             await method(request, metadata=rig.admin)
@@ -114,6 +145,7 @@ async def test_tokenizer(rig: Rig) -> None:
 METHODS = [
     method.name for method in scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].methods
 ]
+TAKE_NOTHING = {"GetCallerKey", "ListWorkers"}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -123,6 +155,8 @@ async def test_malformed_and_empty_requests_are_typed(rig: Rig, method: str) -> 
     )
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="MALFORMED_REQUEST"):
         await call(b"\xff\xff\xff", metadata=rig.admin)
+    if method in TAKE_NOTHING:
+        return
     credential = POD if "Worker" in method or method == "VerifyKey" else rig.admin
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
         await call(b"", metadata=credential)

@@ -509,6 +509,26 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         await self._server.count(context, "DeleteTrainingRun", request)
         return self._server.training_run()
 
+    async def CreateKey(self, request: Any, context: Any) -> Any:
+        await self._server.count(context, "CreateKey", request)
+        return scheduler_pb2.Key(
+            name=f"{request.parent}/keys/k1",
+            state=scheduler_pb2.Key.STATE_ACTIVE,
+            scopes=request.scopes,
+            display_name=request.display_name,
+            secret="tsk_k1_secret",
+            tinker_secret="tml-k1_secret",
+        )
+
+    async def ListKeys(self, request: Any, context: Any) -> Any:
+        await self._server.count(context, "ListKeys", request)
+        key = scheduler_pb2.Key(name=f"{request.parent}/keys/k1", scopes=["user"])
+        return scheduler_pb2.ListKeysResponse(keys=[key])
+
+    async def RevokeKey(self, request: Any, context: Any) -> Any:
+        await self._server.count(context, "RevokeKey", request)
+        return scheduler_pb2.Key(name=request.name, state=scheduler_pb2.Key.STATE_REVOKED)
+
     async def GetCapabilities(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "GetCapabilities", request)
         answer = scheduler_pb2.Capabilities(environment_address=self._server.address)

@@ -39,6 +39,7 @@ from tinsmith.tokenizer import Tokenizer
 from tinsmith.training_run import TrainingRun
 from tinsmith.types import (
     AdamParams,
+    ApiKey,
     Checkpoint,
     CheckpointExport,
     CheckpointFile,
@@ -48,6 +49,7 @@ from tinsmith.types import (
     ImageChunk,
     LoadResult,
     ModelInput,
+    NewApiKey,
     OperationMetadata,
     OptimStepResult,
     RunInfo,
@@ -63,6 +65,7 @@ __all__ = [
     "AbortedError",
     "AdamParams",
     "AlreadyExistsError",
+    "ApiKey",
     "CancelledError",
     "Checkpoint",
     "CheckpointExport",
@@ -86,6 +89,7 @@ __all__ = [
     "InvalidArgumentError",
     "LoadResult",
     "ModelInput",
+    "NewApiKey",
     "NotFoundError",
     "Observation",
     "OperationFuture",

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from tinsmith import catalog, codec, runs
 from tinsmith.client_checkpoints import CheckpointCalls
+from tinsmith.client_keys import KeyCalls
 from tinsmith.core import ClientCore
 from tinsmith.environments import EnvironmentClient, EnvironmentInstance
 from tinsmith.sampler import Sampler, create_sampler
@@ -25,7 +26,7 @@ _LONG_POLL_S = 20.0
 _POLL_PAUSE_S = 0.02
 
 
-class Client(CheckpointCalls):
+class Client(CheckpointCalls, KeyCalls):
     """A connection to a Tinsmith server; opens a session, and finishes it at the end.
 
     Methods without `_async` block; they may be called from any thread. Those with `_async` are for
@@ -131,6 +132,7 @@ class Client(CheckpointCalls):
         train_unembedding: bool = False,
         display_name: str = "",
         labels: Mapping[str, str] | None = None,
+        run_id: str = "",
     ) -> TrainingRun:
         """Create a run that trains a low-rank adapter; blocks until a trainer holds it.
 
@@ -144,6 +146,8 @@ class Client(CheckpointCalls):
             train_unembedding: Whether the unembedding is adapted.
             display_name: What the run is, for people.
             labels: Labels of the run.
+            run_id: Last part of its name; drawn by the server if empty. An id is used once, even
+                if its run was deleted.
         """
         adapter = codec.encode_lora(
             rank=rank,
@@ -155,7 +159,12 @@ class Client(CheckpointCalls):
         )
         return self._call(
             runs.create_run(
-                self._core, base_model, adapter, display_name=display_name, labels=labels or {}
+                self._core,
+                base_model,
+                adapter,
+                display_name=display_name,
+                labels=labels or {},
+                run_id=run_id,
             )
         )
 
@@ -173,6 +182,7 @@ class Client(CheckpointCalls):
         train_unembedding: bool = False,
         display_name: str = "",
         labels: Mapping[str, str] | None = None,
+        run_id: str = "",
     ) -> TrainingRun:
         """Do as `create_lora_training_run`, in the caller's event loop."""
         adapter = codec.encode_lora(
@@ -185,31 +195,56 @@ class Client(CheckpointCalls):
         )
         return await self._acall(
             runs.create_run(
-                self._core, base_model, adapter, display_name=display_name, labels=labels or {}
+                self._core,
+                base_model,
+                adapter,
+                display_name=display_name,
+                labels=labels or {},
+                run_id=run_id,
             )
         )
 
     create_lora_training_client_async = create_lora_training_run_async
 
     def create_full_training_run(
-        self, base_model: str, *, display_name: str = "", labels: Mapping[str, str] | None = None
+        self,
+        base_model: str,
+        *,
+        display_name: str = "",
+        labels: Mapping[str, str] | None = None,
+        run_id: str = "",
     ) -> TrainingRun:
         """Create a run that trains all weights; blocks until a trainer holds it."""
         adapter = models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
         return self._call(
             runs.create_run(
-                self._core, base_model, adapter, display_name=display_name, labels=labels or {}
+                self._core,
+                base_model,
+                adapter,
+                display_name=display_name,
+                labels=labels or {},
+                run_id=run_id,
             )
         )
 
     async def create_full_training_run_async(
-        self, base_model: str, *, display_name: str = "", labels: Mapping[str, str] | None = None
+        self,
+        base_model: str,
+        *,
+        display_name: str = "",
+        labels: Mapping[str, str] | None = None,
+        run_id: str = "",
     ) -> TrainingRun:
         """Do as `create_full_training_run`, in the caller's event loop."""
         adapter = models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
         return await self._acall(
             runs.create_run(
-                self._core, base_model, adapter, display_name=display_name, labels=labels or {}
+                self._core,
+                base_model,
+                adapter,
+                display_name=display_name,
+                labels=labels or {},
+                run_id=run_id,
             )
         )
 

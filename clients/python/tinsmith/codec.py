@@ -198,6 +198,28 @@ def decode_run(message: scheduler_pb2.TrainingRun) -> t.RunInfo:
     )
 
 
+def decode_key(message: scheduler_pb2.Key) -> t.ApiKey:
+    """Return a key without its secret."""
+    return t.ApiKey(
+        name=message.name,
+        state=_enum_word(scheduler_pb2.Key.State.Name(message.state), "STATE_"),
+        scopes=tuple(message.scopes),
+        display_name=message.display_name,
+        create_time=_decode_time(message),
+    )
+
+
+def decode_new_key(message: scheduler_pb2.Key) -> t.NewApiKey:
+    """Return a key with its secret."""
+    return t.NewApiKey(
+        name=message.name,
+        scopes=tuple(message.scopes),
+        display_name=message.display_name,
+        secret=message.secret,
+        tinker_secret=message.tinker_secret,
+    )
+
+
 def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ServedModel:
     """Return a base model and what can be done with it."""
     model = message.model
@@ -252,7 +274,10 @@ def _enum_word(name: str, prefix: str) -> str:
 
 
 def _decode_time(
-    message: trainer_pb2.Checkpoint | trainer_pb2.CheckpointExport | scheduler_pb2.TrainingRun,
+    message: trainer_pb2.Checkpoint
+    | trainer_pb2.CheckpointExport
+    | scheduler_pb2.TrainingRun
+    | scheduler_pb2.Key,
 ) -> datetime.datetime | None:
     if not message.HasField("create_time"):
         return None

@@ -26,6 +26,7 @@ async def create_run(
     *,
     display_name: str,
     labels: Mapping[str, str],
+    run_id: str = "",
 ) -> TrainingRun:
     """Create a run with initial weights."""
     request = scheduler_pb2.CreateTrainingRunRequest(
@@ -35,6 +36,7 @@ async def create_run(
         adapter=adapter,
         display_name=display_name,
         labels=dict(labels),
+        training_run_id=run_id,
     )
     return TrainingRun(core, await _created(core, request))
 

@@ -280,6 +280,32 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiKey:
+    """An API key without its secret."""
+
+    name: str
+    state: str
+    """`active` or `revoked`."""
+    scopes: tuple[str, ...]
+    """What it may do: `admin`, `user`."""
+    display_name: str
+    create_time: datetime.datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewApiKey:
+    """An API key that was created a moment ago; nobody is told its secret again."""
+
+    name: str
+    scopes: tuple[str, ...]
+    display_name: str
+    secret: str = field(repr=False)
+    """The key, `tsk_<id>_<secret>`."""
+    tinker_secret: str = field(repr=False)
+    """The same key as `tml-<id>_<secret>`, for clients of Tinker."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """A base model and what can be done with it."""
 

@@ -1,8 +1,9 @@
 """Who is calling: keys, callers, and how a pod finds out.
 
-A key is `tsk_<id>_<secret>`; only the SHA-256 of the secret is stored. The tenant of a call comes
-from its key alone. The scheduler owns the keys; other pods ask it (`RemoteKeyVerifier`) and keep
-the answer for a few seconds, which bounds how long a revoked key still works.
+A key is `tsk_<id>_<secret>`, or the same spelled `tml-<id>_<secret>` for clients that insist on
+that beginning; only the SHA-256 of the secret is stored. The tenant of a call comes from its key
+alone. The scheduler owns the keys; other pods ask it (`RemoteKeyVerifier`) and keep the answer for
+a few seconds, which bounds how long a revoked key still works.
 
 The caller of the current call is a context variable, set by the interceptor, so that domain code
 needs no transport type to learn the tenant.
@@ -34,7 +35,7 @@ ADMIN_SCOPE = "admin"
 POD_SCOPE = "pod"
 GRANTABLE_SCOPES = frozenset({USER_SCOPE, ADMIN_SCOPE})
 
-_KEY_PATTERN = re.compile(r"tsk_([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
+_KEY_PATTERN = re.compile(r"(?:tsk_|tml-)([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _POD_KEY_ID = "pod"
 _SECRET_BYTES = 32
 
@@ -102,7 +103,7 @@ class ApiKey:
 
     @classmethod
     def parse(cls, text: str) -> ApiKey:
-        """Split a key.
+        """Split a key, of either spelling.
 
         Raises:
             KeyInvalidError: If the text does not have the form of a key.
@@ -111,6 +112,11 @@ class ApiKey:
         if match is None:
             raise KeyInvalidError("the API key is malformed; it has the form tsk_<id>_<secret>")
         return cls(match[1], match[2])
+
+    @property
+    def tinker_spelling(self) -> str:
+        """The key as the public `tinker` client wants it to begin."""
+        return f"tml-{self.key_id}_{self.secret}"
 
     @property
     def secret_sha256(self) -> bytes:

@@ -26,11 +26,12 @@ from tinsmith.names import (
     is_valid_id,
 )
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
-from tinsmith_runtime.auth import GRANTABLE_SCOPES, USER_SCOPE
+from tinsmith_runtime.auth import GRANTABLE_SCOPES, USER_SCOPE, ApiKey
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.status import encode_status
 from tinsmith_scheduler.records import (
     Adapter,
+    AuditEvent,
     FullAdapter,
     Key,
     KeyState,
@@ -45,6 +46,7 @@ from tinsmith_scheduler.records import (
     RunState,
     Session,
     SessionState,
+    TimeWindow,
 )
 
 DOMAIN = "scheduler.tinsmith"
@@ -135,7 +137,18 @@ def decode_new_run(request: scheduler_pb2.CreateTrainingRunRequest) -> NewRun:
             if request.adapter.WhichOneof("kind") is not None
             else None
         ),
+        chosen_id=decode_chosen_id(request.training_run_id, "training_run_id"),
     )
+
+
+def decode_chosen_id(value: str, field: str) -> str:
+    """Return the last part of a name that a client chose; empty if it leaves it to the server."""
+    if value and not is_valid_id(value):
+        raise InvalidFieldError(
+            field,
+            "must be 1 to 63 letters, digits, '-', '_' or '.', and begin with a letter or digit",
+        )
+    return value
 
 
 def decode_adapter(message: models_pb2.AdapterConfig) -> Adapter:
@@ -262,6 +275,7 @@ def encode_session(
         heartbeat_interval=encode_duration(heartbeat_interval_s),
         heartbeat_timeout=encode_duration(timeout_s),
         create_time=encode_time(session.create_time_s),
+        outcome=session.outcome,
     )
 
 
@@ -328,15 +342,34 @@ def encode_error(error: TinsmithError) -> bytes:
     return encoded
 
 
-def encode_key(key: Key, *, name: str, secret: str = "") -> scheduler_pb2.Key:
-    """Return the message of a key."""
+def decode_window(request: scheduler_pb2.ListAuditEventsRequest) -> TimeWindow:
+    """Return the span of time that is asked about."""
+    return TimeWindow(
+        start_s=decode_time_s(request.start_time) if request.HasField("start_time") else None,
+        end_s=decode_time_s(request.end_time) if request.HasField("end_time") else None,
+    )
+
+
+def encode_audit_event(event: AuditEvent) -> scheduler_pb2.AuditEvent:
+    """Return the message of a management action."""
+    return scheduler_pb2.AuditEvent(
+        time=encode_time(event.time_s),
+        action=event.action,
+        resource=event.resource,
+        key_id=event.key_id,
+    )
+
+
+def encode_key(key: Key, *, name: str, api_key: ApiKey | None = None) -> scheduler_pb2.Key:
+    """Return the message of a key; with its secret in both spellings if that is given."""
     return scheduler_pb2.Key(
         name=name,
         state=_KEY_STATES[key.state],
         scopes=key.scopes,
         display_name=key.display_name,
         create_time=encode_time(key.create_time_s),
-        secret=secret,
+        secret=str(api_key or ""),
+        tinker_secret=api_key.tinker_spelling if api_key is not None else "",
     )
 
 
@@ -357,10 +390,18 @@ def encode_duration(seconds: float) -> duration_pb2.Duration:
     return duration_pb2.Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
 
 
+def decode_time_s(time: timestamp_pb2.Timestamp) -> float:
+    """Return a point in time in seconds since the epoch."""
+    time_s: float = (time.seconds * 10**9 + time.nanos) / 10**9
+    return time_s
+
+
 def encode_time(time_s: float) -> timestamp_pb2.Timestamp:
-    """Return a point in time, given in seconds since the epoch."""
-    nanos = round(time_s * 1e9)
-    return timestamp_pb2.Timestamp(seconds=nanos // 10**9, nanos=nanos % 10**9)
+    """Return a point in time, given in seconds since the epoch; reads back as the same number."""
+    seconds = math.floor(time_s)
+    # Of the fraction alone: the product of the whole would be off by more than a nanosecond.
+    nanos = round((time_s - seconds) * 1e9)
+    return timestamp_pb2.Timestamp(seconds=seconds + nanos // 10**9, nanos=nanos % 10**9)
 
 
 ValueT = TypeVar("ValueT")

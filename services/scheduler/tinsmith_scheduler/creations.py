@@ -83,14 +83,11 @@ class Creations:
         for run in await self._database.read(run_store.list_creating):
             self.start(run)
 
-    def start(self, run: Run, *, after: asyncio.Future[bytes] | None = None) -> None:
-        """Place a run.
-
-        Args:
-            run: As it was recorded.
-            after: Is waited for first; if it fails, there is no run to place.
-        """
-        task = asyncio.create_task(self._create(run, after))
+    def start(self, run: Run) -> None:
+        """Place a run that was recorded, unless that is under way or left to the next process."""
+        if run.name in self._tasks or self._stopping.is_set():
+            return
+        task = asyncio.create_task(self._create(run))
         self._tasks[run.name] = task
         task.add_done_callback(lambda _: self._forget(run.name))
 
@@ -128,14 +125,8 @@ class Creations:
         self._waiting_for.pop(run, None)
         WAITING_RUNS.set(len(self._tasks))
 
-    async def _create(self, run: Run, after: asyncio.Future[bytes] | None) -> None:
+    async def _create(self, run: Run) -> None:
         begin_s = self._clock()
-        if after is not None:
-            try:
-                await asyncio.shield(after)
-            except Exception:
-                # Its caller is told by `Runs.create`.
-                return
         failpoints.passing("scheduler.created")
         WAITING_RUNS.set(len(self._tasks))
         try:

@@ -103,7 +103,7 @@ class Keys:
             ScopeMissingError: If the caller may not manage the keys of the project.
             RequestIdReusedError: If the request was answered before: the secret is not kept.
         """
-        self._require_manager(caller, project)
+        self.require_manager(caller, project)
         api_key = ApiKey.generate()
         key = await self._add(
             api_key, project, tuple(scopes), display_name, caller=caller, request=request
@@ -117,7 +117,7 @@ class Keys:
             ScopeMissingError: If the caller may not manage the keys of the project.
             InvalidFieldError: If the page token is not one of this list.
         """
-        self._require_manager(caller, project)
+        self.require_manager(caller, project)
         list_name = f"projects/{project}/keys"
         before = decode_page_token(list_name, page.token)
         found = sorted(
@@ -133,13 +133,14 @@ class Keys:
         return shown, encode_page_token(list_name, shown[-1].serial) if more else ""
 
     async def revoke(self, caller: Caller, name: KeyName) -> Key:
-        """Refuse a key from now on; repeating it succeeds.
+        """Refuse a key from now on; repeating it succeeds. A key may revoke itself.
 
         Raises:
-            ScopeMissingError: If the caller is no admin.
+            ScopeMissingError: If the caller is no admin, and the key is not its own.
             KeyNotFoundError: If the project has no such key, or is not the caller's.
         """
-        caller.require_scope(ADMIN_SCOPE)
+        if (caller.project, caller.key_id) != (name.project, name.key):
+            caller.require_scope(ADMIN_SCOPE)
         key = self._keys.get(name.key)
         is_own = caller.project in (name.project, self._operator_project)
         if key is None or key.project != name.project or not is_own:
@@ -154,7 +155,9 @@ class Keys:
                 .where(keys.c.key_id == name.key)
                 .values(state=KeyState.REVOKED.value)
             )
-            record_action(connection, caller, "revoke_key", str(name), now_s=now_s)
+            record_action(
+                connection, caller, "revoke_key", str(name), project=name.project, now_s=now_s
+            )
 
         revoked = replace(key, state=KeyState.REVOKED)
         # Refused before the commit: should the commit fail, the caller revokes again.
@@ -166,11 +169,23 @@ class Keys:
             raise
         return revoked
 
-    def _require_manager(self, caller: Caller, project: str) -> None:
+    def of_caller(self, caller: Caller) -> Key:
+        """Return the key that a call was made with.
+
+        Raises:
+            KeyNotFoundError: If it was made by a pod, whose secret is no key of a project.
+        """
+        key = None if caller.is_pod else self._keys.get(caller.key_id)
+        if key is None:
+            raise KeyNotFoundError("the caller is a pod, which has no key", key=caller.key_id)
+        return key
+
+    def require_manager(self, caller: Caller, project: str) -> None:
+        """Raise `ScopeMissingError` unless a caller may manage a project."""
         caller.require_scope(ADMIN_SCOPE)
         if caller.project not in (project, self._operator_project):
             raise ScopeMissingError(
-                f"keys of project {project} are managed by its own admins and by those of "
+                f"project {project} is managed by its own admins and by those of "
                 f"project {self._operator_project}",
                 scope=ADMIN_SCOPE,
                 key_id=caller.key_id,
@@ -214,7 +229,7 @@ class Keys:
             ).one()
             if caller is not None:
                 name = str(KeyName(project, api_key.key_id))
-                record_action(connection, caller, "create_key", name, now_s=now_s)
+                record_action(connection, caller, "create_key", name, project=project, now_s=now_s)
             return _key(row)
 
         key = await self._database.write(write)

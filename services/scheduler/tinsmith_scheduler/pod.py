@@ -16,6 +16,7 @@ from tinsmith_runtime.server import PodServer
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler import codec
 from tinsmith_scheduler.adoptions import Adoptions
+from tinsmith_scheduler.audit import AuditTrail
 from tinsmith_scheduler.checkpoint_sources import CheckpointSources
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.creations import Creations
@@ -182,6 +183,7 @@ class SchedulerPod:
             self._moves,
             workers,
             sources,
+            AuditTrail(database, keys=keys),
         )
         self._server = PodServer(
             config.server(),

@@ -45,6 +45,19 @@ class Session:
     labels: Mapping[str, str]
     client_version: str
     create_time_s: float
+    outcome: str = ""
+    """How it went, as its client said when it ended it."""
+    serial: int = 0
+    """Order of creation in its project; assigned by the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionContents:
+    """A session and the names of what was created in it and still exists, oldest first."""
+
+    session: Session
+    runs: tuple[str, ...]
+    sampling_sessions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,8 @@ class SamplingSession:
     base_model: str
     checkpoint: str
     run: str
+    serial: int = 0
+    """Order of creation in its session; assigned by the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +92,8 @@ class NewSamplingSession:
     base_model: str | None = None
     checkpoint: CheckpointName | None = None
     run: RunName | None = None
+    chosen_id: str = ""
+    """The last part of its name; empty if it is to be drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +203,8 @@ class NewRun:
     """The trainer that holds the source; others may not know it."""
     given_adapter_fields: frozenset[str] | None = None
     """What of `adapter` the client asked for in so many words; None for no adapter at all."""
+    chosen_id: str = ""
+    """The last part of its name; empty if it is to be drawn."""
 
 
 class ReleaseMode(enum.Enum):
@@ -233,6 +252,7 @@ class WorkerRole(enum.Enum):
     TRAINER = "trainer"
     SAMPLER = "sampler"
     ENVIRONMENT = "environment"
+    COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +300,27 @@ class ModelOffer:
     is_sampleable: bool
     num_runs: int
     max_runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEvent:
+    """One management action."""
+
+    serial: int
+    time_s: float
+    project: str
+    key_id: str
+    action: str
+    resource: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindow:
+    """A span of time, seconds since the epoch; None where it is open."""
+
+    start_s: float | None = None
+    end_s: float | None = None
+    """The first moment that is not part of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,6 +250,16 @@ def list_session_runs(connection: sa.Connection, session: str) -> list[Run]:
     return [_run(row) for row in connection.execute(query)]
 
 
+def list_run_names(connection: sa.Connection, session: str) -> list[str]:
+    """Return the names of the runs of a session that were not deleted, oldest first."""
+    query = (
+        sa.select(runs.c.name)
+        .where(runs.c.session == session, runs.c.state != RunState.DELETED.value)
+        .order_by(runs.c.serial)
+    )
+    return list(connection.execute(query).scalars())
+
+
 def forget_parking(connection: sa.Connection, session: str) -> None:
     """Leave the runs of a session where they are after all."""
     of_session = sa.select(runs.c.name).where(runs.c.session == session)

@@ -19,6 +19,7 @@ from tinsmith.names import CheckpointName, RunName, SessionName
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import (
+    AlreadyExistsError,
     CheckpointIncompatibleError,
     ErrorCode,
     InvalidFieldError,
@@ -92,10 +93,15 @@ class Runs:
         self._sources = sources
         self._max_runs_per_project = max_runs_per_project
         self._wall_clock = wall_clock
+        self._recording: set[asyncio.Task[bytes]] = set()
         self._delete_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(
-        self, new: NewRun, request: RequestIdentity, encode: Callable[[Run], bytes]
+        self,
+        new: NewRun,
+        request: RequestIdentity,
+        encode: Callable[[Run], bytes],
+        caller: Caller,
     ) -> bytes:
         """Record a run, begin to place it, and return it encoded.
 
@@ -107,6 +113,8 @@ class Runs:
             InvalidFieldError: If base model or adapter are not those of the source checkpoint.
             CheckpointIncompatibleError: If the source has no optimizer state, which is asked for.
             ResourceExhaustedError: If the project has as many runs as it may have.
+            AlreadyExistsError: If the project has a run of the chosen id, or had one: files and
+                ledgers carry the name of a run that was deleted.
         """
         known = await self._database.read(lambda connection: recall(connection, request))
         if known is not None:
@@ -117,7 +125,7 @@ class Runs:
         self._workers.require_model(new.base_model, WorkerRole.TRAINER)
         project = new.session.project
         run = Run(
-            name=str(RunName(project, f"run-{secrets.token_hex(6)}")),
+            name=str(RunName(project, new.chosen_id or f"run-{secrets.token_hex(6)}")),
             project=project,
             state=RunState.CREATING,
             session=str(new.session),
@@ -133,6 +141,8 @@ class Runs:
             include_optimizer=new.include_optimizer,
         )
 
+        is_new = False
+
         def insert(connection: sa.Connection) -> bytes:
             require_active(connection, new.session)
             if run_store.count_project_runs(connection, project) >= self._max_runs_per_project:
@@ -142,16 +152,36 @@ class Runs:
                     project=project,
                     limit=self._max_runs_per_project,
                 )
+            if run_store.get_run(connection, run.name) is not None:
+                raise AlreadyExistsError(
+                    f"run {run.name} exists or was deleted; choose another id", run=run.name
+                )
             run_store.insert_run(connection, run)
+            record_action(
+                connection,
+                caller,
+                "create_run",
+                run.name,
+                project=project,
+                now_s=run.create_time_s,
+            )
+            nonlocal is_new
+            is_new = True
             return encode(run)
 
+        async def record() -> bytes:
+            answer = await answer_once(self._database, request, insert, now_s=run.create_time_s)
+            if is_new:
+                # A repeat of the request finds the run of a chosen id, whose placement goes on.
+                self._creations.start(run)
+            return answer
+
         failpoints.passing("scheduler.create")
-        # Begun by the creation itself and not by this call, which its client may give up.
-        committed = asyncio.ensure_future(
-            answer_once(self._database, request, insert, now_s=run.create_time_s)
-        )
-        self._creations.start(run, after=committed)
-        return await asyncio.shield(committed)
+        # Not ended with this call, which its client may give up: what is committed is placed.
+        recording = asyncio.create_task(record())
+        self._recording.add(recording)
+        recording.add_done_callback(self._recording.discard)
+        return await asyncio.shield(recording)
 
     async def _from_source(self, new: NewRun, source: CheckpointName) -> NewRun:
         """Return a wanted run with the base model and adapter of its source."""
@@ -252,9 +282,17 @@ class Runs:
         async with self._delete_lock(str(name)):
             now_s = self._wall_clock()
 
+            def record(connection: sa.Connection) -> None:
+                record_action(
+                    connection, caller, "delete_run", str(name), project=name.project, now_s=now_s
+                )
+
             def withdraw(connection: sa.Connection) -> Run | None:
-                record_action(connection, caller, "delete_run", str(name), now_s=now_s)
-                return run_store.withdraw_run(connection, str(name))
+                before = run_store.get_run(connection, str(name))
+                after = run_store.withdraw_run(connection, str(name))
+                if before != after:
+                    record(connection)
+                return after
 
             run = await self._database.write(withdraw)
             if run is None:
@@ -262,9 +300,12 @@ class Runs:
             if run.state is RunState.DELETED:
                 return run
             await self._delete_on_trainer(run)
-            return await self._database.write(
-                lambda connection: run_store.delete_run(connection, run)
-            )
+
+            def delete(connection: sa.Connection) -> Run:
+                record(connection)
+                return run_store.delete_run(connection, run)
+
+            return await self._database.write(delete)
 
     async def _delete_on_trainer(self, run: Run) -> None:
         address = self._workers.trainer_address(run)

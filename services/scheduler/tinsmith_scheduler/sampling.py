@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from tinsmith.names import CheckpointName, RunName, SamplingSessionName
 from tinsmith_runtime.errors import (
+    AlreadyExistsError,
     FailedPreconditionError,
     NotFoundError,
     SamplingSessionNotFoundError,
@@ -34,7 +35,7 @@ from tinsmith_scheduler.records import (
 from tinsmith_scheduler.run_store import get_run
 from tinsmith_scheduler.runs import run_not_found
 from tinsmith_scheduler.sessions import require_active
-from tinsmith_scheduler.store import answer_once, recall
+from tinsmith_scheduler.store import answer_once, next_serial, recall
 from tinsmith_scheduler.tables import sampling_sessions
 from tinsmith_scheduler.workers import Workers
 
@@ -85,6 +86,7 @@ class SamplingSessions:
             NotFoundError: If the source does not exist in the project of the session.
             WorkerUnavailableError: If no sampler of the base model is alive, or the trainer of the
                 checkpoint can not be asked.
+            AlreadyExistsError: If the project has a handle of the chosen id.
         """
         known = await self._database.read(lambda connection: recall(connection, request))
         if known is not None:
@@ -94,7 +96,7 @@ class SamplingSessions:
         self._workers.require_model(base_model, WorkerRole.SAMPLER)
         project = new.session.project
         handle = SamplingSession(
-            name=str(SamplingSessionName(project, f"smp-{secrets.token_hex(6)}")),
+            name=str(SamplingSessionName(project, new.chosen_id or f"smp-{secrets.token_hex(6)}")),
             project=project,
             session=str(new.session),
             base_model=base_model,
@@ -111,6 +113,14 @@ class SamplingSessions:
 
         def insert(connection: sa.Connection) -> bytes:
             require_active(connection, new.session)
+            taken = sa.select(sampling_sessions.c.name).where(
+                sampling_sessions.c.name == handle.name
+            )
+            if connection.execute(taken).first() is not None:
+                raise AlreadyExistsError(
+                    f"sampling session {handle.name} exists; choose another id",
+                    sampling_session=handle.name,
+                )
             connection.execute(
                 sa.insert(sampling_sessions).values(
                     name=handle.name,
@@ -119,6 +129,9 @@ class SamplingSessions:
                     base_model=handle.base_model,
                     checkpoint=handle.checkpoint,
                     run=handle.run,
+                    serial=next_serial(
+                        sampling_sessions, sampling_sessions.c.session == handle.session
+                    ),
                 )
             )
             return encode(located)

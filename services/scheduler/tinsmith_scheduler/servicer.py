@@ -25,6 +25,7 @@ from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.auth import POD_SCOPE, Caller, current_caller
 from tinsmith_runtime.errors import NotFoundError
 from tinsmith_scheduler import codec, worker_codec
+from tinsmith_scheduler.audit import AuditTrail
 from tinsmith_scheduler.checkpoint_sources import CheckpointSources
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.creations import Creations, run_closed
@@ -51,6 +52,7 @@ class Domain:
     moves: Moves
     workers: Workers
     checkpoint_sources: CheckpointSources
+    audit: AuditTrail
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -71,10 +73,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Return what is served and where."""
         _caller_of_project(codec.parse_name(ProjectName, request.parent, "parent").project)
         offers = self._domain.workers.offers(await self._domain.runs.count_by_worker())
-        environments = self._domain.workers.alive(WorkerRole.ENVIRONMENT)
         return scheduler_pb2.Capabilities(
             models=[codec.encode_offer(offer) for offer in offers],
-            environment_address=environments[0].address if environments else "",
+            environment_address=self._address_of(WorkerRole.ENVIRONMENT),
+            coordinator_address=self._address_of(WorkerRole.COORDINATOR),
         )
 
     async def CreateSession(
@@ -82,11 +84,34 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.Session:
         """Open a session."""
         new = codec.decode_new_session(request)
-        _caller_of_project(new.project)
+        caller = _caller_of_project(new.project)
         identity = codec.decode_identity(request, new.project)
         encode = codec.serialized(self._encode_session)
-        answer = await self._domain.sessions.create(new, identity, encode)
+        answer = await self._domain.sessions.create(new, identity, encode, caller)
         return scheduler_pb2.Session.FromString(answer)
+
+    async def GetSession(
+        self, request: scheduler_pb2.GetSessionRequest, context: Context
+    ) -> scheduler_pb2.Session:
+        """Return a session with what was created in it."""
+        contents = await self._domain.sessions.get(_own_session(request.name, "name"))
+        message = self._encode_session(contents.session)
+        message.training_runs.extend(contents.runs)
+        message.sampling_sessions.extend(contents.sampling_sessions)
+        return message
+
+    async def ListSessions(
+        self, request: scheduler_pb2.ListSessionsRequest, context: Context
+    ) -> scheduler_pb2.ListSessionsResponse:
+        """List the sessions of a project."""
+        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        _caller_of_project(project)
+        page = codec.decode_page(request.page_size, request.page_token)
+        sessions, next_page_token = await self._domain.sessions.list(project, page)
+        return scheduler_pb2.ListSessionsResponse(
+            sessions=[self._encode_session(session) for session in sessions],
+            next_page_token=next_page_token,
+        )
 
     async def HeartbeatSession(
         self, request: scheduler_pb2.HeartbeatSessionRequest, context: Context
@@ -115,7 +140,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """End a session."""
         name = _own_session(request.session, "session")
         outcome = codec.check_text(request.outcome, "outcome")
-        return self._encode_session(await self._domain.sessions.finish(name, outcome))
+        return self._encode_session(
+            await self._domain.sessions.finish(name, outcome, current_caller())
+        )
 
     async def CreateSamplingSession(
         self, request: scheduler_pb2.CreateSamplingSessionRequest, context: Context
@@ -154,7 +181,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         identity = codec.decode_identity(request, session.project)
         new = codec.decode_new_run(request)
         encode = codec.serialized(self._encode_new_run)
-        answer = await self._domain.runs.create(new, identity, encode)
+        answer = await self._domain.runs.create(new, identity, encode, current_caller())
         return operations_pb2.Operation.FromString(answer)
 
     async def GetTrainingRun(
@@ -206,7 +233,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             display_name=codec.check_text(request.display_name, "display_name"),
             request=codec.decode_identity(request, project),
         )
-        return codec.encode_key(key, name=_key_name(key), secret=str(api_key))
+        return codec.encode_key(key, name=_key_name(key), api_key=api_key)
 
     async def ListKeys(
         self, request: scheduler_pb2.ListKeysRequest, context: Context
@@ -228,6 +255,27 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         key = await self._domain.keys.revoke(current_caller(), name)
         return codec.encode_key(key, name=_key_name(key))
 
+    async def GetCallerKey(
+        self, request: scheduler_pb2.GetCallerKeyRequest, context: Context
+    ) -> scheduler_pb2.Key:
+        """Return the key of the call itself."""
+        key = self._domain.keys.of_caller(current_caller())
+        return codec.encode_key(key, name=_key_name(key))
+
+    async def ListAuditEvents(
+        self, request: scheduler_pb2.ListAuditEventsRequest, context: Context
+    ) -> scheduler_pb2.ListAuditEventsResponse:
+        """List what was done to the resources of a project."""
+        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        page = codec.decode_page(request.page_size, request.page_token)
+        events, next_page_token = await self._domain.audit.list(
+            current_caller(), project, codec.decode_window(request), page
+        )
+        return scheduler_pb2.ListAuditEventsResponse(
+            events=[codec.encode_audit_event(event) for event in events],
+            next_page_token=next_page_token,
+        )
+
     async def VerifyKey(
         self, request: scheduler_pb2.VerifyKeyRequest, context: Context
     ) -> scheduler_pb2.VerifyKeyResponse:
@@ -246,6 +294,21 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         registered = await self._domain.workers.register(worker, tokenizers)
         self._domain.moves.look()
         return self._encode_worker(registered)
+
+    async def ListWorkers(
+        self, request: scheduler_pb2.ListWorkersRequest, context: Context
+    ) -> scheduler_pb2.ListWorkersResponse:
+        """List the workers that are alive."""
+        current_caller().require_scope(POD_SCOPE)
+        workers = self._domain.workers.alive(worker_codec.decode_role(request))
+        return scheduler_pb2.ListWorkersResponse(
+            workers=[
+                worker_codec.encode_listed_worker(
+                    worker, heartbeat_interval_s=self._config.worker_heartbeat_interval_s
+                )
+                for worker in sorted(workers, key=lambda worker: worker.name)
+            ]
+        )
 
     async def HeartbeatWorker(
         self, request: scheduler_pb2.HeartbeatWorkerRequest, context: Context
@@ -293,6 +356,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             waiting_for=self._domain.creations.waiting_for(run.name),
             closed=run_closed(run),
         )
+
+    def _address_of(self, role: WorkerRole) -> str:
+        """Return where a service is that the whole deployment shares; empty if it is not there."""
+        workers = self._domain.workers.alive(role)
+        return workers[0].address if workers else ""
 
     def _encode_worker(self, worker: Worker) -> scheduler_pb2.Worker:
         return worker_codec.encode_worker(

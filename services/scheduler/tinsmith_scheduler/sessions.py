@@ -16,12 +16,26 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from tinsmith.names import SessionName
+from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import SessionFinishedError, SessionNotFoundError
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.metrics import ACTIVE_SESSIONS, ENDED_SESSIONS
-from tinsmith_scheduler.records import NewSession, RequestIdentity, Session, SessionState
-from tinsmith_scheduler.run_store import forget_parking, owe_parking
-from tinsmith_scheduler.store import answer_once
+from tinsmith_scheduler.records import (
+    NewSession,
+    PageRequest,
+    RequestIdentity,
+    Session,
+    SessionContents,
+    SessionState,
+)
+from tinsmith_scheduler.run_store import forget_parking, list_run_names, owe_parking
+from tinsmith_scheduler.store import (
+    answer_once,
+    decode_page_token,
+    encode_page_token,
+    next_serial,
+    record_action,
+)
 from tinsmith_scheduler.tables import sampling_sessions, sessions
 
 
@@ -65,7 +79,11 @@ class Sessions:
         ACTIVE_SESSIONS.set(len(self._live))
 
     async def create(
-        self, new: NewSession, request: RequestIdentity, encode: Callable[[Session], bytes]
+        self,
+        new: NewSession,
+        request: RequestIdentity,
+        encode: Callable[[Session], bytes],
+        caller: Caller,
     ) -> bytes:
         """Open a session and return it encoded.
 
@@ -93,7 +111,16 @@ class Sessions:
                     labels=dict(session.labels),
                     client_version=session.client_version,
                     create_time_s=session.create_time_s,
+                    serial=next_serial(sessions, sessions.c.project == session.project),
                 )
+            )
+            record_action(
+                connection,
+                caller,
+                "create_session",
+                session.name,
+                project=session.project,
+                now_s=session.create_time_s,
             )
             return response
 
@@ -109,6 +136,50 @@ class Sessions:
             del self._live[session.name]
         ACTIVE_SESSIONS.set(len(self._live))
         return answer
+
+    async def get(self, name: SessionName) -> SessionContents:
+        """Return a session in whatever state, with what was created in it.
+
+        Raises:
+            SessionNotFoundError: If there is no such session.
+        """
+
+        def read(connection: sa.Connection) -> SessionContents:
+            handles = (
+                sa.select(sampling_sessions.c.name)
+                .where(sampling_sessions.c.session == str(name))
+                .order_by(sampling_sessions.c.serial)
+            )
+            return SessionContents(
+                session=_get_session(connection, name),
+                runs=tuple(list_run_names(connection, str(name))),
+                sampling_sessions=tuple(connection.execute(handles).scalars()),
+            )
+
+        return await self._database.read(read)
+
+    async def list(self, project: str, page: PageRequest) -> tuple[list[Session], str]:
+        """Return sessions of a project, newest first, and the token that goes on.
+
+        Raises:
+            InvalidFieldError: If the page token is not one of this list.
+        """
+        list_name = f"projects/{project}/sessions"
+        before = decode_page_token(list_name, page.token)
+        query = (
+            sa.select(sessions)
+            .where(sessions.c.project == project)
+            .order_by(sessions.c.serial.desc())
+            .limit(page.size + 1)
+        )
+        if before is not None:
+            query = query.where(sessions.c.serial < before)
+        found = await self._database.read(
+            lambda connection: [_session(row) for row in connection.execute(query)]
+        )
+        shown = found[: page.size]
+        more = len(found) > len(shown)
+        return shown, encode_page_token(list_name, shown[-1].serial) if more else ""
 
     async def heartbeat(self, name: SessionName) -> Session:
         """Keep a session alive.
@@ -153,13 +224,20 @@ class Sessions:
         ACTIVE_SESSIONS.set(len(self._live))
         return session
 
-    async def finish(self, name: SessionName, outcome: str) -> Session:
+    async def finish(self, name: SessionName, outcome: str, caller: Caller) -> Session:
         """End a session; repeating it succeeds.
 
         Raises:
             SessionNotFoundError: If there is no such session.
         """
-        await self._end(str(name), SessionState.FINISHED, outcome)
+        now_s = self._wall_clock()
+
+        def record(connection: sa.Connection) -> None:
+            record_action(
+                connection, caller, "finish_session", str(name), project=name.project, now_s=now_s
+            )
+
+        await self._end(str(name), SessionState.FINISHED, outcome, record)
         return await self._read(name)
 
     async def expire_overdue(self) -> int:
@@ -170,14 +248,20 @@ class Sessions:
             # It may have been resumed while the ones before were ended.
             live = self._live.get(name)
             if live is not None and self._is_overdue(live):
-                await self._end(name, SessionState.EXPIRED, "")
+                await self._end(name, SessionState.EXPIRED)
                 num_ended += 1
         return num_ended
 
     def _is_overdue(self, live: _Live) -> bool:
         return self._clock() - live.heartbeat_s > self._timeout_s
 
-    async def _end(self, name: str, state: SessionState, outcome: str) -> None:
+    async def _end(
+        self,
+        name: str,
+        state: SessionState,
+        outcome: str = "",
+        record: Callable[[sa.Connection], None] | None = None,
+    ) -> None:
         def write(connection: sa.Connection) -> bool:
             changed = connection.execute(
                 sa.update(sessions)
@@ -190,6 +274,8 @@ class Sessions:
                 sa.delete(sampling_sessions).where(sampling_sessions.c.session == name)
             )
             owe_parking(connection, name)
+            if record is not None:
+                record(connection)
             return True
 
         ended = self._live.get(name)
@@ -240,5 +326,4 @@ def _finished(name: str, state: SessionState) -> SessionFinishedError:
 
 def _session(row: sa.Row[tuple[object, ...]]) -> Session:
     values = dict(row._mapping)
-    del values["outcome"]
     return Session(**{**values, "state": SessionState(values["state"])})

@@ -141,14 +141,29 @@ def forget_requests(connection: sa.Connection, *, now_s: float) -> int:
     return connection.execute(sa.delete(requests).where(old)).rowcount
 
 
+def next_serial(table: sa.Table, group: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
+    """Return the next serial of a group of rows, for an insert; rows of a group go all at once.
+
+    The database has one writer, and the index on the serials refuses another one's.
+    """
+    highest = sa.func.coalesce(sa.func.max(table.c.serial), 0)
+    return sa.select(highest + 1).where(group).scalar_subquery()
+
+
 def record_action(
-    connection: sa.Connection, caller: Caller, action: str, resource: str, *, now_s: float
+    connection: sa.Connection,
+    caller: Caller,
+    action: str,
+    resource: str,
+    *,
+    project: str,
+    now_s: float,
 ) -> None:
-    """Add a management action to the audit trail."""
+    """Add a management action to the audit trail of the project of the resource."""
     connection.execute(
         sa.insert(audit).values(
             time_s=now_s,
-            project=caller.project,
+            project=project,
             key_id=caller.key_id,
             action=action,
             resource=resource,

@@ -1,14 +1,15 @@
 """Tables of the scheduler.
 
 Names of resources are whole (`projects/...`), so that a row can not be read without its project.
-`serial` columns order lists: creation times can be equal, serials can not.
+`serial` columns order lists: creation times can be equal, serials can not. Those of sessions count
+within a project, those of sampling sessions within a session; the one writer assigns them.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.migrations"
 
@@ -46,7 +47,9 @@ sessions = sa.Table(
     sa.Column("client_version", sa.Text, nullable=False),
     sa.Column("outcome", sa.Text, nullable=False, default=""),
     sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Column("serial", sa.Integer, nullable=False, server_default="0"),
     sa.Index("sessions_by_state", "state"),
+    sa.Index("sessions_by_project", "project", "serial", unique=True),
 )
 
 runs = sa.Table(
@@ -89,7 +92,8 @@ sampling_sessions = sa.Table(
     sa.Column("base_model", sa.Text, nullable=False),
     sa.Column("checkpoint", sa.Text, nullable=False),
     sa.Column("run", sa.Text, nullable=False),
-    sa.Index("sampling_sessions_by_session", "session"),
+    sa.Column("serial", sa.Integer, nullable=False, server_default="0"),
+    sa.Index("sampling_sessions_by_session", "session", "serial", unique=True),
 )
 
 # Releases that a trainer has not confirmed yet.
@@ -118,7 +122,7 @@ requests = sa.Table(
 # their workers are back.
 models = sa.Table("models", metadata, sa.Column("base_model", sa.Text, primary_key=True))
 
-# One row for each management action.
+# One row for each management action. The project is that of the resource, whoever the caller was.
 audit = sa.Table(
     "audit",
     metadata,
@@ -128,4 +132,5 @@ audit = sa.Table(
     sa.Column("key_id", sa.Text, nullable=False),
     sa.Column("action", sa.Text, nullable=False),
     sa.Column("resource", sa.Text, nullable=False),
+    sa.Index("audit_by_project", "project", "serial"),
 )

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from tinsmith.names import CheckpointName, RunName, SessionName, WorkerName
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import models_pb2, scheduler_pb2
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_scheduler.codec import check_text, decode_base_model, encode_duration, parse_name
+from tinsmith_scheduler.codec import (
+    check_text,
+    decode_base_model,
+    decode_chosen_id,
+    encode_duration,
+    parse_name,
+)
 from tinsmith_scheduler.records import (
     NewSamplingSession,
     ServedModel,
@@ -19,6 +25,7 @@ _ROLES = {
     scheduler_pb2.Worker.ROLE_TRAINER: WorkerRole.TRAINER,
     scheduler_pb2.Worker.ROLE_SAMPLER: WorkerRole.SAMPLER,
     scheduler_pb2.Worker.ROLE_ENVIRONMENT: WorkerRole.ENVIRONMENT,
+    scheduler_pb2.Worker.ROLE_COORDINATOR: WorkerRole.COORDINATOR,
 }
 _ROLE_NUMBERS = {role: number for number, role in _ROLES.items()}
 
@@ -27,7 +34,9 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
     """Return the worker that registers."""
     role = _ROLES.get(message.role)
     if role is None:
-        raise InvalidFieldError("worker.role", "must be trainer, sampler or environment")
+        raise InvalidFieldError(
+            "worker.role", "must be trainer, sampler, environment or coordinator"
+        )
     if not message.address.rpartition(":")[2].isdigit():
         raise InvalidFieldError("worker.address", "must be host:port")
     if role is WorkerRole.TRAINER and message.max_runs <= 0:
@@ -47,6 +56,25 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
         incarnation=check_text(message.incarnation, "worker.incarnation"),
         ledger=check_text(message.ledger, "worker.ledger"),
     )
+
+
+def decode_role(request: scheduler_pb2.ListWorkersRequest) -> WorkerRole | None:
+    """Return the role that is asked about; None for all of them."""
+    if request.role == scheduler_pb2.Worker.ROLE_UNSPECIFIED:
+        return None
+    role = _ROLES.get(request.role)
+    if role is None:
+        raise InvalidFieldError("role", "is not a role that this release knows")
+    return role
+
+
+def encode_listed_worker(worker: Worker, *, heartbeat_interval_s: float) -> scheduler_pb2.Worker:
+    """Return the message of a worker with its base models."""
+    message = encode_worker(worker, heartbeat_interval_s=heartbeat_interval_s)
+    message.models.extend(
+        models_pb2.ModelCapabilities.FromString(model.encoded_model) for model in worker.models
+    )
+    return message
 
 
 def encode_worker(worker: Worker, *, heartbeat_interval_s: float) -> scheduler_pb2.Worker:
@@ -83,15 +111,17 @@ def decode_new_sampling_session(
 ) -> NewSamplingSession:
     """Return the handle that is asked for."""
     session = parse_name(SessionName, request.parent, "parent")
+    chosen_id = decode_chosen_id(request.sampling_session_id, "sampling_session_id")
     source = request.WhichOneof("source")
     if source == "base_model":
         base_model = decode_base_model(request.base_model, "base_model")
-        return NewSamplingSession(session, base_model=base_model)
+        return NewSamplingSession(session, base_model=base_model, chosen_id=chosen_id)
     if source == "checkpoint":
         checkpoint = parse_name(CheckpointName, request.checkpoint, "checkpoint")
-        return NewSamplingSession(session, checkpoint=checkpoint)
+        return NewSamplingSession(session, checkpoint=checkpoint, chosen_id=chosen_id)
     if source == "run":
-        return NewSamplingSession(session, run=parse_name(RunName, request.run, "run"))
+        run = parse_name(RunName, request.run, "run")
+        return NewSamplingSession(session, run=run, chosen_id=chosen_id)
     raise InvalidFieldError("source", "is required: base_model, checkpoint or run")
 
 

@@ -105,12 +105,12 @@ class Workers:
         is_young = self._clock() - self._start_s <= self._timeout_s
         return (name, incarnation) in self._left or not is_young
 
-    def alive(self, role: WorkerRole, base_model: str | None = None) -> list[Worker]:
-        """Return the workers of a role that are alive, and that serve a base model."""
+    def alive(self, role: WorkerRole | None, base_model: str | None = None) -> list[Worker]:
+        """Return the workers of a role, or of all, that are alive, and that serve a base model."""
         return [
             listed.worker
             for listed in self._listed.values()
-            if listed.worker.role is role
+            if role in (None, listed.worker.role)
             and self._is_alive(listed)
             and (base_model is None or base_model in listed.worker.base_models)
         ]

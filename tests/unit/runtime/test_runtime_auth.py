@@ -58,6 +58,8 @@ class FakeClock:
 def test_a_key_reads_back_and_hides_its_secret() -> None:
     key = ApiKey.generate()
     assert ApiKey.parse(str(key)) == key
+    assert ApiKey.parse(key.tinker_spelling) == key
+    assert key.tinker_spelling == f"tml-{key.key_id}_{key.secret}"
     assert key.secret_sha256 == hashlib.sha256(key.secret.encode()).digest()
     assert key.secret not in repr(key)
 
@@ -76,6 +78,9 @@ def test_keys_are_drawn_anew() -> None:
         pytest.param(lambda text: " " + text, id="space"),
         pytest.param(lambda text: text.replace("tsk_", "sk_"), id="other-prefix"),
         pytest.param(lambda text: text.replace("_", "-", 2), id="other-separator"),
+        pytest.param(lambda text: text.replace("tsk_", "tsk-"), id="mixed-prefix"),
+        pytest.param(lambda text: text.replace("tsk_", "tml_"), id="other-mixed-prefix"),
+        pytest.param(lambda text: text.replace("tsk_", "tml-tsk_"), id="both-prefixes"),
         pytest.param(lambda text: "tsk_" + "Ä" * 12 + text[16:], id="not-ascii"),
     ],
 )

@@ -240,6 +240,61 @@ async def test_a_scheduler_of_the_first_release_goes_on(scheduler_target: Target
     await database.close()
 
 
+async def test_lists_of_an_older_scheduler_are_in_order(scheduler_target: Target) -> None:
+    await scheduler_target.make_first_release()
+    for name, project, time_s in (("c", "p", 1.0), ("a", "p", 2.0), ("b", "q", 1.5)):
+        await scheduler_target.insert(
+            "sessions",
+            name=f"projects/{project}/sessions/{name}",
+            project=project,
+            state="finished",
+            display_name="",
+            labels="{}",
+            client_version="",
+            outcome="success",
+            create_time_s=time_s,
+        )
+    for number in range(2):
+        await scheduler_target.insert(
+            "sampling_sessions",
+            name=f"projects/p/samplingSessions/{number}",
+            project="p",
+            session="projects/p/sessions/a",
+            base_model="tiny",
+            checkpoint="",
+            run="",
+        )
+    for project in ("p", "q"):
+        await scheduler_target.insert(
+            "audit",
+            time_s=1.0,
+            project="p",
+            key_id="k",
+            action="create_key",
+            resource=f"projects/{project}/keys/x",
+        )
+    await scheduler_target.run(scheduler_target.prepare)
+
+    def read(connection: sa.Connection) -> list[Any]:
+        tables = scheduler_tables
+        queries = (
+            sa.select(tables.sessions.c.name, tables.sessions.c.serial),
+            sa.select(tables.sampling_sessions.c.serial),
+            sa.select(tables.audit.c.project),
+        )
+        return [sorted(map(tuple, connection.execute(query))) for query in queries]
+
+    assert await scheduler_target.run(read) == [
+        [
+            ("projects/p/sessions/a", 2),
+            ("projects/p/sessions/c", 1),
+            ("projects/q/sessions/b", 1),
+        ],
+        [(1,), (2,)],
+        [("p",), ("q",)],
+    ]
+
+
 def test_opening_a_new_file_does_not_wait_for_alembic(tmp_path: Path) -> None:
     script = (
         "import pathlib, sys\n"

@@ -72,6 +72,36 @@ def test_runs_and_checkpoints_are_deleted(
     assert capsys.readouterr().out.endswith("[]\n")
 
 
+def test_a_new_key_is_shown_once_in_both_spellings(
+    local: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("keys", "create", "--for", "laptop", "--admin", "--project", "b") == 0
+    shown = capsys.readouterr().out
+    assert "secret: tsk_k1_secret\n" in shown
+    assert "tinker_secret: tml-k1_secret\n" in shown
+    request = local.state.last["CreateKey"]
+    assert (request.parent, request.display_name) == ("projects/b", "laptop")
+    assert list(request.scopes) == ["admin", "user"]
+    assert invoke("keys", "create", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tinker_secret"] == "tml-k1_secret"
+    assert list(local.state.last["CreateKey"].scopes) == ["user"]
+    assert invoke("keys", "list") == 0
+    shown = capsys.readouterr().out
+    assert "projects/default/keys/k1" in shown
+    assert "secret" not in shown
+
+
+def test_keys_are_revoked_by_id_or_name(
+    local: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke("keys", "revoke", "k1", "projects/b/keys/k2") == 0
+    assert capsys.readouterr().out == (
+        "revoked projects/default/keys/k1\nrevoked projects/b/keys/k2\n"
+    )
+    assert invoke("keys", "revoke", "k1", "--project", "c") == 0
+    assert local.state.last["RevokeKey"].name == "projects/c/keys/k1"
+
+
 def test_a_sample_goes_through_the_chat_template(
     local: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,6 +89,13 @@ def test_an_expired_session_says_so(server: FakeServer, client: tinsmith.Client)
         client.create_lora_training_run("tiny")
 
 
+def test_a_run_may_be_given_an_id(server: FakeServer, client: tinsmith.Client) -> None:
+    client.create_lora_training_run("tiny", run_id="mine")
+    assert server.state.last["CreateTrainingRun"].training_run_id == "mine"
+    client.create_full_training_run("tiny")
+    assert server.state.last["CreateTrainingRun"].training_run_id == ""
+
+
 def test_the_session_outlives_a_refused_heartbeat(
     server: FakeServer, client: tinsmith.Client
 ) -> None:

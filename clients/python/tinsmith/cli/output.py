@@ -56,6 +56,8 @@ def show_json(value: object) -> None:
 def _text(value: object) -> str:
     if isinstance(value, datetime.datetime):
         return value.strftime("%Y-%m-%d %H:%M")
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
     return "" if value is None else str(value)
 
 

@@ -266,11 +266,11 @@ class Session(_message.Message):
 
     @_builtins.property
     def training_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Lists the runs that were created in it, oldest first; `GetSession` alone."""
+        """Lists the runs that were created in it and not deleted, oldest first; `GetSession` alone."""
 
     @_builtins.property
     def sampling_sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Lists its sampling sessions, oldest first; `GetSession` alone."""
+        """Lists its sampling sessions, which end with it, oldest first; `GetSession` alone."""
 
     def __init__(
         self,
@@ -1252,7 +1252,9 @@ class AuditEvent(_message.Message):
     RESOURCE_FIELD_NUMBER: _builtins.int
     KEY_ID_FIELD_NUMBER: _builtins.int
     action: _builtins.str
-    """Names the action, such as `create_key`."""
+    """Names the action: `create_key`, `revoke_key`, `create_session`, `finish_session`, `create_run`
+    or `delete_run`.
+    """
     resource: _builtins.str
     """Names what it was done to."""
     key_id: _builtins.str

@@ -198,7 +198,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSession(self, request, context):
-        """Returns a session, with what was created in it.
+        """Returns a session in whatever state, with what was created in it.
 
         Errors:
         * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
@@ -208,7 +208,7 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """Lists the sessions of a project, newest first.
+        """Lists the sessions of a project, newest first, those that ended included.
 
         Errors:
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
@@ -386,10 +386,11 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`.
+        """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`, unless the key is
+        that of the call itself.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke keys.
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke other keys.
         * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -399,7 +400,8 @@ class SchedulerServiceServicer:
     def GetCallerKey(self, request, context):
         """Returns the key that the call was made with, without its secret.
 
-        Errors: those of the service.
+        Errors:
+        * `NOT_FOUND` (`KEY_NOT_FOUND`): the caller is a pod, which has no key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -53,13 +53,13 @@ class SchedulerServiceStub:
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     """
     GetSession: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetSessionRequest, _scheduler_pb2.Session]
-    """Returns a session, with what was created in it.
+    """Returns a session in whatever state, with what was created in it.
 
     Errors:
     * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
     """
     ListSessions: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListSessionsRequest, _scheduler_pb2.ListSessionsResponse]
-    """Lists the sessions of a project, newest first.
+    """Lists the sessions of a project, newest first, those that ended included.
 
     Errors:
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
@@ -181,16 +181,18 @@ class SchedulerServiceStub:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not list keys.
     """
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RevokeKeyRequest, _scheduler_pb2.Key]
-    """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`.
+    """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`, unless the key is
+    that of the call itself.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke keys.
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke other keys.
     * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
     """
     GetCallerKey: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetCallerKeyRequest, _scheduler_pb2.Key]
     """Returns the key that the call was made with, without its secret.
 
-    Errors: those of the service.
+    Errors:
+    * `NOT_FOUND` (`KEY_NOT_FOUND`): the caller is a pod, which has no key.
     """
     ListAuditEvents: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditEventsRequest, _scheduler_pb2.ListAuditEventsResponse]
     """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
@@ -259,13 +261,13 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
     """
     GetSession: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetSessionRequest, _scheduler_pb2.Session]  # type: ignore[assignment]
-    """Returns a session, with what was created in it.
+    """Returns a session in whatever state, with what was created in it.
 
     Errors:
     * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
     """
     ListSessions: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListSessionsRequest, _scheduler_pb2.ListSessionsResponse]  # type: ignore[assignment]
-    """Lists the sessions of a project, newest first.
+    """Lists the sessions of a project, newest first, those that ended included.
 
     Errors:
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
@@ -387,16 +389,18 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not list keys.
     """
     RevokeKey: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RevokeKeyRequest, _scheduler_pb2.Key]  # type: ignore[assignment]
-    """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`.
+    """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`, unless the key is
+    that of the call itself.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke keys.
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke other keys.
     * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
     """
     GetCallerKey: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetCallerKeyRequest, _scheduler_pb2.Key]  # type: ignore[assignment]
     """Returns the key that the call was made with, without its secret.
 
-    Errors: those of the service.
+    Errors:
+    * `NOT_FOUND` (`KEY_NOT_FOUND`): the caller is a pod, which has no key.
     """
     ListAuditEvents: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditEventsRequest, _scheduler_pb2.ListAuditEventsResponse]  # type: ignore[assignment]
     """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
@@ -480,7 +484,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.GetSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.Session, _abc.Awaitable[_scheduler_pb2.Session]]:
-        """Returns a session, with what was created in it.
+        """Returns a session in whatever state, with what was created in it.
 
         Errors:
         * `NOT_FOUND` (`SESSION_NOT_FOUND`): the caller's project has no such session.
@@ -492,7 +496,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ListSessionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ListSessionsResponse, _abc.Awaitable[_scheduler_pb2.ListSessionsResponse]]:
-        """Lists the sessions of a project, newest first.
+        """Lists the sessions of a project, newest first, those that ended included.
 
         Errors:
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
@@ -698,10 +702,11 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.RevokeKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.Key, _abc.Awaitable[_scheduler_pb2.Key]]:
-        """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`.
+        """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`, unless the key is
+        that of the call itself.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke keys.
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke other keys.
         * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
         """
 
@@ -713,7 +718,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_scheduler_pb2.Key, _abc.Awaitable[_scheduler_pb2.Key]]:
         """Returns the key that the call was made with, without its secret.
 
-        Errors: those of the service.
+        Errors:
+        * `NOT_FOUND` (`KEY_NOT_FOUND`): the caller is a pod, which has no key.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,61 @@
+"""`tinsmith keys`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from tinsmith.cli.connection import connect
+from tinsmith.cli.output import AsJson, show_json, show_list, show_record
+
+app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
+
+_COLUMNS = {
+    "name": "NAME",
+    "state": "STATE",
+    "scopes": "SCOPES",
+    "display_name": "FOR",
+    "create_time": "CREATED",
+}
+
+_Project = Annotated[str, typer.Option(help="Id of another project; operators only.")]
+
+
+@app.command("create")
+def create_key(
+    display_name: Annotated[str, typer.Option("--for", help="What it is for.")] = "",
+    admin: Annotated[bool, typer.Option("--admin", help="Let it manage the project too.")] = False,
+    project: _Project = "",
+    as_json: AsJson = False,
+) -> None:
+    """Create a key, and show it once, as gRPC clients and as Tinker's clients spell it."""
+    with connect("tinsmith keys create") as client:
+        key = client.create_key(
+            scopes=("admin", "user") if admin else ("user",),
+            display_name=display_name,
+            project=project,
+        )
+    if as_json:
+        show_json(dataclasses.asdict(key))
+    else:
+        show_record(key)
+
+
+@app.command("list")
+def list_keys(project: _Project = "", as_json: AsJson = False) -> None:
+    """List the keys of the project, newest first, without their secrets."""
+    with connect("tinsmith keys list") as client:
+        show_list(client.list_keys(project=project), _COLUMNS, as_json=as_json)
+
+
+@app.command("revoke")
+def revoke_keys(
+    names: Annotated[list[str], typer.Argument(help="Resource names or ids.")],
+    project: _Project = "",
+) -> None:
+    """Refuse keys from now on."""
+    with connect("tinsmith keys revoke") as client:
+        for name in names:
+            print(f"revoked {client.revoke_key(name, project=project).name}")
