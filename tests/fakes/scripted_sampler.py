@@ -174,9 +174,7 @@ class ScriptedSampler(_Worker, sampler_pb2_grpc.SamplerServiceServicer):
             tokenizer_digest=self._files.digest,
             reads_images=True,
         )
-        await self._start(
-            scheduler_pb2.Worker.ROLE_SAMPLER, [model], {SCRIPTED_MODEL: self._files}
-        )
+        await self._start(scheduler_pb2.Worker.ROLE_SAMPLER, [model], {SCRIPTED_MODEL: self._files})
 
     async def Sample(self, request: Any, context: Any) -> sampler_pb2.SampleResponse:
         self._look_at(request)
@@ -314,5 +312,3 @@ class FakeCoordinator(_Worker, episode_pb2_grpc.EpisodeServiceServicer):
 def logprob_of(token: int) -> float:
     """Return what the scripted sampler says of a token."""
     return -token / 128
-
-
