@@ -64,10 +64,14 @@ types: venv ## Check types
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
+	$(call generate-wire,services/gateway)
 
 proto-check: venv ## Fail if the committed stubs are not those of proto/
 	@rm -rf .proto-check && mkdir -p .proto-check
 	@$(call generate,.proto-check)
+	@$(call generate-wire,.proto-check)
+	@diff .proto-check/tinsmith_gateway/tinker/wire_pb2.py services/gateway/tinsmith_gateway/tinker/ || \
+		{ echo "stubs are stale: run make proto"; exit 1; }
 	@diff -r -x __init__.py -x __pycache__ -x py.typed .proto-check/tinsmith/v1 clients/python/tinsmith/v1 || \
 		{ echo "stubs are stale: run make proto"; exit 1; }
 	@rm -rf .proto-check
@@ -118,4 +122,10 @@ PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iproto \
 	--python_out=$(1) --mypy_out=quiet:$(1) $(PROTOS) && \
 PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iproto \
 	--grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICE_PROTOS)
+endef
+
+# The wire of another system's SDK is no part of our contract: it lies beside the code that speaks it.
+define generate-wire
+PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m grpc_tools.protoc -Iservices/gateway \
+	--python_out=$(1) --mypy_out=quiet:$(1) services/gateway/tinsmith_gateway/tinker/wire.proto
 endef

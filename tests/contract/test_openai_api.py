@@ -230,17 +230,15 @@ def test_models_are_listed_and_found(rig: OpenAiRig, client: openai.OpenAI) -> N
 
 def test_runs_and_checkpoints_are_models(rig: OpenAiRig, client: openai.OpenAI) -> None:
     with tinsmith.Client(rig.pods.address, rig.key) as native:
-        run = native.create_training_run(BASE_MODEL, rank=4)
+        run = native.create_lora_training_run(BASE_MODEL, rank=4)
         datum = tinsmith.Datum(
-            tinsmith.ModelInput.from_tokens([5, 6, 7]),
-            loss_inputs={
-                "target_tokens": np.asarray([6, 7, 8]),
-                "weights": np.ones(3, dtype=np.float32),
-            },
+            tinsmith.ModelInput.from_ints([5, 6, 7]),
+            {"target_tokens": [6, 7, 8], "weights": [1.0, 1.0, 1.0]},
         )
-        run.submit_forward_backward([datum], "cross_entropy")
-        run.submit_optim_step(tinsmith.AdamParams(learning_rate=0.1)).result()
-        checkpoint = run.save_checkpoint("c", kind="training").result().name
+        run.forward_backward([datum])
+        run.optim_step(tinsmith.AdamParams(learning_rate=0.1)).result()
+        checkpoint = run.save_state("c").result().name
+        run.save_weights_for_sampler("w").result()
         run_id = run.name.rpartition("/")[2]
         listed = {model.id for model in client.models.list()}
         assert {f"{run_id}@latest", checkpoint} <= listed
@@ -251,7 +249,7 @@ def test_runs_and_checkpoints_are_models(rig: OpenAiRig, client: openai.OpenAI) 
             run.name,
             checkpoint,
             f"tinker://{run_id}/weights/c",
-            f"tinker://{run_id}/sampler_weights/c",
+            f"tinker://{run_id}/sampler_weights/w",
         ):
             assert client.models.retrieve(model).id == model
             answer: Any = client.chat.completions.create(
@@ -674,20 +672,22 @@ def test_the_key_of_an_episode_is_for_its_model_alone(rig: OpenAiRig, episode_ke
 def test_a_call_that_can_not_be_recorded_has_no_good_end(
     rig: OpenAiRig, episode_key: str, is_streamed: bool
 ) -> None:
-    rig.sampler.hold_after = None
     finish_reasons: list[Any] = []
 
     def lose(*_: Any) -> Any:
         raise LeaseLostError("the lease ran out; claim another episode")
 
+    def reasons(agent: openai.OpenAI) -> Iterator[Any]:
+        answer: Any = agent.chat.completions.create(
+            model="policy", messages=MESSAGES, stream=is_streamed
+        )
+        for chunk in answer:
+            yield from (choice.finish_reason for choice in chunk.choices)
+
     with rig.client(episode_key) as agent, pytest.MonkeyPatch.context() as patch:
         patch.setattr(rig.coordinator, "records", type("Lost", (), {"append": lose})())
         with pytest.raises(openai.APIError, match="lease ran out") as refused:
-            answer: Any = agent.chat.completions.create(
-                model="policy", messages=MESSAGES, stream=is_streamed
-            )
-            for chunk in answer:
-                finish_reasons += [choice.finish_reason for choice in chunk.choices]
+            finish_reasons.extend(reasons(agent))
     assert not any(finish_reasons)
     if not is_streamed:
         assert isinstance(refused.value, openai.BadRequestError)
@@ -748,7 +748,12 @@ _JSON = st.recursive(
     max_leaves=8,
 )
 _FIELDS = st.sampled_from(
-    ["model", "messages", "prompt", "n", "seed", "stop", "max_tokens", "temperature", "top_p", "top_k", "logprobs", "top_logprobs", "echo", "stream", "stream_options", "tools", "tool_choice", "response_format", "logit_bias", "chat_template_kwargs", "continue_final_message", "add_generation_prompt", "best_of", "return_token_ids", "ignore_eos"]
+    (
+        *("model", "messages", "prompt", "n", "seed", "stop", "max_tokens", "temperature"),
+        *("top_p", "top_k", "logprobs", "top_logprobs", "echo", "stream", "stream_options"),
+        *("tools", "tool_choice", "response_format", "logit_bias", "chat_template_kwargs"),
+        *("continue_final_message", "add_generation_prompt", "best_of", "ignore_eos"),
+    )
 )
 _MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "tool", "x"])},

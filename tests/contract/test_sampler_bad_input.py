@@ -25,7 +25,7 @@ from tests.fakes.sampler_rig import (
 from tests.fakes.scheduler import bearer
 
 from tinsmith.tensors import encode_tensor, encode_tokens
-from tinsmith.v1 import sampler_pb2
+from tinsmith.v1 import sampler_pb2, tensors_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_engine.weight_files import ADAPTER_FILE
 from tinsmith_runtime.auth import ApiKey
@@ -59,6 +59,37 @@ class Row:
 
 def sample(*args: Any, **options: Any) -> Callable[[SamplerRig], Awaitable[Any]]:
     return lambda rig: rig.sample(rig.session(), *args, **options)
+
+
+def extra(
+    *, prompt_logprobs: bool = False, **extras: Any
+) -> Callable[[SamplerRig], Awaitable[Any]]:
+    return sample(prompt_logprobs=prompt_logprobs, extras=extras)
+
+
+def targets(values: Any) -> Any:
+    return encode_tensor(np.asarray(values, dtype=np.int64))
+
+
+async def all_of(call: Any) -> Any:
+    return [message async for message in call]
+
+
+def stream(change: Callable[[Any], Any]) -> Callable[[SamplerRig], Awaitable[Any]]:
+    def send(rig: SamplerRig) -> Any:
+        session = rig.session()
+        request = sampler_pb2.StreamSampleRequest(
+            sampling_session=session, request=make_request(session)
+        )
+        change(request)
+        return all_of(rig.call("StreamSample", request))
+
+    return send
+
+
+async def stream_of_a_version_to_come(rig: SamplerRig) -> Any:
+    run = await rig.publish("young", seed=1, version=3)
+    return await all_of(rig.stream(rig.session(run=run), min_version=4))
 
 
 def sample_from(session: str) -> Callable[[SamplerRig], Awaitable[Any]]:
@@ -325,6 +356,98 @@ ROWS = {
     "min-version-negative": Row(
         sample(min_version=-1), INVALID, "INVALID_FIELD", ("negative",), "min_version"
     ),
+    "topk-of-samples-negative": Row(
+        extra(topk_sample_logprobs=-1), INVALID, "INVALID_FIELD", ("negative",),
+        "topk_sample_logprobs",
+    ),
+    "topk-of-samples-too-many": Row(
+        extra(topk_sample_logprobs=65), INVALID, "INVALID_FIELD", ("0 to 64",),
+        "topk_sample_logprobs",
+    ),
+    "alternatives-negative": Row(
+        extra(num_prompt_alternatives=-1), INVALID, "INVALID_FIELD", ("negative",),
+        "num_prompt_alternatives",
+    ),
+    "alternatives-too-many": Row(
+        extra(num_prompt_alternatives=65), INVALID, "INVALID_FIELD", ("0 to 64",),
+        "num_prompt_alternatives",
+    ),
+    "last-n-without-logprobs": Row(
+        extra(prompt_logprobs_last_n=1), INVALID, "INVALID_FIELD", ("needs prompt_logprobs",),
+        "prompt_logprobs_last_n",
+    ),
+    "last-n-zero": Row(
+        extra(prompt_logprobs=True, prompt_logprobs_last_n=0), INVALID, "INVALID_FIELD",
+        ("1 to 3",), "prompt_logprobs_last_n",
+    ),
+    "last-n-too-many": Row(
+        extra(prompt_logprobs=True, prompt_logprobs_last_n=4), INVALID, "INVALID_FIELD",
+        ("1 to 3", "4 tokens"), "prompt_logprobs_last_n",
+    ),
+    "targets-out-of-vocabulary": Row(
+        extra(target_prompt_tokens=targets([[1, 2], [3, 100_000], [1, 1]])), INVALID,
+        "TOKEN_OUT_OF_VOCABULARY", ("100000", "[1, 1]", "-1 stands for none"),
+        "target_prompt_tokens", {"token": "100000"},
+    ),
+    "targets-negative": Row(
+        extra(target_prompt_tokens=targets([[-1], [-2], [0]])), INVALID,
+        "TOKEN_OUT_OF_VOCABULARY", ("-2",), "target_prompt_tokens",
+    ),
+    "targets-of-another-length": Row(
+        extra(target_prompt_tokens=targets([[1]] * 4)), INVALID, "SHAPE_MISMATCH",
+        ("[3, K]", "4 tokens", "[4, 1]"), "target_prompt_tokens",
+    ),
+    "targets-one-dimensional": Row(
+        extra(target_prompt_tokens=targets([1, 2, 3])), INVALID, "SHAPE_MISMATCH",
+        ("[T - 1, K]", "[3]"), "target_prompt_tokens",
+    ),
+    "targets-too-many": Row(
+        extra(target_prompt_tokens=targets([[1] * 129] * 3)), INVALID, "SHAPE_MISMATCH",
+        ("1 to 128",), "target_prompt_tokens",
+    ),
+    "targets-none": Row(
+        extra(target_prompt_tokens=targets(np.zeros((3, 0)))), INVALID, "SHAPE_MISMATCH",
+        ("1 to 128",), "target_prompt_tokens",
+    ),
+    "targets-floats": Row(
+        extra(target_prompt_tokens=encode_tensor(np.ones((3, 1), np.float32))), INVALID,
+        "SHAPE_MISMATCH", ("int64 or int32",), "target_prompt_tokens",
+    ),
+    "targets-malformed": Row(
+        extra(target_prompt_tokens=tensors_pb2.Tensor(dtype=1, shape=[3, 1], data=b"x")), INVALID,
+        "SHAPE_MISMATCH", ("not a tensor",), "target_prompt_tokens",
+    ),
+    "weight-updates-unknown": Row(
+        extra(weight_updates=9), INVALID, "INVALID_FIELD", ("got 9",), "weight_updates"
+    ),
+    # Streams.
+    "stream-of-a-foreign-session": Row(
+        lambda rig: all_of(rig.stream(rig.session(project="q"))), NOT_FOUND,
+        "SAMPLING_SESSION_NOT_FOUND", ("create a new one",),
+    ),
+    "stream-of-two-sessions": Row(
+        stream(lambda request: setattr(request.request, "sampling_session", "x")), INVALID,
+        "INVALID_FIELD", ("empty or equal",), "request.sampling_session",
+    ),
+    "stream-without-a-prompt": Row(
+        stream(lambda request: request.ClearField("request")), INVALID, "EMPTY_BATCH",
+        ("no token",), "prompt",
+    ),
+    "received-negative": Row(
+        stream(lambda request: request.received_tokens.append(-1)), INVALID, "INVALID_FIELD",
+        ("negative",), "received_tokens",
+    ),
+    "received-of-other-samples": Row(
+        stream(lambda request: request.received_tokens.extend([1, 2])), INVALID, "INVALID_FIELD",
+        ("each of 1 samples, got 2",), "received_tokens",
+    ),
+    "stream-temperature-nan": Row(
+        stream(lambda request: setattr(request.request.params, "temperature", NAN)), INVALID,
+        "NOT_FINITE", ("nan",), "params.temperature",
+    ),
+    "stream-version-to-come": Row(
+        stream_of_a_version_to_come, "UNAVAILABLE", "VERSION_NOT_LOADED", ("asks for 4",)
+    ),
     # Bytes and keys.
     "malformed": Row(raw(b"\xff\xff\xff\xff"), INVALID, "MALFORMED_REQUEST"),
     "malformed-inside": Row(raw(b"\x12\x7f\x01"), INVALID, "MALFORMED_REQUEST"),
@@ -422,9 +545,12 @@ async def test_random_bytes_are_never_an_untyped_error(scene: Scene) -> None:
     for method in sampler_pb2.DESCRIPTOR.services_by_name["SamplerService"].methods:
         if method.name == "GetCapabilities":  # Any bytes of unknown fields are a good request.
             continue
-        call = rig.channel.unary_unary(f"/tinsmith.v1.SamplerService/{method.name}")
+        path = f"/tinsmith.v1.SamplerService/{method.name}"
+        streamed = method.name == "StreamSample"
+        call = (rig.channel.unary_stream if streamed else rig.channel.unary_unary)(path)
         for _ in range(20):
             body = random.bytes(int(random.integers(1, 40)))
-            error = await refusal(call(body, metadata=bearer(rig.key), timeout=5))
+            answer = call(body, metadata=bearer(rig.key), timeout=5)
+            error = await refusal(all_of(answer) if streamed else answer)
             assert error.reason != "INTERNAL", (method.name, body)
     assert tokens_of(await rig.sample(scene.bystander, PROMPT)) == scene.tokens

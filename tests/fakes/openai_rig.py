@@ -16,8 +16,6 @@ from tests.fakes.scheduler import bearer
 from tests.fakes.scripted_sampler import FakeCoordinator, ScriptedSampler
 
 from tinsmith.v1 import episode_pb2, scheduler_pb2, scheduler_pb2_grpc
-from tinsmith_gateway.config import GatewayConfig
-from tinsmith_gateway.pod import GatewayPod
 from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer
 
 BASE_MODEL = "tiny"
@@ -43,7 +41,7 @@ class OpenAiRig:
         self.pods: EmbeddedServer
         self.sampler: ScriptedSampler
         self.coordinator: FakeCoordinator
-        self.gateway: GatewayPod
+        self._ends = contextlib.AsyncExitStack()
 
     def start(self) -> None:
         self._thread.start()
@@ -51,7 +49,7 @@ class OpenAiRig:
 
     def stop(self) -> None:
         try:
-            self.run(self._stop())
+            self.run(self._ends.aclose())
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(TIMEOUT_S)
@@ -71,7 +69,7 @@ class OpenAiRig:
     @property
     def url(self) -> str:
         """Where the gateway is."""
-        return f"http://{self.gateway.address}"
+        return f"http://{self.pods.address}"
 
     @property
     def key(self) -> str:
@@ -131,33 +129,22 @@ class OpenAiRig:
         self._loop.set_exception_handler(_handle_exception)
         self.pods = EmbeddedServer(
             EmbeddedConfig(
-                data_dir=self._folder / "pods",
+                data_dir=self._folder,
                 models={BASE_MODEL: str(self._model_dir)},
                 port=0,
                 num_threads=1,
+                overrides={"gateway": {"model_aliases": f"{ALIAS}={BASE_MODEL}"}},
             )
         )
         await self.pods.start()
-        pod_key = self.pods._pod_key
-        self.sampler = ScriptedSampler(self.pods.address, pod_key)
+        self._ends.push_async_callback(self.pods.stop)
+        scheduler_address, pod_key = self.pods._scheduler_address, self.pods._pod_key
+        self.sampler = ScriptedSampler(scheduler_address, pod_key)
+        self._ends.push_async_callback(self.sampler.stop)
         await self.sampler.start()
-        self.coordinator = FakeCoordinator(self.pods.address, pod_key)
+        self.coordinator = FakeCoordinator(scheduler_address, pod_key)
+        self._ends.push_async_callback(self.coordinator.stop)
         await self.coordinator.start()
-        self.gateway = GatewayPod(
-            GatewayConfig(
-                data_dir=self._folder / "gateway",
-                scheduler_address=self.pods.address,
-                pod_key=pod_key,
-                model_aliases=f"{ALIAS}={BASE_MODEL}",
-            )
-        )
-        await self.gateway.start()
-
-    async def _stop(self) -> None:
-        await self.gateway.stop()
-        await self.coordinator.stop()
-        await self.sampler.stop()
-        await self.pods.stop()
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from tinsmith_runtime.server import PodServer, ServerConfig
 from tinsmith_runtime.status import decode_status
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.pod import SamplerPod
+from tinsmith_sampler.weights import PublishLive
 
 BASE_MODEL = "tiny"
 PROJECT = "p"
@@ -57,6 +58,7 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
     def __init__(self) -> None:
         self.checkpoints: dict[str, trainer_pb2.Checkpoint] = {}
         self.published: dict[str, trainer_pb2.PublishWeightsResponse] = {}
+        self.num_publishes = 0
         self.server = PodServer(
             ServerConfig(drain_timeout_s=0.1),
             domain="trainer.tinsmith",
@@ -77,6 +79,7 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: Any, context: Any
     ) -> trainer_pb2.PublishWeightsResponse:
         current_caller().require_scope(POD_SCOPE)
+        self.num_publishes += 1
         if request.run not in self.published:
             raise RunNotFoundError(f"run {request.run} does not exist")
         return self.published[request.run]
@@ -91,9 +94,13 @@ def make_request(
     prompt_logprobs: bool = False,
     topk_prompt_logprobs: int = 0,
     min_version: int = 0,
+    extras: Mapping[str, Any] | None = None,
     **params: Any,
 ) -> sampler_pb2.SampleRequest:
-    """Return a request for 8 tokens with seed 1; `stop` None leaves the stop tokens out."""
+    """Return a request for 8 tokens with seed 1; `stop` None leaves the stop tokens out.
+
+    Fields of the request that few need are given as `extras`, others are parameters.
+    """
     request = sampler_pb2.SampleRequest(
         sampling_session=session,
         num_samples=num_samples,
@@ -101,6 +108,7 @@ def make_request(
         prompt_logprobs=prompt_logprobs,
         topk_prompt_logprobs=topk_prompt_logprobs,
         min_version=min_version,
+        **(extras or {}),
     )
     request.prompt.chunks.add(tokens=encode_tokens(tokens))
     if stop is not None:
@@ -123,6 +131,18 @@ def versions_of(response: sampler_pb2.SampleResponse) -> set[int]:
     }
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Return once a condition holds; each look lets the pod go on."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            found = condition()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return
+            await asyncio.sleep(0)
+
+
 async def refusal(call: Awaitable[Any]) -> TinsmithError:
     """Return the typed error that a call is refused with."""
     try:
@@ -143,8 +163,16 @@ def code_of(error: TinsmithError) -> str:
 class SamplerRig:
     """A pod, the scheduler and trainer that it asks, a store that it reads, and a channel."""
 
-    def __init__(self, folder: Path, host: EngineHost, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        host: EngineHost,
+        *,
+        publish_live: PublishLive | None = None,
+        **settings: Any,
+    ) -> None:
         self.host = host
+        self._publish_live = publish_live
         self.scheduler = FakeScheduler()
         self.trainer = FakeTrainer()
         self.store = storage.open(f"file://{folder}")
@@ -166,7 +194,7 @@ class SamplerRig:
                 **self._settings,
             }
         )
-        self.pod = SamplerPod(config, self.host)
+        self.pod = SamplerPod(config, self.host, publish_live=self._publish_live)
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)
         self.stub = sampler_pb2_grpc.SamplerServiceStub(self.channel)
@@ -185,6 +213,15 @@ class SamplerRig:
     def sample(self, session: str, *args: Any, key: str | None = None, **options: Any) -> Any:
         """Draw completions; the arguments are those of `make_request`."""
         return self.call("Sample", make_request(session, *args, **options), key=key)
+
+    def stream(self, session: str, *args: Any, received: Sequence[int] = (), **options: Any) -> Any:
+        """Stream completions; the arguments are those of `make_request`."""
+        request = sampler_pb2.StreamSampleRequest(
+            sampling_session=session,
+            request=make_request("", *args, **options),
+            received_tokens=received,
+        )
+        return self.call("StreamSample", request)
 
     async def logprobs(self, session: str, tokens: Sequence[int] = PROMPT) -> list[float]:
         """Score a sequence."""

@@ -3,7 +3,8 @@
 Bits of a row must not depend on its neighbours, while a matrix product may round differently when
 its shape changes. So shapes are fixed: the frozen product runs in tiles of 16 rows, the last one
 filled up, and LoRA products run as batches of 4-row tiles, each tile with one adapter. Adapters are
-stacked once per composition of the batch, which changes far less often than a token is made.
+stacked once per composition of the batch, which changes far less often than a token is made; their
+ranks are filled up with zeros, because at odd ones a tile's bits depend on its place in the batch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
 from torch import Tensor
 
 from tinsmith_engine.decoder_weights import LAYER_UNITS, AdapterWeights, DecoderWeights
@@ -25,6 +27,7 @@ from tinsmith_engine.row_ladder import RowLadder
 
 ROW_TILE = 16
 _LORA_TILE = 4
+_RANK_STEP = 8
 _TILES = RowLadder((ROW_TILE,))
 
 
@@ -48,7 +51,7 @@ class UnitMix:
 
     tiles: AdapterTiles
     a: Tensor
-    """[tiles, in, parts * rank]."""
+    """[tiles, in, parts * rank], the rank a multiple of 8."""
     b: tuple[Tensor, ...]
     """For each part [tiles, rank, out]."""
     scales: Tensor
@@ -187,12 +190,15 @@ def _tiles(
 def _mix(tiles: AdapterTiles, units: Sequence[LoraUnit | None]) -> UnitMix:
     worn = [_given(units[adapter]).run(0) for adapter in tiles.adapters]
     scales = torch.tensor([lora.scale for lora in worn], dtype=worn[0].a.dtype)
+    num_parts, rank = len(worn[0].b), worn[0].b[0].shape[-1]
+    filling = -rank % _RANK_STEP
+    a = torch.cat([lora.a for lora in worn]).view(len(worn), num_parts, rank, -1)
     return UnitMix(
         tiles=tiles,
-        a=torch.cat([lora.a for lora in worn]).transpose(1, 2),
+        a=F.pad(a, (0, 0, 0, filling)).flatten(1, 2).transpose(1, 2),
         b=tuple(
-            torch.cat([lora.b[part] for lora in worn]).transpose(1, 2)
-            for part in range(len(worn[0].b))
+            F.pad(torch.cat([lora.b[part] for lora in worn]), (0, filling)).transpose(1, 2)
+            for part in range(num_parts)
         ),
         scales=scales.view(-1, 1, 1).to(worn[0].a.device),
     )

@@ -2,14 +2,16 @@
 
 Both give float32 logits for one prompt at a time and for one next token of many sequences. A prompt
 is computed alone, with the trainer's own operations and shapes, so its scores are those of the
-trainer's forward.
+trainer's forward. The logits after its last token are computed by themselves, and those of other
+positions in chunks that begin at multiples of the chunk: what else is asked about a prompt changes
+no bit of what is sampled, nor of another score.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -43,6 +45,16 @@ class DecodeRow:
     """What the rotary position of the last token is ahead of its place."""
 
 
+class Prefilled(NamedTuple):
+    """What reading a prompt gave."""
+
+    last: Tensor
+    """Logits after the last token, [1, V]."""
+    scored: Iterator[tuple[int, Tensor]]
+    """Logits of earlier positions in chunks [rows, V], each with the position of its first row; the
+    first chunk may begin before what was asked for. Computed as they are taken."""
+
+
 class Decoding(Protocol):
     """Source of logits."""
 
@@ -53,9 +65,12 @@ class Decoding(Protocol):
         slots: Sequence[int],
         images: Sequence[ImageInput] = (),
         *,
-        all_: bool,
-    ) -> Iterator[Tensor]:
-        """Read a prompt into slots; yield logits [rows, V] of all positions, or of the last."""
+        first_scored: int,
+    ) -> Prefilled:
+        """Read a prompt of T tokens into slots; positions `first_scored` to T - 2 are scored."""
+
+    def copy_prompt(self, source: int, slots: Sequence[int], num_tokens: int) -> None:
+        """Put the prompt of one slot into others, as if they had read it."""
 
     def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
         """Return next-token logits [rows, V], float32."""
@@ -79,9 +94,9 @@ class CachedDecoding:
         slots: Sequence[int],
         images: Sequence[ImageInput] = (),
         *,
-        all_: bool,
-    ) -> Iterator[Tensor]:
-        """Read a prompt into slots; yield logits [rows, V] of all positions, or of the last."""
+        first_scored: int,
+    ) -> Prefilled:
+        """Read a prompt of T tokens into slots; positions `first_scored` to T - 2 are scored."""
         num_tokens = len(tokens)
         self._cache.reserve(num_tokens)
         rows = pack(
@@ -98,9 +113,13 @@ class CachedDecoding:
             embedded = self._decoder.embed(bound, rows.tokens_N, placed)
             hidden = self._decoder.forward(bound, embedded, cos, sin, attention, None)
             self._cache.copy_prefix(slots[0], slots[1:], num_tokens)
-            first = 0 if all_ else num_tokens - 1
             head = bound.head if lora is None else _adapted_head(bound.head, lora)
-            yield from self._chunks(bound, head, hidden, first, num_tokens)
+            last = self._head_rows(bound, head, hidden, num_tokens - 1, num_tokens)
+        return Prefilled(last, self._chunks(bound, head, hidden, first_scored, num_tokens - 1))
+
+    def copy_prompt(self, source: int, slots: Sequence[int], num_tokens: int) -> None:
+        """Put the prompt of one slot into others, as if they had read it."""
+        self._cache.copy_prefix(source, [slot for slot in slots if slot != source], num_tokens)
 
     def _prompt_weights(
         self, weights: Published | None, rows: PackedRows
@@ -114,16 +133,21 @@ class CachedDecoding:
 
     def _chunks(
         self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor, first: int, last: int
-    ) -> Iterator[Tensor]:
+    ) -> Iterator[tuple[int, Tensor]]:
         """Yield logits of rows, computed in chunks as the trainer's head does."""
-        ladder = weights.head.ladder
         step = chunk_rows(self._decoder.config.vocab_size)
-        for start in range(first, last, step):
-            stop = min(start + step, last)
-            num_rows = padded_rows(stop - start, ladder.quantum)
-            filling = hidden[start : start + 1].expand(num_rows - (stop - start), -1)
-            chunk = torch.cat([hidden[start:stop], filling])
-            yield self._logits(weights, head, chunk)[: stop - start]
+        for start in range(first - first % step, last, step):
+            with torch.no_grad():
+                logits = self._head_rows(weights, head, hidden, start, min(start + step, last))
+            yield start, logits
+
+    def _head_rows(
+        self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor, start: int, stop: int
+    ) -> Tensor:
+        num_rows = padded_rows(stop - start, weights.head.ladder.quantum)
+        filling = hidden[start : start + 1].expand(num_rows - (stop - start), -1)
+        chunk = torch.cat([hidden[start:stop], filling])
+        return self._logits(weights, head, chunk)[: stop - start]
 
     def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
         """Return next-token logits [rows, V], float32.
@@ -217,12 +241,15 @@ class RecomputeDecoding:
         slots: Sequence[int],
         images: Sequence[ImageInput] = (),
         *,
-        all_: bool,
-    ) -> Iterator[Tensor]:
-        """Yield logits [rows, V] of all positions, or of the last; nothing is cached."""
+        first_scored: int,
+    ) -> Prefilled:
+        """Read a prompt of T tokens; positions `first_scored` to T - 2 are scored."""
         del slots, images
         logits = self._logits(weights, tokens)
-        yield logits if all_ else logits[-1:]
+        return Prefilled(logits[-1:], iter([(first_scored, logits[first_scored:-1])]))
+
+    def copy_prompt(self, source: int, slots: Sequence[int], num_tokens: int) -> None:
+        """Do nothing: no slot holds anything."""
 
     def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
         """Return next-token logits [rows, V], float32."""

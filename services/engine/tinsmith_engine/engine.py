@@ -398,6 +398,13 @@ class Engine:
         self._published_revisions[run] = (published, state.revision)
         return published
 
+    def is_outdated(self, published: Published) -> bool:
+        """Return whether the run of a version is here and has other weights by now."""
+        if not self.has_run(published.run):
+            return False
+        newest, revision = self._published_revisions.get(published.run, (None, -1))
+        return newest != published or revision != self._runs.get(published.run).revision
+
     def load_weights(
         self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig, version: int = 0
     ) -> Published:

@@ -11,16 +11,18 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tinsmith_engine.images import place_images
-from tinsmith_engine.values import FloatArray, ImageInput, ModelInfo, Published
+from tinsmith_engine.values import FloatArray, ImageInput, IntArray, ModelInfo, Published
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
     NotFiniteInputError,
     SequenceTooLongError,
+    ShapeMismatchError,
     TokenOutOfVocabularyError,
 )
 
@@ -32,7 +34,8 @@ class SampleRequest:
     """Completions of one prompt under one immutable version of weights.
 
     The same request gives the same tokens whatever else is being sampled: each sample draws from a
-    stream made of `seed` and its index alone.
+    stream made of `seed` and its index alone. Only a request that follows its run may be given
+    other weights between two tokens (`Sampler.update`).
     """
 
     prompt_tokens: Sequence[int]
@@ -56,9 +59,33 @@ class SampleRequest:
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
     """How many likeliest tokens to report at each position of the prompt."""
+    prompt_logprobs_last_n: int | None = None
+    """Score (and list likeliest tokens of) only this many tokens at the end of the prompt."""
+    target_prompt_tokens: IntArray | None = None
+    """Tokens to score at each position of the prompt after the first, int64 [T - 1, K]; -1 for
+    none."""
+    num_prompt_alternatives: int = 0
+    """How many tokens to draw at each position of the prompt after the first, with replacement, at
+    `temperature` alone."""
+    topk_sample_logprobs: int = 0
+    """How many likeliest tokens to report at each sampled token."""
+    follows_run: bool = False
+    """Whether newer weights of the run may take effect between tokens."""
+    cache_scope: str = ""
+    """Requests share what is known of a prompt only within a scope, such as a project."""
     images: Sequence[ImageInput] = ()
     """Of the prompt, in the order of their places; `prompt_tokens` holds their placeholders once
     they are placed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAlternatives:
+    """Tokens that might have stood in a prompt; row i is about position i + 1."""
+
+    tokens: IntArray
+    """int64 [T - 1, k]."""
+    logprobs: FloatArray
+    """Unmodified distribution, float32 [T - 1, k]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +93,36 @@ class PromptLogprobs:
     """Scores of a prompt; entry i is about token i given those before it, the first has none."""
 
     logprobs: list[float | None]
-    """Empty unless `prompt_logprobs` was asked for."""
+    """Empty unless `prompt_logprobs` was asked for; None where nothing was scored."""
     topk: list[list[tuple[int, float]] | None]
     """Token ids and log-probabilities, likeliest first; empty unless asked for."""
+    targets: FloatArray | None = None
+    """Of `target_prompt_tokens`, float32 [T - 1, K], 0 where none was asked for."""
+    alternatives: PromptAlternatives | None = None
+
+
+class SampledToken(NamedTuple):
+    """One token as it was drawn."""
+
+    token: int
+    logprob: float
+    version: int
+    """Of the weights that produced it."""
+    topk: list[tuple[int, float]]
+    """The likeliest tokens in its place; empty unless asked for."""
+
+
+class TokenListener(Protocol):
+    """Is told of a request while it is sampled, on the sampler's thread."""
+
+    def begin(self, prompt: PromptLogprobs | None, num_cached_tokens: int, version: int) -> None:
+        """Note that the prompt was read, before any token."""
+
+    def token(self, sample_index: int, token: SampledToken) -> None:
+        """Note the next token of a sample."""
+
+    def end(self, sample_index: int, reason: str) -> None:
+        """Note why a sample ended, after its last token."""
 
 
 @dataclass(slots=True)
@@ -86,6 +140,10 @@ class SampledSequence:
     """`stop`, `length` (also: the context is full), `error` (the model gave no finite
     distribution), or None while it grows."""
     prompt: PromptLogprobs | None = None
+    topk: list[list[tuple[int, float]]] | None = None
+    """For each token the likeliest ones in its place; None unless asked for."""
+    num_cached_prompt_tokens: int = 0
+    """Prompt tokens that were not computed, because an earlier request had them."""
 
 
 def place_prompt(request: SampleRequest, info: ModelInfo, field: str) -> SampleRequest:
@@ -107,7 +165,9 @@ def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
 
     Raises:
         EmptyBatchError: The prompt has no token.
-        TokenOutOfVocabularyError: A prompt token is not in the vocabulary.
+        TokenOutOfVocabularyError: A token of the prompt or to be scored is not in the vocabulary.
+        ShapeMismatchError: `target_prompt_tokens` do not have a row for each prompt position after
+            the first.
         SequenceTooLongError: The prompt exceeds the context of the model.
         NotFiniteInputError: The temperature or top_p is NaN or infinite.
         InvalidFieldError: Another field is out of range.
@@ -130,9 +190,12 @@ def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
             num_tokens=len(prompt),
             max_context_tokens=info.max_context_tokens,
         )
+    if request.target_prompt_tokens is not None:
+        check_target_tokens(request.target_prompt_tokens, len(prompt), info.vocab_size)
     for name, value in (("temperature", request.temperature), ("top_p", request.top_p)):
         if not math.isfinite(value):
             raise NotFiniteInputError(name, f"is {value}")
+    last_n = request.prompt_logprobs_last_n
     for name, is_wrong, rule in (
         ("num_samples", request.num_samples < 1, "must be at least 1"),
         ("max_tokens", request.max_tokens < 0, "must not be negative"),
@@ -144,6 +207,26 @@ def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
             f"must be 0 to {info.vocab_size}",
         ),
         (
+            "topk_sample_logprobs",
+            not 0 <= request.topk_sample_logprobs <= info.vocab_size,
+            f"must be 0 to {info.vocab_size}",
+        ),
+        (
+            "prompt_logprobs_last_n",
+            last_n is not None and not request.prompt_logprobs,
+            "needs prompt_logprobs",
+        ),
+        (
+            "prompt_logprobs_last_n",
+            last_n is not None and not 1 <= last_n < len(prompt),
+            f"must be 1 to {len(prompt) - 1}, one less than the tokens of the prompt",
+        ),
+        (
+            "num_prompt_alternatives",
+            request.num_prompt_alternatives < 0,
+            "must not be negative",
+        ),
+        (
             "stop_strings",
             bool(request.stop_strings) and request.decode_text is None,
             "need a decoder of text, which this model was loaded without",
@@ -152,3 +235,30 @@ def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
     ):
         if is_wrong:
             raise InvalidFieldError(name, rule)
+
+
+def check_target_tokens(targets: IntArray, num_prompt_tokens: int, vocab_size: int) -> None:
+    """Raise the error that names what is wrong with `target_prompt_tokens`.
+
+    Raises:
+        ShapeMismatchError: They are not [T - 1, K] for a prompt of T tokens.
+        TokenOutOfVocabularyError: One is neither in the vocabulary nor -1.
+    """
+    field = "target_prompt_tokens"
+    if targets.ndim != 2 or len(targets) != num_prompt_tokens - 1:
+        raise ShapeMismatchError(
+            field,
+            f"must have shape [{num_prompt_tokens - 1}, K] for a prompt of {num_prompt_tokens} "
+            f"tokens, got {list(targets.shape)}",
+        )
+    wrong = np.argwhere((targets < -1) | (targets >= vocab_size))
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        token = int(targets[row, column])
+        raise TokenOutOfVocabularyError(
+            field,
+            f"holds token {token} at [{row}, {column}], the vocabulary has {vocab_size}; -1 stands "
+            "for none",
+            token=token,
+            vocab_size=vocab_size,
+        )

@@ -1,19 +1,23 @@
 """The embedded sampler: continuous batching over immutable weight versions.
 
 `step` admits waiting requests into free slots, then makes one token for every active sequence. A
-prompt is read once for all of its samples. Sequences come and go without touching their neighbours:
-shapes, random numbers and attention of a row depend on the row alone, so a request gives the same
-bits in a full batch as by itself.
+prompt is read once for all of its samples, and not again while a slot still holds it
+(`prompt_cache.py`). Sequences come and go without touching their neighbours: shapes, random numbers
+and attention of a row depend on the row alone, so a request gives the same bits in a full batch as
+by itself.
+
+A request holds the version that it samples from. One that follows its run may be given a newer
+version between two steps: the keys and values of its earlier tokens stay, and each token carries
+the version that produced it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tinsmith_engine.decoder import Decoder
@@ -24,50 +28,73 @@ from tinsmith_engine.head import log_probabilities
 from tinsmith_engine.images import rope_shift
 from tinsmith_engine.kv_cache import cache_bytes_per_token
 from tinsmith_engine.picking import PickRule, pick, uniform
+from tinsmith_engine.prompt_cache import PromptCache, PromptKey
+from tinsmith_engine.prompt_scores import first_scored_position, score_prompt, wants_scores
 from tinsmith_engine.requests import (
     PromptLogprobs,
     SampledSequence,
+    SampledToken,
     SampleRequest,
+    TokenListener,
     place_prompt,
     validate_sample_request,
 )
+from tinsmith_engine.values import Published
 
 # A token may be a single byte of a 4-byte character, and a decoder may drop incomplete ones.
 _TOKENS_PER_CHARACTER, _SPARE_TOKENS = 4, 8
 _USUAL_TOKENS = 512
 
 
+@dataclass(slots=True, eq=False)
+class _Order:
+    """A request that has not ended."""
+
+    id: int
+    request: SampleRequest
+    weights: Published | None
+    """What its next token is sampled from."""
+    listener: TokenListener | None
+    num_unfinished: int
+    is_read: bool = False
+    """Whether its prompt was read, and so its scores are known."""
+    prompt: PromptLogprobs | None = None
+    num_cached_tokens: int = 0
+
+    @property
+    def version(self) -> int:
+        return 0 if self.weights is None else self.weights.version
+
+
 @dataclass(slots=True)
 class _Group:
     """Samples of one request that are admitted together."""
 
-    request_id: int
-    request: SampleRequest
+    order: _Order
     samples: range
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Row:
     """One sequence that is being sampled."""
 
-    request_id: int
-    request: SampleRequest
+    order: _Order
     sample_index: int
     slot: int
     tokens: list[int]
     """Prompt and completion."""
-    prompt: PromptLogprobs | None
     rope_shift: int
     """What the rotary position of the completion is ahead of the number of tokens."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    topk: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def completion(self) -> list[int]:
-        return self.tokens[len(self.request.prompt_tokens) :]
+        return self.tokens[len(self.order.request.prompt_tokens) :]
 
     def rule(self) -> PickRule:
-        request = self.request
+        request = self.order.request
         drawn = uniform(request.seed, self.sample_index, len(self.logprobs))
         return PickRule(request.temperature, request.top_k, request.top_p, drawn)
 
@@ -86,14 +113,16 @@ class Sampler:
         self, engine: Engine, *, max_rows: int = 64, max_prefill_tokens: int = 4096
     ) -> None:
         self._info, self._versions = engine.info, engine.versions
+        self._is_outdated = engine.is_outdated
         self._max_prefill_tokens = max_prefill_tokens
         self._decoding = _decoding(engine, max_rows)
         self._max_rows = max_rows
         self._free = list(range(max_rows))
+        self._prompts = PromptCache()
         self._waiting: deque[_Group] = deque()
         self._active: list[_Row] = []
-        self._num_unfinished: dict[int, int] = {}
-        self._requests: dict[int, SampleRequest] = {}
+        self._orders: dict[int, _Order] = {}
+        self._following: dict[int, _Order] = {}
         self._num_requests = 0
 
     @property
@@ -101,8 +130,17 @@ class Sampler:
         """Whether `step` would do anything."""
         return bool(self._waiting or self._active)
 
-    def add(self, request: SampleRequest) -> int:
+    @property
+    def num_active(self) -> int:
+        """How many sequences are in a slot."""
+        return len(self._active)
+
+    def add(self, request: SampleRequest, listener: TokenListener | None = None) -> int:
         """Queue a request and return its id; the request holds its version until it ends.
+
+        Args:
+            request: What is asked for.
+            listener: Is told of each token as it is made.
 
         Raises:
             InvalidArgumentError: See `validate_sample_request`.
@@ -114,28 +152,57 @@ class Sampler:
         if request.weights is not None:
             self._versions.acquire(request.weights)
         self._num_requests += 1
-        request_id = self._num_requests
-        self._requests[request_id] = request
-        self._num_unfinished[request_id] = request.num_samples
+        order = _Order(self._num_requests, request, request.weights, listener, request.num_samples)
+        self._orders[order.id] = order
+        if request.follows_run and request.weights is not None:
+            self._following[order.id] = order
         for first in range(0, request.num_samples, self._max_rows):
             samples = range(first, min(first + self._max_rows, request.num_samples))
-            self._waiting.append(_Group(request_id, request, samples))
-        return request_id
+            self._waiting.append(_Group(order, samples))
+        return order.id
 
     def cancel(self, request_id: int) -> None:
         """Forget a request and what it sampled; an unknown or finished id is no error."""
-        if request_id not in self._requests:
+        order = self._orders.get(request_id)
+        if order is None:
             return
-        for row in self._active:
-            if row.request_id == request_id:
-                self._free.append(row.slot)
-        self._active = [row for row in self._active if row.request_id != request_id]
-        self._waiting = deque(g for g in self._waiting if g.request_id != request_id)
-        self._forget(request_id)
+        self._free += [row.slot for row in self._active if row.order is order]
+        self._active = [row for row in self._active if row.order is not order]
+        self._waiting = deque(group for group in self._waiting if group.order is not order)
+        self._forget(order)
+
+    def update(self, request_id: int, weights: Published) -> bool:
+        """Sample the tokens to come of a request from other weights of its run.
+
+        Prompts of samples that did not begin yet are read with the new weights.
+
+        Returns:
+            Whether anything changed: not for an unknown or finished id, a request that does not
+            follow its run, or the weights that it has.
+
+        Raises:
+            VersionNotLoadedError: Nobody holds the version any more; the request keeps its own.
+        """
+        order = self._following.get(request_id)
+        if order is None or order.weights is None or order.weights == weights:
+            return False
+        self._versions.acquire(weights)
+        previous, order.weights = order.weights, weights
+        self._versions.release(previous)
+        return True
+
+    def outdated(self) -> set[Published]:
+        """Return the versions of requests that follow a run which has newer weights by now."""
+        followed = {order.weights for order in self._following.values()}
+        return {one for one in followed if one is not None and self._is_outdated(one)}
 
     def progress(self, request_id: int) -> list[SampledSequence]:
         """Return the sequences of a request that are still growing, as far as they are."""
-        return [_sequence(row, None) for row in self._active if row.request_id == request_id]
+        return [_sequence(row, None) for row in self._active if row.order.id == request_id]
+
+    def forget_prompts(self) -> None:
+        """Read every prompt anew, as after a failure that may have left damage."""
+        self._prompts.clear()
 
     def step(self) -> list[SampledSequence]:
         """Admit what fits, make one token for every active sequence, return what finished."""
@@ -143,10 +210,7 @@ class Sampler:
         if self._active:
             rows = self._active
             logits = self._decoding.decode(
-                [
-                    DecodeRow(row.slot, row.request.weights, row.tokens, row.rope_shift)
-                    for row in rows
-                ]
+                [DecodeRow(row.slot, row.order.weights, row.tokens, row.rope_shift) for row in rows]
             )
             finished += self._take_tokens(rows, logits)
         return finished
@@ -155,33 +219,68 @@ class Sampler:
         finished: list[SampledSequence] = []
         num_tokens = 0
         while self._waiting and len(self._waiting[0].samples) <= len(self._free):
-            num_tokens += len(self._waiting[0].request.prompt_tokens)
+            num_tokens += len(self._waiting[0].order.request.prompt_tokens)
             if num_tokens > self._max_prefill_tokens and (finished or self._active):
                 break
             finished += self._start(self._waiting.popleft())
         return finished
 
     def _start(self, group: _Group) -> list[SampledSequence]:
-        request = group.request
-        # The lowest free slots: samples of a prompt then tend to lie side by side.
-        self._free.sort()
-        slots, self._free = self._free[: len(group.samples)], self._free[len(group.samples) :]
-        scores_prompt = request.prompt_logprobs or request.topk_prompt_logprobs > 0
-        chunks = self._decoding.prefill(
-            request.weights, request.prompt_tokens, slots, request.images, all_=scores_prompt
-        )
-        prompt, last = _read_prompt(request, chunks)
+        order, request = group.order, group.order.request
+        slots, last = self._read_prompt(order, len(group.samples))
         shift = rope_shift(request.images)
         rows = [
-            _Row(
-                group.request_id, request, sample, slot, list(request.prompt_tokens), prompt, shift
-            )
+            _Row(order, sample, slot, list(request.prompt_tokens), shift)
             for sample, slot in zip(group.samples, slots, strict=True)
         ]
         self._active = self._active + rows
         if self._limit(request) == 0:
             return [self._finish(row, "length") for row in rows]
         return self._take_tokens(rows, last.expand(len(rows), -1))
+
+    def _read_prompt(self, order: _Order, num_samples: int) -> tuple[list[int], Tensor]:
+        """Put a prompt into slots; return them and the logits [1, V] after it."""
+        request = order.request
+        num_tokens = len(request.prompt_tokens)
+        is_scored = wants_scores(request) and not order.is_read
+        # Images are part of what was read, and not among the tokens.
+        key = None
+        if not request.images:
+            key = PromptKey(request.cache_scope, order.weights, tuple(request.prompt_tokens))
+        known = None if key is None or is_scored else self._prompts.find(key)
+        slots = self._take_slots(num_samples, None if known is None else known.slot)
+        try:
+            if known is not None:
+                self._decoding.copy_prompt(known.slot, slots, num_tokens)
+                last, prompt = known.last_logits, None
+            else:
+                first = first_scored_position(request) if is_scored else num_tokens - 1
+                last, chunks = self._decoding.prefill(
+                    order.weights, request.prompt_tokens, slots, request.images, first_scored=first
+                )
+                prompt = score_prompt(request, chunks) if is_scored else None
+        except BaseException:
+            self._prompts.forget(slots)
+            self._free += slots
+            raise
+        if key is not None and known is None:
+            self._prompts.add(key, slots[0], last)
+        if not order.is_read:
+            order.is_read, order.prompt = True, prompt
+            order.num_cached_tokens = 0 if known is None else num_tokens
+            if order.listener is not None:
+                order.listener.begin(prompt, order.num_cached_tokens, order.version)
+        return slots, last
+
+    def _take_slots(self, count: int, known: int | None) -> list[int]:
+        """Take free slots to write to, the one that holds the prompt among them if it is free."""
+        ranked = self._prompts.rank(self._free)
+        if known in self._free:
+            ranked = [known, *(slot for slot in ranked if slot != known)]
+        slots = sorted(ranked[:count])
+        self._free = [slot for slot in self._free if slot not in slots]
+        self._prompts.forget(slot for slot in slots if slot != known)
+        return slots
 
     def _limit(self, request: SampleRequest) -> int:
         """Return the longest completion that the request and the context allow."""
@@ -190,38 +289,48 @@ class Sampler:
 
     def _take_tokens(self, rows: Sequence[_Row], logits_RV: Tensor) -> list[SampledSequence]:
         chosen_R = pick(logits_RV, [row.rule() for row in rows])
-        logprobs_R = log_probabilities(logits_RV).gather(1, chosen_R[:, None])[:, 0]
+        log_softmax_RV = log_probabilities(logits_RV)
+        logprobs_R = log_softmax_RV.gather(1, chosen_R[:, None])[:, 0]
         finished = []
-        for row, token, logprob in zip(rows, chosen_R.tolist(), logprobs_R.tolist(), strict=True):
-            reason = self._take(row, token, logprob)
+        for index, (row, token, logprob) in enumerate(
+            zip(rows, chosen_R.tolist(), logprobs_R.tolist(), strict=True)
+        ):
+            topk = _likeliest(log_softmax_RV[index], row.order.request.topk_sample_logprobs)
+            reason = self._take(row, SampledToken(token, logprob, row.order.version, topk))
             if reason is not None:
                 finished.append(self._finish(row, reason))
         return finished
 
-    def _take(self, row: _Row, token: int, logprob: float) -> str | None:
-        if not np.isfinite(logprob):
+    def _take(self, row: _Row, sampled: SampledToken) -> str | None:
+        if not np.isfinite(sampled.logprob):
             return "error"
-        request = row.request
-        row.tokens.append(token)
-        row.logprobs.append(logprob)
-        row.versions.append(0 if request.weights is None else request.weights.version)
-        if token in request.stop_tokens or _has_stop_string(row):
+        order, request = row.order, row.order.request
+        row.tokens.append(sampled.token)
+        row.logprobs.append(sampled.logprob)
+        row.versions.append(sampled.version)
+        row.topk.append(sampled.topk)
+        if order.listener is not None:
+            order.listener.token(row.sample_index, sampled)
+        if sampled.token in request.stop_tokens or _has_stop_string(row):
             return "stop"
         return "length" if len(row.logprobs) >= self._limit(request) else None
 
     def _finish(self, row: _Row, reason: str) -> SampledSequence:
+        order = row.order
         self._active = [other for other in self._active if other is not row]
         self._free.append(row.slot)
-        self._num_unfinished[row.request_id] -= 1
-        if self._num_unfinished[row.request_id] == 0:
-            self._forget(row.request_id)
+        if order.listener is not None:
+            order.listener.end(row.sample_index, reason)
+        order.num_unfinished -= 1
+        if order.num_unfinished == 0:
+            self._forget(order)
         return _sequence(row, reason)
 
-    def _forget(self, request_id: int) -> None:
-        request = self._requests.pop(request_id)
-        del self._num_unfinished[request_id]
-        if request.weights is not None:
-            self._versions.release(request.weights)
+    def _forget(self, order: _Order) -> None:
+        del self._orders[order.id]
+        self._following.pop(order.id, None)
+        if order.weights is not None:
+            self._versions.release(order.weights)
 
 
 def rows_within(engine: Engine, cache_bytes: int) -> int | None:
@@ -244,33 +353,8 @@ def _decoding(engine: Engine, max_rows: int) -> Decoding:
     raise TypeError(f"no sampler for a {type(engine.model).__name__}")
 
 
-def _read_prompt(
-    request: SampleRequest, chunks: Iterable[Tensor]
-) -> tuple[PromptLogprobs | None, Tensor]:
-    """Return the prompt's scores, if asked for, and the logits [1, V] after its last token."""
-    tokens, count = request.prompt_tokens, request.topk_prompt_logprobs
-    logprobs: list[float | None] = [None]
-    topk: list[list[tuple[int, float]] | None] = [None]
-    if not (request.prompt_logprobs or count > 0):
-        (last,) = chunks
-        return None, last
-    for logits in chunks:
-        last = logits[-1:]
-        log_softmax = log_probabilities(logits)
-        # Position i predicts token i + 1; what follows the prompt is for the completion.
-        nexts = list(tokens[len(logprobs) : len(logprobs) + len(logits)])
-        log_softmax = log_softmax[: len(nexts)]
-        targets = torch.tensor(nexts, dtype=torch.int64, device=logits.device)[:, None]
-        logprobs += log_softmax.gather(1, targets)[:, 0].tolist()
-        if count > 0:
-            values, ids = log_softmax.topk(count, dim=1)
-            pairs = zip(ids.tolist(), values.tolist(), strict=True)
-            topk += [list(zip(*pair, strict=True)) for pair in pairs]
-    return PromptLogprobs(logprobs if request.prompt_logprobs else [], topk if count else []), last
-
-
 def _has_stop_string(row: _Row) -> bool:
-    request = row.request
+    request = row.order.request
     if not request.stop_strings or request.decode_text is None:
         return False
     longest = max(len(text) for text in request.stop_strings)
@@ -280,13 +364,25 @@ def _has_stop_string(row: _Row) -> bool:
     return any(stop in text for stop in request.stop_strings)
 
 
+def _likeliest(log_softmax_V: Tensor, count: int) -> list[tuple[int, float]]:
+    """Return the likeliest tokens of one row, likeliest first."""
+    if count == 0:
+        return []
+    # One row at a time: which of two equal tokens `topk` returns may depend on the shape.
+    values, ids = log_softmax_V.topk(count)
+    return list(zip(ids.tolist(), values.tolist(), strict=True))
+
+
 def _sequence(row: _Row, reason: str | None) -> SampledSequence:
+    order = row.order
     return SampledSequence(
-        request_id=row.request_id,
+        request_id=order.id,
         sample_index=row.sample_index,
         tokens=row.completion,
         logprobs=np.asarray(row.logprobs, dtype=np.float32),
         versions=list(row.versions),
         finish_reason=reason,
-        prompt=row.prompt,
+        prompt=order.prompt,
+        topk=list(row.topk) if order.request.topk_sample_logprobs > 0 else None,
+        num_cached_prompt_tokens=order.num_cached_tokens,
     )

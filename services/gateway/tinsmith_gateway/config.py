@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tinsmith_gateway.limits import LimitSettings
 from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.errors import ConfigError
 
@@ -36,6 +37,25 @@ class GatewayConfig:
     """`name=base model`, separated by commas: further names for base models, on all protocols."""
     max_body_bytes: int = 64 * 2**20
     """Limit of one request."""
+    pins_clients: bool = True
+    """Whether native clients are told to send every call here: right unless they can reach the
+    pods' own addresses."""
+    max_native_call_s: float = 3600.0
+    """Deadline of a native call that has none, and the longest that one may have."""
+    max_connections: int = 16_384
+    """More are dropped at once."""
+    handshake_timeout_s: float = 10.0
+    """Time for TLS, for the first bytes of a connection, and for the head of a request."""
+    max_head_bytes: int = 64 * 2**10
+    """Limit of the head of an HTTP request."""
+    max_requests_per_key: int = 4096
+    """Requests that one key may have in flight; 0 sets no limit, here and below."""
+    max_waits_per_key: int = 8192
+    """Long polls and heartbeats that one key may have in flight."""
+    max_bytes_per_key: int = 2**30
+    """Bytes of the bodies of the requests that one key may have in flight."""
+    max_tokens_per_key: int = 16 * 2**20
+    """Tokens of the HTTP requests that one key may have in flight."""
     call_timeout_s: float = 60.0
     """Time that a call to another pod may take, retries included."""
     long_poll_s: float = 25.0
@@ -53,6 +73,10 @@ class GatewayConfig:
         for name in (
             "drain_timeout_s",
             "max_body_bytes",
+            "max_native_call_s",
+            "max_connections",
+            "handshake_timeout_s",
+            "max_head_bytes",
             "call_timeout_s",
             "long_poll_s",
             "sample_retention_s",
@@ -66,6 +90,16 @@ class GatewayConfig:
             raise ConfigError(f"listen_address must be host:port, got {self.listen_address!r}")
         self.aliases()
         self.client_config()
+        self.limits()
+
+    def limits(self) -> LimitSettings:
+        """Return what one key may have in flight."""
+        return LimitSettings(
+            max_requests_per_key=self.max_requests_per_key,
+            max_waits_per_key=self.max_waits_per_key,
+            max_bytes_per_key=self.max_bytes_per_key,
+            max_tokens_per_key=self.max_tokens_per_key,
+        )
 
     def aliases(self) -> dict[str, str]:
         """Return the base model behind each further name."""

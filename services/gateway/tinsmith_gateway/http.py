@@ -7,6 +7,7 @@ what clients do with them: the `tinker` SDK and the `openai` package send a requ
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -19,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tinsmith_gateway.callers import Credential
+from tinsmith_gateway.limits import Admission
 from tinsmith_gateway.metrics import HTTP_ERRORS, HTTP_SECONDS
 from tinsmith_gateway.services import Services
 from tinsmith_runtime.errors import (
@@ -46,6 +48,7 @@ _STATUS = {
     ErrorCode.ABORTED: 400,
     ErrorCode.DEADLINE_EXCEEDED: 503,
     ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.UNIMPLEMENTED: 404,
     ErrorCode.INTERNAL: 500,
     ErrorCode.DATA_LOSS: 500,
 }
@@ -62,12 +65,14 @@ class Call:
         credential: Who called.
         request: Path, query and headers.
         body: The body, whole.
+        admission: Counts the request; tokens are added once they are known.
     """
 
     services: Services
     credential: Credential
     request: Request
     body: bytes
+    admission: Admission
 
     def parse(self, model: type[BodyT]) -> BodyT:
         """Return the JSON body as a model.
@@ -84,7 +89,12 @@ RenderError = Callable[[TinsmithError, int, dict[str, str]], Response]
 
 
 def endpoint(
-    services: Services, handler: Handler, render_error: RenderError, *, needs_key: bool = True
+    services: Services,
+    handler: Handler,
+    render_error: RenderError,
+    *,
+    needs_key: bool = True,
+    is_wait: bool = False,
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return a Starlette endpoint around a handler.
 
@@ -93,6 +103,8 @@ def endpoint(
         handler: Answers a request; a `TinsmithError` that it raises is rendered.
         render_error: Makes the answer of an error, given its status and headers.
         needs_key: Whether a caller is needed; without one the credential is that of nobody.
+        is_wait: Whether it only waits for what goes on anyway, or keeps something alive: it is
+            counted apart from other requests, and cut when the gateway shuts down.
     """
     name = handler.__name__
 
@@ -104,8 +116,13 @@ def endpoint(
             if needs_key:
                 credential = await services.callers.authenticate(request.headers)
                 bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)
-            body = await _read_body(request, services.config.max_body_bytes)
-            response = await handler(Call(services, credential, request, body))
+            key_id = credential.caller.key_id
+            with (
+                services.limits.admit(key_id, is_wait=is_wait) as admission,
+                services.drain.wait() if is_wait else contextlib.nullcontext(),
+            ):
+                body = await _read_body(request, services.config.max_body_bytes, admission)
+                response = await handler(Call(services, credential, request, body, admission))
             status = response.status_code
         except ClientDisconnect:
             status = _CLIENT_GONE
@@ -156,7 +173,7 @@ def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
         raise InvalidFieldError(field, first["msg"]) from error
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
+async def _read_body(request: Request, limit: int, admission: Admission) -> bytes:
     chunks, size = [], 0
     async for chunk in request.stream():
         size += len(chunk)
@@ -164,5 +181,6 @@ async def _read_body(request: Request, limit: int) -> bytes:
             raise BatchTooLargeError(
                 f"the body is larger than {limit} bytes; send it in parts", limit=limit
             )
+        admission.add_bytes(len(chunk))
         chunks.append(chunk)
     return b"".join(chunks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 HTTP_SECONDS = Histogram(
     "tinsmith_gateway_http_request_duration_seconds",
@@ -19,4 +19,39 @@ OPENAI_TOKENS = Counter(
     "tinsmith_gateway_openai_tokens_total",
     "Tokens of OpenAI clients, by kind: `prompt` or `sampled`.",
     ["kind"],
+)
+PENDING_SAMPLES = Gauge(
+    "tinsmith_gateway_pending_samples", "Samples of the Tinker wire that have not ended."
+)
+NATIVE_SECONDS = Histogram(
+    "tinsmith_gateway_native_call_duration_seconds",
+    "Wall time of one gRPC call that was passed through, by method and status code.",
+    ["method", "code"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+)
+NATIVE_ERRORS = Counter(
+    "tinsmith_gateway_native_errors_total",
+    "gRPC calls that the gateway itself refused, by method and reason.",
+    ["method", "reason"],
+)
+REROUTED_CALLS = Counter(
+    "tinsmith_gateway_rerouted_calls_total",
+    "gRPC calls that were sent to a second pod because their resource had moved.",
+)
+CONNECTIONS = Gauge("tinsmith_gateway_connections", "Open connections, by protocol.", ["protocol"])
+REFUSED_CONNECTIONS = Counter(
+    "tinsmith_gateway_refused_connections_total",
+    "Connections that were dropped before a request, by reason.",
+    ["reason"],
+)
+LIMITED_REQUESTS = Counter(
+    "tinsmith_gateway_limited_requests_total",
+    "Requests refused because their key had too much in flight, by what was too much.",
+    ["what"],
+)
+LIMITED_REQUESTS_IN_FLIGHT = Gauge(
+    "tinsmith_gateway_requests_in_flight", "Requests of all keys in flight, waits apart."
+)
+LIMITED_BYTES_IN_FLIGHT = Gauge(
+    "tinsmith_gateway_bytes_in_flight", "Bytes of the bodies of all keys' requests in flight."
 )

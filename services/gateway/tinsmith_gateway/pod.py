@@ -1,27 +1,38 @@
-"""Wires a gateway: connections, database, HTTP."""
+"""Wires a gateway: connections, database, HTTP and gRPC behind one port."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import socket
-from collections.abc import Callable, Iterator
-
-import uvicorn
+from collections.abc import Callable
 
 from tinsmith.v1 import episode_pb2
 from tinsmith_gateway.app import create_app
 from tinsmith_gateway.callers import Callers, Credential
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.directory import Directory
+from tinsmith_gateway.drain import Drain
+from tinsmith_gateway.front import Front, FrontSettings, bind, load_tls
+from tinsmith_gateway.http_server import HttpServer
+from tinsmith_gateway.limits import Limits
+from tinsmith_gateway.native import NativeServer
+from tinsmith_gateway.passthrough import PassThrough
 from tinsmith_gateway.routing import EPISODE_SERVICE
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.store import open_database
+from tinsmith_gateway.tinker import TinkerWire
 from tinsmith_gateway.upstream import Upstream
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.metrics import MetricsServer
 from tinsmith_runtime.scheduler_client import SchedulerClient
+from tinsmith_runtime.server import ServerConfig
 from tinsmith_runtime.sql import Database
+
+logger = logging.getLogger(__name__)
+
+_MAX_CALLS = 100_000
+"""Of all keys together; the limits are those of each key."""
 
 
 class GatewayPod:
@@ -38,27 +49,53 @@ class GatewayPod:
         self._config = config
         self._on_lost = on_lost
         self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
-        directory = Directory(config.scheduler_address, pod_key=config.pod_key)
-        self._upstream = Upstream(directory, timeout_s=config.call_timeout_s)
+        self._directory = Directory(config.scheduler_address, pod_key=config.pod_key)
+        self._upstream = Upstream(self._directory, timeout_s=config.call_timeout_s)
         self._callers = Callers(
             self._scheduler.authenticator(),
             pod_key=config.pod_key,
             verify_episode_key=self._verify_episode_key,
         )
+        self._limits = Limits(config.limits())
+        self._drain = Drain()
         self._database: Database | None = None
+        self._tinker: TinkerWire | None = None
         self._metrics: MetricsServer | None = None
-        self._server: _HttpServer | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
+        self._http: HttpServer | None = None
+        self._native: NativeServer | None = None
+        self._front: Front | None = None
         self.address = ""
-        """`host:port` of the server; empty before `start`."""
+        """`host:port` that clients are given, `https://host:port` with TLS; empty before `bind`."""
+
+    def bind(self) -> str:
+        """Reserve the port and return the address, before anything is served.
+
+        Raises:
+            ConfigError: If the address can not be bound.
+        """
+        if self._listener is None:
+            self._listener = bind(self._config.listen_address)
+            host, port = (
+                self._config.listen_address.rpartition(":")[0],
+                self._listener.getsockname()[1],
+            )
+            scheme = "https://" if self._config.tls_certificate is not None else ""
+            self.address = f"{scheme}{host}:{port}"
+        return self.address
 
     async def start(self) -> None:
         """Recover what was promised, and serve.
 
         Raises:
-            ConfigError: If an address can not be bound or the database not be used.
+            ConfigError: If an address can not be bound, the database not be used, or the
+                certificate not be read.
         """
         config = self._config
+        tls = None
+        if config.tls_certificate is not None and config.tls_key is not None:
+            tls = await asyncio.to_thread(load_tls, config.tls_certificate, config.tls_key)
+        self.bind()
         self._database = await open_database(
             config.data_dir, config.database_url, on_lost=self._on_lost
         )
@@ -68,28 +105,77 @@ class GatewayPod:
             upstream=self._upstream,
             database=self._database,
             nobody=Credential(Caller("", frozenset(), ""), (), ""),
+            limits=self._limits,
+            drain=self._drain,
         )
+        self._tinker = TinkerWire(services)
+        await self._tinker.start()
         if config.metrics_address is not None:
             self._metrics = MetricsServer.start(config.metrics_address)
-        host, _, port = config.listen_address.rpartition(":")
-        listener = socket.create_server((host, int(port)))
-        self.address = f"{host}:{listener.getsockname()[1]}"
-        self._server = _HttpServer(
-            uvicorn.Config(create_app(services), log_config=None, access_log=False, lifespan="off")
+        self._http = HttpServer(
+            create_app(services, self._tinker),
+            drain_timeout_s=config.drain_timeout_s,
+            head_timeout_s=config.handshake_timeout_s,
+            max_head_bytes=config.max_head_bytes,
         )
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        await self._http.start()
+        self._native = NativeServer(self._native_config(), self._pass_through())
+        socket_path = await self._native.start()
+        self._front = Front(
+            FrontSettings(
+                max_connections=config.max_connections,
+                handshake_timeout_s=config.handshake_timeout_s,
+                tls=tls,
+            ),
+            self._http,
+            socket_path,
+        )
+        assert self._listener is not None
+        await self._front.start(self._listener)
+        logger.info("serving", extra={"address": self.address})
 
     async def stop(self) -> None:
-        """Refuse new requests, let running ones finish, close."""
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
+        """Refuse new requests, let running ones finish, close; what only waits is cut."""
+        self._drain.begin()
+        if self._front is not None:
+            self._front.stop_accepting()
+        async with asyncio.TaskGroup() as group:
+            for server in (self._native, self._http):
+                if server is not None:
+                    group.create_task(server.stop())
+        if self._front is not None:
+            await self._front.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._tinker is not None:
+            await self._tinker.stop()
         if self._metrics is not None:
             await asyncio.to_thread(self._metrics.stop)
         await self._upstream.close()
         await self._scheduler.close()
         if self._database is not None:
             await self._database.close()
+        logger.info("stopped", extra={"address": self.address})
+
+    def _native_config(self) -> ServerConfig:
+        config = self._config
+        return ServerConfig(
+            drain_timeout_s=config.drain_timeout_s,
+            max_message_bytes=config.max_body_bytes,
+            max_concurrent_calls=_MAX_CALLS,
+            handshake_timeout_s=config.handshake_timeout_s,
+        )
+
+    def _pass_through(self) -> PassThrough:
+        return PassThrough(
+            self._callers,
+            self._directory,
+            self._upstream.channel,
+            self._limits,
+            self._drain,
+            max_call_s=self._config.max_native_call_s,
+            pins_clients=self._config.pins_clients,
+        )
 
     async def _verify_episode_key(self, key: str) -> episode_pb2.Episode:
         return await self._upstream.call(
@@ -99,11 +185,3 @@ class GatewayPod:
             episode_pb2.Episode,
             self._callers.for_pods(""),
         )
-
-
-class _HttpServer(uvicorn.Server):
-    """Leaves the signals of the process to the process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield

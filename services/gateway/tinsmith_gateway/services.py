@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from tinsmith_gateway.callers import Callers, Credential
 from tinsmith_gateway.config import GatewayConfig
+from tinsmith_gateway.drain import Drain
+from tinsmith_gateway.limits import Limits
 from tinsmith_gateway.upstream import Upstream
 from tinsmith_runtime.sql import Database
 
@@ -20,6 +22,8 @@ class Services:
         upstream: Calls other pods.
         database: Where futures are kept.
         nobody: The credential of a request that needs none.
+        limits: What each key may have in flight.
+        drain: Whether the gateway is shutting down.
     """
 
     config: GatewayConfig
@@ -27,3 +31,5 @@ class Services:
     upstream: Upstream
     database: Database
     nobody: Credential
+    limits: Limits
+    drain: Drain

@@ -12,7 +12,8 @@ SCHEMA_VERSION = 1
 
 metadata = sa.MetaData()
 
-# Work that was promised to a client of the Tinker wire: samples, mostly.
+# What clients of the Tinker wire were promised: samples, custom losses, and why something that
+# could not be put into native words was refused.
 futures = sa.Table(
     "futures",
     metadata,
@@ -33,4 +34,27 @@ futures = sa.Table(
     sa.Column("retrieve_time_s", sa.Float),
     sa.Index("futures_by_end", "owner", "revision"),
     sa.Index("futures_by_retention", "retrieve_time_s", "finish_time_s"),
+)
+
+# What an optimizer step was told of failures that its client had seen: a repeat says the same.
+observed_steps = sa.Table(
+    "observed_steps",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("sequence_number", sa.BigInteger, primary_key=True),
+    sa.Column("observed", sa.BigInteger, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+)
+
+# What was used, by hour: for people who share a deployment, not for invoices.
+usage = sa.Table(
+    "usage",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("hour_s", sa.BigInteger, primary_key=True),
+    sa.Column("session", sa.Text, primary_key=True),
+    sa.Column("base_model", sa.Text, primary_key=True),
+    # training, sampling_prefill, sampling_prefill_cached, sampling_sample or checkpoint.
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("count", sa.BigInteger, nullable=False),
 )

@@ -117,20 +117,34 @@ def _pair(entry: str) -> tuple[str, str]:
     return name, value
 
 
+def describe(server: EmbeddedServer, config: EmbeddedConfig) -> str:
+    """Return what a user is told: where the server is, the key, and how clients are pointed at it.
+
+    The key has two spellings, because clients of the Tinker wire insist on theirs.
+    """
+    url = server.address if "://" in server.address else f"http://{server.address}"
+    tinker_key = server.api_key.replace("tsk_", "tml-", 1)
+    return (
+        f"Tinsmith serves {', '.join(config.models)}\n"
+        f"  address  {server.address}\n"
+        f"  key      {server.api_key}\n"
+        f"           {tinker_key}   the same, as tinker spells it\n"
+        f"  data     {config.data_dir}\n"
+        "Clients on this machine:\n"
+        f"  tinsmith  found by itself; else TINSMITH_ADDRESS={server.address} "
+        "TINSMITH_API_KEY=tsk_...\n"
+        f"  tinker    TINKER_BASE_URL={url} TINKER_API_KEY={tinker_key}\n"
+        f"  openai    OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={server.api_key}\n"
+        "Ctrl-C stops it; what was acknowledged survives."
+    )
+
+
 async def _serve(config: EmbeddedConfig) -> None:
     server = EmbeddedServer(config)
     stopped = asyncio.create_task(wait_for_signal())
     await server.start()
     write_state(state_dir(), server)
-    _console.print(
-        f"Tinsmith serves {', '.join(config.models)}\n"
-        f"  address  {server.address}\n"
-        f"  key      {server.api_key}\n"
-        f"  data     {config.data_dir}\n"
-        "Ctrl-C stops it; what was acknowledged survives.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    _console.print(describe(server, config), highlight=False, soft_wrap=True)
     await stopped
     _console.print("draining", highlight=False)
     await server.stop()

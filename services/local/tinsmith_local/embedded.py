@@ -1,13 +1,15 @@
-"""All services in one process: the same pods, each with its own port on loopback.
+"""All services in one process: the same pods, each with its own port, behind the gateway.
 
-This is the one package that may import every pod. It differs from separate processes in a single
-point: trainer and sampler are given one engine host, so live weights pass between them as a copy of
-a row instead of a checkpoint.
+Clients are given the gateway's address; on loopback native ones go on to the pods directly, which
+saves a hop. This is the one package that may import every pod. It differs from separate processes
+in a single point: trainer and sampler are given one engine host, so live weights pass between them
+as a copy of a row instead of a checkpoint.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import logging
 import os
@@ -21,6 +23,8 @@ from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_engine.host import EngineHost
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.deployment import EnvironmentDeployment
+from tinsmith_gateway.config import GatewayConfig
+from tinsmith_gateway.pod import GatewayPod
 from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger.records import FencedError
@@ -44,6 +48,7 @@ _POD_CONFIGS: dict[str, Any] = {
     "trainer": TrainerConfig,
     "sampler": SamplerConfig,
     "environment": EnvironmentConfig,
+    "gateway": GatewayConfig,
 }
 
 
@@ -57,7 +62,7 @@ class EmbeddedConfig:
     """Directory or hub id by base model."""
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    """Port of the scheduler; the other pods pick free ones."""
+    """Port of the gateway; the other pods pick free ones."""
     metrics_address: str | None = None
     num_threads: int = 0
     """Threads of one operation; 0 takes all cores."""
@@ -67,7 +72,7 @@ class EmbeddedConfig:
     math_problems_path: Path | None = None
     """JSONL file in GSM8K's layout that the math environment takes its problems from."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
-    """Further settings by pod: `scheduler`, `trainer`, `sampler`, `environment`."""
+    """Further settings by pod: `scheduler`, `trainer`, `sampler`, `environment`, `gateway`."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -87,15 +92,18 @@ class Pod(Protocol):
 
 
 class EmbeddedServer:
-    """Scheduler, trainer, sampler and environment in this process."""
+    """Scheduler, trainer, sampler, environment and gateway in this process."""
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self._config = config
         self._pod_key = secrets.token_urlsafe(32)
         self._engines: EngineHost | None = None
         self._pods: list[Pod] = []
+        self._gateway: GatewayPod | None = None
+        self._scheduler_address = ""
         self.api_key = ""
         self.address = ""
+        """Where the gateway listens."""
 
     async def start(self) -> None:
         """Load the models, recover, and serve.
@@ -110,7 +118,10 @@ class EmbeddedServer:
         try:
             scheduler = SchedulerPod(self._scheduler_config())
             await self._start(scheduler)
-            self.address = scheduler.address
+            self._scheduler_address = scheduler.address
+            self._gateway = gateway = GatewayPod(self._gateway_config())
+            # Reserved before the models are loaded, which takes long; served when all is there.
+            self.address = gateway.bind()
             trainer_config = self._trainer_config()
             self._engines = await asyncio.to_thread(load_engines, trainer_config)
             trainer = TrainerPod(
@@ -124,12 +135,16 @@ class EmbeddedServer:
             await self._start(environment)
             for pod in (trainer, sampler, environment):
                 await pod.wait_listed(_LISTING_TIMEOUT_S)
+            await gateway.start()
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """Drain and stop all pods, the last started first."""
+        """Drain and stop all pods: first the gateway, then the last started first."""
+        if self._gateway is not None:
+            await self._gateway.stop()
+            self._gateway = None
         while self._pods:
             await self._pods.pop().stop()
         if self._engines is not None:
@@ -145,7 +160,7 @@ class EmbeddedServer:
             data_dir=self._config.data_dir,
             pod_key=self._pod_key,
             bootstrap_key=self.api_key,
-            listen_address=f"{self._config.host}:{self._config.port}",
+            listen_address=f"{self._config.host}:0",
             metrics_address=self._config.metrics_address,
             **self._overrides("scheduler"),
         )
@@ -155,7 +170,7 @@ class EmbeddedServer:
         return TrainerConfig(
             data_dir=self._config.data_dir,
             base_models=models,
-            scheduler_address=self.address,
+            scheduler_address=self._scheduler_address,
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:0",
             num_threads=self._config.num_threads,
@@ -167,7 +182,7 @@ class EmbeddedServer:
     def _sampler_config(self, storage_uri: str) -> SamplerConfig:
         return SamplerConfig(
             storage_uri=storage_uri,
-            scheduler_address=self.address,
+            scheduler_address=self._scheduler_address,
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:0",
             **self._overrides("sampler"),
@@ -175,11 +190,21 @@ class EmbeddedServer:
 
     def _environment_config(self) -> EnvironmentConfig:
         return EnvironmentConfig(
-            scheduler_address=self.address,
+            scheduler_address=self._scheduler_address,
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:0",
             math_problems_path=self._config.math_problems_path,
             **self._overrides("environment"),
+        )
+
+    def _gateway_config(self) -> GatewayConfig:
+        settings: dict[str, Any] = {"pins_clients": not _is_loopback(self._config.host)}
+        return GatewayConfig(
+            data_dir=self._config.data_dir,
+            scheduler_address=self._scheduler_address,
+            pod_key=self._pod_key,
+            listen_address=f"{self._config.host}:{self._config.port}",
+            **settings | self._overrides("gateway"),
         )
 
     def _overrides(self, pod: str) -> dict[str, Any]:
@@ -206,6 +231,15 @@ def read_overrides(path: Path) -> dict[str, dict[str, object]]:
         if unknown:
             raise ConfigError(f"{path}: [{pod}] has unknown settings: {', '.join(unknown)}")
     return tables
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def write_state(state_dir: Path, server: EmbeddedServer) -> None:

@@ -25,6 +25,7 @@ class ErrorCode(enum.Enum):
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     ABORTED = 10
+    UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
     DATA_LOSS = 15
@@ -141,6 +142,13 @@ class DataLossError(TinsmithError):
 
     code = ErrorCode.DATA_LOSS
     reason = "DATA_LOSS"
+
+
+class UnimplementedError(TinsmithError):
+    """The service does not have this method."""
+
+    code = ErrorCode.UNIMPLEMENTED
+    reason = "METHOD_UNKNOWN"
 
 
 class InternalError(TinsmithError):
@@ -390,6 +398,15 @@ class QueueFullError(ResourceExhaustedError):
     """Too many operations are waiting; nothing was accepted."""
 
     reason = "QUEUE_FULL"
+
+
+class RateLimitedError(ResourceExhaustedError):
+    """The key has too much in flight; the request may be sent again when some of it has ended."""
+
+    reason = "RATE_LIMITED"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, **metadata: Any) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, **metadata)
 
 
 class CapacityExhaustedError(ResourceExhaustedError):

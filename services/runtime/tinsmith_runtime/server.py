@@ -78,7 +78,7 @@ class PodServer:
         self._interceptor = CallInterceptor(domain=domain, authenticator=authenticator)
         self._server = grpc.aio.server(
             interceptors=[self._interceptor],
-            options=_options(config),
+            options=server_options(config),
             maximum_concurrent_rpcs=config.max_concurrent_calls,
         )
         self._health = health_aio.HealthServicer()
@@ -160,7 +160,8 @@ _MAX_PENDING_CALLS = 100_000
 _MAX_PENDING_S = 120
 
 
-def _options(config: ServerConfig) -> list[tuple[str, int]]:
+def server_options(config: ServerConfig) -> list[tuple[str, int]]:
+    """Return the options of gRPC that every server of ours has."""
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),

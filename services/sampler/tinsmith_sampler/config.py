@@ -50,6 +50,9 @@ class SamplerConfig:
     """Checkpoints and versions from files that stay in memory."""
     session_ttl_s: float = 5.0
     """How long an answer of the scheduler about a sampling session is used."""
+    weight_poll_interval_s: float = 1.0
+    """Time between two questions to a trainer in another process for newer weights of a run, while
+    requests decode that take them in flight."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16"):
@@ -62,6 +65,7 @@ class SamplerConfig:
             "max_topk_logprobs",
             "max_loaded_weights",
             "session_ttl_s",
+            "weight_poll_interval_s",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")

@@ -14,3 +14,12 @@ REQUEST_SECONDS = Histogram(
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
 )
 WEIGHT_LOADS = Counter("tinsmith_sampler_weight_loads_total", "Weights loaded.", ["source"])
+CACHED_PROMPT_TOKENS = Counter(
+    "tinsmith_sampler_cached_prompt_tokens_total",
+    "Tokens of prompts that were not computed again, because an earlier request had them.",
+)
+WEIGHT_UPDATES = Counter(
+    "tinsmith_sampler_weight_updates_total",
+    "Times that a request went on with newer weights between two tokens.",
+)
+OPEN_STREAMS = Gauge("tinsmith_sampler_open_streams", "Streams of tokens that are being read.")

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tinsmith_engine import Published, SampledSequence, SampleRequest
+from tinsmith_engine import (
+    Published,
+    SampledSequence,
+    SampleRequest,
+    check_target_tokens,
+)
 from tinsmith_engine.host import EngineHost
 from tinsmith_engine.images import place_images
 from tinsmith_engine.sampling import rows_within
-from tinsmith_engine.values import ImageInput
+from tinsmith_engine.values import ImageInput, IntArray
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     ErrorCode,
@@ -26,7 +32,9 @@ from tinsmith_runtime.errors import (
     VersionNotLoadedError,
 )
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.driver import SamplingDriver
+from tinsmith_sampler.driver import SamplingDriver, Ticket
+from tinsmith_sampler.feed import Delivery, TokenFeed
+from tinsmith_sampler.following import WeightFollower
 from tinsmith_sampler.sessions import SessionCache, Target
 from tinsmith_sampler.weights import WeightSource
 
@@ -57,6 +65,11 @@ class Prompt:
     stop_strings: Sequence[str] = ()
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
+    prompt_logprobs_last_n: int | None = None
+    target_prompt_tokens: IntArray | None = None
+    num_prompt_alternatives: int = 0
+    topk_sample_logprobs: int = 0
+    follows_run: bool = False
     min_version: int = 0
     images: Sequence[ImageInput] = ()
 
@@ -68,12 +81,40 @@ class Sampled:
     Attributes:
         sequences: In the order of their random streams.
         seed: What they were drawn with.
-        version: Of the weights; 0 for a base model.
+        version: Of the newest weights that were used; 0 for a base model.
     """
 
     sequences: list[SampledSequence]
     seed: int
     version: int
+
+
+class SampleStream:
+    """Completions of a prompt, as they are drawn.
+
+    Args:
+        seed: What they are drawn with.
+        take: Returns the next delivery, or None at the end.
+        close: Ends the request.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        take: Callable[[], Awaitable[Delivery | None]],
+        close: Callable[[], None],
+    ) -> None:
+        self.seed = seed
+        self._take = take
+        self._close = close
+
+    def close(self) -> None:
+        """Sample no more, and let go of the weights. May be called twice."""
+        self._close()
+
+    async def __aiter__(self) -> AsyncIterator[Delivery]:
+        while (delivery := await self._take()) is not None:
+            yield delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +153,11 @@ class SamplingService:
         self._weights = weights
         self._decoders = decoders
         self._stop_tokens = stop_tokens
+        self._follower = WeightFollower(
+            lambda target: weights.get(target, min_version=0),
+            poll_interval_s=config.weight_poll_interval_s,
+            is_told=weights.is_local,
+        )
         self._drivers = {
             name: SamplingDriver(
                 host,
@@ -121,30 +167,73 @@ class SamplingService:
                     rows_within(engine, config.cache_bytes) or _ROWS_WITHOUT_CACHE,
                 ),
                 max_waiting=config.max_queued_sequences,
+                note_outdated=self._follower.note_outdated,
             )
             for name, engine in host.engines.items()
         }
 
     async def sample(self, prompt: Prompt) -> Sampled:
         """Draw completions; see `SamplerService.Sample` for the errors."""
+        started = await self._start(prompt)
+        try:
+            ended = await started.driver.wait(started.ticket)
+            failpoints.passing("sampler.sampled")
+        finally:
+            started.close()
+        version = 0 if started.published is None else started.published.version
+        if ended[-1].versions:
+            version = ended[-1].versions[-1]
+        sequences = sorted(ended, key=lambda sequence: sequence.sample_index)
+        return Sampled(sequences, started.seed, version)
+
+    async def stream(self, prompt: Prompt, received: Sequence[int]) -> SampleStream:
+        """Draw completions and give them away as they are drawn; `close` must follow.
+
+        Args:
+            prompt: What is sampled.
+            received: How many tokens of each sample the caller has; they are left out. Empty for
+                none.
+
+        Raises:
+            InvalidFieldError: If `received` is neither empty nor a count for each sample.
+            TinsmithError: See `SamplerService.Sample`.
+        """
+        if received and len(received) != prompt.num_samples:
+            raise InvalidFieldError(
+                "received_tokens",
+                f"must be empty or hold a count for each of {prompt.num_samples} samples, got "
+                f"{len(received)}",
+            )
+        started = await self._start(prompt, received)
+        driver, ticket = started.driver, started.ticket
+        return SampleStream(started.seed, lambda: driver.take(ticket), started.close)
+
+    async def _start(self, prompt: Prompt, received: Sequence[int] | None = None) -> _Started:
+        """Give a request to the engine; with `received`, its tokens go to a feed."""
         target = await self._sessions.get(prompt.session)
         seed = secrets.randbits(63) if prompt.seed is None else prompt.seed
         if prompt.images:
             prompt = await asyncio.to_thread(self._place, prompt, target)
         self._check(prompt, target)
+        driver = self._drivers[target.base_model]
         for attempt in range(_MAX_PUBLISH_RACES):
             published = await self._resolve(prompt, target)
             request = self._request(prompt, target, published, seed)
+            feed = None if received is None else TokenFeed(prompt.num_samples, received)
+            failpoints.passing("sampler.sample")
             try:
-                failpoints.passing("sampler.sample")
-                sequences = await self._drivers[target.base_model].run(request)
-                failpoints.passing("sampler.sampled")
+                ticket = await driver.begin(request, feed)
             except VersionNotLoadedError:
                 # The run stepped on between the look-up and the start of the request.
                 if attempt + 1 == _MAX_PUBLISH_RACES:
                     raise
             else:
-                return Sampled(sequences, seed, published.version if published else 0)
+                started = _Started(driver, ticket, seed, published)
+                if request.follows_run:
+                    started.stop_following = self._follower.follow(
+                        target, functools.partial(driver.update, ticket)
+                    )
+                return started
         raise AssertionError("the loop returns or raises")
 
     def loaded(self, project: str) -> list[Loaded]:
@@ -184,10 +273,9 @@ class SamplingService:
                 "allowed; send several requests",
                 limit=self._config.max_samples,
             )
-        if prompt.topk_prompt_logprobs > self._config.max_topk_logprobs:
-            raise InvalidFieldError(
-                "topk_prompt_logprobs", f"must be 0 to {self._config.max_topk_logprobs}"
-            )
+        for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "num_prompt_alternatives"):
+            if getattr(prompt, name) > self._config.max_topk_logprobs:
+                raise InvalidFieldError(name, f"must be 0 to {self._config.max_topk_logprobs}")
         wants_tokens = prompt.max_tokens is None or prompt.max_tokens > 0
         if len(prompt.tokens) + wants_tokens > limits.max_context_tokens:
             raise SequenceTooLongError(
@@ -204,6 +292,14 @@ class SamplingService:
                     token=token,
                     vocab_size=limits.vocab_size,
                 )
+        last_n, num_tokens = prompt.prompt_logprobs_last_n, len(prompt.tokens)
+        if last_n is not None and not 1 <= last_n < num_tokens:
+            raise InvalidFieldError(
+                "prompt_logprobs_last_n",
+                f"must be 1 to {num_tokens - 1} for a prompt of {num_tokens} tokens, got {last_n}",
+            )
+        if prompt.target_prompt_tokens is not None:
+            check_target_tokens(prompt.target_prompt_tokens, num_tokens, limits.vocab_size)
 
     def _request(
         self, prompt: Prompt, target: Target, published: Published | None, seed: int
@@ -226,5 +322,29 @@ class SamplingService:
             decode_text=self._decoders.get(target.base_model),
             prompt_logprobs=prompt.prompt_logprobs,
             topk_prompt_logprobs=prompt.topk_prompt_logprobs,
+            prompt_logprobs_last_n=prompt.prompt_logprobs_last_n,
+            target_prompt_tokens=prompt.target_prompt_tokens,
+            num_prompt_alternatives=prompt.num_prompt_alternatives,
+            topk_sample_logprobs=prompt.topk_sample_logprobs,
+            # A base model and a checkpoint do not change.
+            follows_run=prompt.follows_run and bool(target.run),
+            cache_scope=target.project,
             images=prompt.images,
         )
+
+
+@dataclass(slots=True)
+class _Started:
+    """A request on the engine."""
+
+    driver: SamplingDriver
+    ticket: Ticket
+    seed: int
+    published: Published | None
+    stop_following: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """End it; may be called twice."""
+        if self.stop_following is not None:
+            self.stop_following()
+        self.driver.close(self.ticket)

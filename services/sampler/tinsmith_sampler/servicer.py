@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from tinsmith import names
@@ -56,6 +57,22 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         prompt = codec.decode_prompt(request)
         with _Timed():
             return codec.encode_sampled(prompt, await self._service.sample(prompt))
+
+    async def StreamSample(
+        self, request: sampler_pb2.StreamSampleRequest, context: Context
+    ) -> AsyncIterator[sampler_pb2.StreamSampleResponse]:
+        _check_session(request.sampling_session)
+        prompt, received = codec.decode_stream(request)
+        with _Timed():
+            stream = await self._service.stream(prompt, received)
+            # A call that is cancelled while it sends does not come back here.
+            context.add_done_callback(lambda _: stream.close())
+            try:
+                async for delivery in stream:
+                    for message in codec.encode_delivery(prompt, delivery, stream.seed):
+                        yield message
+            finally:
+                stream.close()
 
     async def ComputeLogprobs(
         self, request: sampler_pb2.ComputeLogprobsRequest, context: Context

@@ -62,6 +62,11 @@ class WeightSource:
         self._loaded: OrderedDict[str, tuple[Engine, Published, str]] = OrderedDict()
         self._loading: dict[str, asyncio.Lock] = {}
 
+    @property
+    def is_local(self) -> bool:
+        """Whether live runs are trained in this process, on the same engines."""
+        return self._publish_live is not None
+
     async def get(self, target: Target, *, min_version: int) -> Published | None:
         """Return the weights of a target; None stands for the base model.
 

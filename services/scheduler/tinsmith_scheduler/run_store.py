@@ -56,6 +56,15 @@ def get_run(connection: sa.Connection, name: str) -> Run | None:
     return _run(row) if row is not None else None
 
 
+def list_by_id(connection: sa.Connection, run_id: str) -> list[Run]:
+    """Return the runs of an id, one for each project that has one, those left out that are gone."""
+    query = sa.select(runs).where(
+        runs.c.name.endswith(f"/trainingRuns/{run_id}", autoescape=True),
+        runs.c.state != RunState.DELETED.value,
+    )
+    return [_run(row) for row in connection.execute(query)]
+
+
 def list_runs(
     connection: sa.Connection, project: str, *, before: int | None, limit: int
 ) -> list[Run]:

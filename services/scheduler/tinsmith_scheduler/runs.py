@@ -216,6 +216,21 @@ class Runs:
             raise run_not_found(name)
         return run
 
+    async def get_anywhere(self, run_id: str) -> Run:
+        """Return the run of an id, whatever its project.
+
+        Raises:
+            RunNotFoundError: If there is none, or several projects have one.
+        """
+        found = await self._database.read(
+            lambda connection: run_store.list_by_id(connection, run_id)
+        )
+        if len(found) != 1:
+            raise RunNotFoundError(
+                f"run {run_id[:128]} does not exist, or several projects have one", run=run_id[:128]
+            )
+        return found[0]
+
     async def find(self, name: RunName) -> Run | None:
         """Return a run in whatever state, or None."""
         return await self._database.read(

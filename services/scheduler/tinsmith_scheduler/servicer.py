@@ -39,6 +39,8 @@ from tinsmith_scheduler.workers import Workers
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+_ANY_PROJECT = "projects/-/trainingRuns/"
+
 
 @dataclass(frozen=True, slots=True)
 class Domain:
@@ -187,7 +189,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetTrainingRun(
         self, request: scheduler_pb2.GetTrainingRunRequest, context: Context
     ) -> scheduler_pb2.TrainingRun:
-        """Return a run."""
+        """Return a run; to pods one of whatever project, by its id alone."""
+        if request.name.startswith(_ANY_PROJECT):
+            current_caller().require_scope(POD_SCOPE)
+            run_id = request.name.removeprefix(_ANY_PROJECT)
+            return self._encode_run(await self._domain.runs.get_anywhere(run_id))
         return self._encode_run(await self._domain.runs.get(_own_run(request.name)))
 
     async def ListTrainingRuns(

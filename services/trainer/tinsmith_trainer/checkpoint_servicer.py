@@ -162,7 +162,9 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.CreateCheckpointDownloadRequest, context: Context
     ) -> trainer_pb2.CheckpointDownload:
         folder, files = await self._downloadable(request.name)
-        sources, expire_time_s = self._domain.downloads.sources(request.name, folder, files)
+        sources, expire_time_s = self._domain.downloads.sources(
+            request.name, folder, files, without_urls=request.without_urls
+        )
         return checkpoint_codec.encode_download(request.name, sources, expire_time_s)
 
     async def DownloadCheckpointFile(

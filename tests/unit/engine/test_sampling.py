@@ -145,6 +145,28 @@ def test_neighbours_change_no_bit(engine: Engine) -> None:
             assert all(same(a, b) for a, b in zip(alone, mixed, strict=True)), index
 
 
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_neighbours_change_no_bit_at_small_ranks(engine: Engine, rank: int) -> None:
+    # Products over so few columns once rounded by their place in a batch.
+    versions = []
+    for index in range(3):
+        engine.create_run(f"run{index}", LoraConfig(rank=rank, seed=2))
+        randomise_b(engine, f"run{index}", index)
+        versions.append(engine.publish(f"run{index}"))
+    random = np.random.default_rng(1)
+    requests = [
+        request(
+            prompt_tokens=random.integers(0, VOCAB, length).tolist(),
+            weights=versions[index % 3],
+            seed=index,
+        )
+        for index, length in enumerate((100, 20, 30, 150, 160, 117, 5, 7, 8, 99, 40, 43))
+    ]
+    together = run_all(Sampler(engine), *requests)
+    for index, one in enumerate(requests):
+        assert same(together[index][0], run_all(Sampler(engine), one)[0][0]), index
+
+
 def test_samples_of_a_prompt_differ_and_seeds_repeat(engine: Engine) -> None:
     first, again, other = run_all(
         Sampler(engine),

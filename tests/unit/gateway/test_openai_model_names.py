@@ -11,10 +11,12 @@ from tinsmith_gateway.openai.model_names import (
     BaseModel,
     Checkpoint,
     LiveRun,
+    SavedPath,
     Source,
     candidates,
     latest_of,
 )
+from tinsmith_gateway.tinker.ids import TinkerPath
 
 RUN = "projects/p/trainingRuns/r"
 
@@ -34,20 +36,32 @@ RUN = "projects/p/trainingRuns/r"
             [Checkpoint("projects/other/trainingRuns/r/checkpoints/c")],
             id="published",
         ),
-        pytest.param("tinker://r/weights/c", [Checkpoint(f"{RUN}/checkpoints/c")], id="weights"),
+        pytest.param(
+            "tinker://s:train:0/weights/c",
+            [SavedPath(TinkerPath("s:train:0", "weights", "c"))],
+            id="weights",
+        ),
         pytest.param(
             "tinker://r/sampler_weights/c",
-            [Checkpoint(f"{RUN}/checkpoints/c.sampler"), Checkpoint(f"{RUN}/checkpoints/c")],
+            [SavedPath(TinkerPath("r", "sampler_weights", "c"))],
             id="sampler-weights",
+        ),
+        pytest.param(
+            "s:train:0",
+            [BaseModel("s:train:0"), LiveRun("projects/p/trainingRuns/s-train-0")],
+            id="tinker-run",
         ),
         pytest.param("", [], id="nothing"),
         pytest.param("tinker://r/optimizers/c", [], id="no-kind"),
         pytest.param("tinker://r/weights/../c", [], id="no-path"),
+        pytest.param("tinker://../weights/c", [], id="no-run"),
         pytest.param("projects/p/environments/e", [], id="no-model"),
         pytest.param(f"{RUN}/checkpoints/c@latest", [], id="no-live-checkpoint"),
     ],
 )
-def test_a_name_stands_for_its_sources_in_order(model: str, expected: list[Source]) -> None:
+def test_a_name_stands_for_its_sources_in_order(
+    model: str, expected: list[Source | SavedPath]
+) -> None:
     assert list(candidates(model, project="p", aliases={"gpt-4o": "tiny"})) == expected
 
 

@@ -190,6 +190,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """An operation of a custom loss is not on the list, or its graph is not well formed. `node` names
     it; write the loss with other operations, or compute it in the client.
     """
+    ERROR_REASON_METHOD_UNKNOWN: _ErrorReason.ValueType  # 80
+    """The server does not have this method, or is of an older release. Generate stubs from its contract."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Says why a call or an operation failed. `ErrorInfo.metadata` holds the values that the message
@@ -364,4 +366,6 @@ ERROR_REASON_CUSTOM_LOSS_REFUSED: ErrorReason.ValueType  # 70
 """An operation of a custom loss is not on the list, or its graph is not well formed. `node` names
 it; write the loss with other operations, or compute it in the client.
 """
+ERROR_REASON_METHOD_UNKNOWN: ErrorReason.ValueType  # 80
+"""The server does not have this method, or is of an older release. Generate stubs from its contract."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

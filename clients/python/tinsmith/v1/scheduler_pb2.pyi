@@ -941,7 +941,9 @@ class GetTrainingRunRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Names the run."""
+    """Names the run. Pods may leave the project open, `projects/-/trainingRuns/{run}`, where one
+    project alone has a run of this id.
+    """
     def __init__(
         self,
         *,

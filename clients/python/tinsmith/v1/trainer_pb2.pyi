@@ -1670,16 +1670,20 @@ class CreateCheckpointDownloadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
+    WITHOUT_URLS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names a checkpoint or an export."""
+    without_urls: _builtins.bool
+    """Asks for tokens where the store signs URLs, too."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
+        without_urls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "without_urls", b"without_urls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

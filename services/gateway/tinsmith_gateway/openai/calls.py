@@ -20,12 +20,13 @@ from tinsmith.v1 import episode_pb2, sampler_pb2, scheduler_pb2
 from tinsmith_gateway.callers import Credential
 from tinsmith_gateway.openai import codec
 from tinsmith_gateway.openai.codec import Sampled
-from tinsmith_gateway.openai.model_names import Source, candidates
+from tinsmith_gateway.openai.model_names import Checkpoint, SavedPath, Source, candidates
 from tinsmith_gateway.openai.rendering import Prompt
 from tinsmith_gateway.openai.sampling_handles import Handle, SamplingHandles
 from tinsmith_gateway.openai.tokenizers import ModelTokenizer, TokenizerStore
 from tinsmith_gateway.routing import EPISODE_SERVICE, SAMPLER_SERVICE, SCHEDULER_SERVICE
 from tinsmith_gateway.services import Services
+from tinsmith_gateway.tinker.native import Native
 from tinsmith_runtime.errors import (
     ErrorCode,
     InternalError,
@@ -102,6 +103,7 @@ class ModelCalls:
     """
 
     def __init__(self, services: Services) -> None:
+        self._services = services
         self._upstream = services.upstream
         self._aliases = services.config.aliases()
         self._handles = SamplingHandles(services.upstream)
@@ -123,24 +125,34 @@ class ModelCalls:
             async with self._episode_target(credential, credential.episode, model) as target:
                 yield target
             return
-        sources = self.sources(credential, model)
+        sources = await self.sources(credential, model)
         async with self._handles.use(credential, sources) as handle:
             tokenizer = await self._tokenizers.get(handle.base_model, credential)
             yield Target(credential, handle, tokenizer, sources)
 
-    def sources(self, credential: Credential, model: str) -> tuple[Source, ...]:
+    async def sources(self, credential: Credential, model: str) -> tuple[Source, ...]:
         """Return what a name may stand for.
 
         Raises:
             ModelNotFoundError: If it has no form that anything has.
+            CheckpointNotFoundError: If it is a path of the Tinker wire that leads nowhere.
         """
         project = credential.caller.project
-        sources = candidates(model, project=project, aliases=self._aliases)
-        if not sources:
+        found = candidates(model, project=project, aliases=self._aliases)
+        if not found:
             raise ModelNotFoundError(
                 f"{model!r} names no model; GET /v1/models lists what there is", model=model
             )
-        return sources
+        native = Native(self._services, credential)
+        return tuple(
+            [
+                # A name may be saved again, so what it means is asked each time.
+                Checkpoint((await native.checkpoint(source.path)).name)
+                if isinstance(source, SavedPath)
+                else source
+                for source in found
+            ]
+        )
 
     async def sample(self, target: Target, request: sampler_pb2.SampleRequest) -> Answered:
         """Draw completions, all at once."""

@@ -28,16 +28,17 @@ async def chat_completion(calls: ModelCalls, call: Call) -> Response:
     """Answer a conversation."""
     body = call.parse(ChatBody)
     body.check_offered()
-    completion = _ChatCompletion(calls, call, body)
     if body.stream:
-        return await begin_stream(call.request, completion.chunks())
-    return JSONResponse(await until_disconnect(call.request, completion.whole()))
+        return await begin_stream(call, lambda it: _ChatCompletion(calls, it, body).chunks())
+    work = _ChatCompletion(calls, call, body).whole()
+    return JSONResponse(await until_disconnect(call.request, work))
 
 
 class _ChatCompletion:
     def __init__(self, calls: ModelCalls, call: Call, body: ChatBody) -> None:
         self._calls = calls
         self._credential = call.credential
+        self._admission = call.admission
         self._body = body
         self._call_id = call_id_of(call)
         self._head = {
@@ -140,6 +141,7 @@ class _ChatCompletion:
             variables=body.chat_template_kwargs,
         )
         prompt = await asyncio.to_thread(render, conversation, target.tokenizer)
+        self._admission.add_tokens(len(prompt.tokens))
         params = codec.encode_params(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,

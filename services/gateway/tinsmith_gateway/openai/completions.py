@@ -40,10 +40,10 @@ async def completion(calls: ModelCalls, call: Call) -> Response:
     body.check_offered()
     if body.max_tokens == 0 and call.credential.episode is not None:
         raise InvalidFieldError("max_tokens", "must be at least 1 under the key of an episode")
-    work = _Completion(calls, call, body)
     if body.stream:
-        return await begin_stream(call.request, work.chunks())
-    return JSONResponse(await until_disconnect(call.request, work.whole()))
+        return await begin_stream(call, lambda it: _Completion(calls, it, body).chunks())
+    work = _Completion(calls, call, body).whole()
+    return JSONResponse(await until_disconnect(call.request, work))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class _Completion:
     def __init__(self, calls: ModelCalls, call: Call, body: CompletionBody) -> None:
         self._calls = calls
         self._credential = call.credential
+        self._admission = call.admission
         self._body = body
         self._call_id = call_id_of(call)
         episode = call.credential.episode
@@ -83,6 +84,7 @@ class _Completion:
         """Return the completions once they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
             parts = await asyncio.to_thread(self._prepare, target)
+            self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             places = asyncio.Semaphore(_MAX_CONCURRENT_PROMPTS)
             tasks = [asyncio.create_task(self._draw(target, part, places)) for part in parts]
             try:
@@ -105,6 +107,7 @@ class _Completion:
         """Yield the completions as they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
             parts = await asyncio.to_thread(self._prepare, target)
+            self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             totals = _Totals()
             streams = [self._stream(target, part, totals) for part in parts]
             async for chunk in merged(streams):

@@ -67,7 +67,7 @@ class ModelList:
             async with self._calls.target(credential, name):
                 return JSONResponse(_encode(credential.episode.model, owner=credential.project))
         missing: NotFoundError | None = None
-        for source in self._calls.sources(credential, name):
+        for source in await self._calls.sources(credential, name):
             try:
                 match source:
                     case BaseModel(base):

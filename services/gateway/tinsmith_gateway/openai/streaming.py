@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tinsmith_gateway.http import status_of
+from tinsmith_gateway.http import Call, status_of
+from tinsmith_gateway.limits import Admission
 from tinsmith_gateway.openai.errors import encode_error
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.status import internal_error
@@ -31,11 +33,12 @@ class EventStream(Response):
 
     Args:
         events: Bodies of the events.
+        admission: Counts the request until the stream ends.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], admission: Admission) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -43,6 +46,7 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events, or stop at the client's end."""
@@ -56,6 +60,7 @@ class EventStream(Response):
         finally:
             await _end(sending, leaving)
             await self._events.aclose()
+            self._admission.__exit__(None, None, None)
 
     async def _send(self, send: Send) -> None:
         # What a server raises for a client that is gone is an `OSError`.
@@ -72,21 +77,33 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def begin_stream(request: Request, chunks: AsyncGenerator[dict[str, Any]]) -> EventStream:
+Chunks = AsyncGenerator[dict[str, Any]]
+
+
+async def begin_stream(call: Call, start: Callable[[Call], Chunks]) -> EventStream:
     """Return the answer of a stream whose first chunk is there.
 
     Before it, an error is an answer of its own, with a status.
+
+    Args:
+        call: The request.
+        start: Makes the chunks, given the request as it is counted until their end.
 
     Raises:
         TinsmithError: What the first chunk failed with.
         ClientDisconnect: If the client went away before.
     """
-    try:
-        first = await until_disconnect(request, anext(chunks))
-    except BaseException:
-        await chunks.aclose()
-        raise
-    return EventStream(_events(first, chunks))
+    with contextlib.ExitStack() as held:
+        # The endpoint counts a request until its answer begins, which is too short for a stream.
+        admission = held.enter_context(call.services.limits.admit(call.credential.caller.key_id))
+        chunks = start(dataclasses.replace(call, admission=admission))
+        try:
+            first = await until_disconnect(call.request, anext(chunks))
+        except BaseException:
+            await chunks.aclose()
+            raise
+        held.pop_all()
+    return EventStream(_events(first, chunks), admission)
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:

@@ -1,13 +1,16 @@
-"""The wire of the `tinker` SDK, 0.38."""
+"""The wire of the `tinker` SDK, 0.38, and of its cookbook: unmodified, only URL and key are set.
+
+bodies, wire.proto   what clients send and take
+ids, futures         their identifiers, and the resource names behind them
+ordered, training    calls of a model as operations of its run
+samples, sampling    samples, which no other pod keeps
+retrieval            what became of a future
+sessions, checkpoints, downloads, account, trace
+                     everything else
+"""
 
 from __future__ import annotations
 
-from starlette.routing import BaseRoute
+from tinsmith_gateway.tinker.wire import TinkerWire
 
-from tinsmith_gateway.services import Services
-
-
-def routes(services: Services) -> list[BaseRoute]:
-    """Return the routes below `/api/v1`."""
-    del services
-    return []
+__all__ = ["TinkerWire"]

@@ -1,0 +1,79 @@
+"""The methods that the gateway passes through, as the contract describes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from google.longrunning import operations_pb2
+from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
+
+from tinsmith.v1 import (
+    environment_pb2,
+    episode_pb2,
+    sampler_pb2,
+    scheduler_pb2,
+    trainer_pb2,
+)
+
+_FILES = (
+    operations_pb2,
+    environment_pb2,
+    episode_pb2,
+    sampler_pb2,
+    scheduler_pb2,
+    trainer_pb2,
+)
+_WAITS = frozenset(
+    {
+        "/google.longrunning.Operations/WaitOperation",
+        "/tinsmith.v1.EpisodeService/HeartbeatEpisode",
+        "/tinsmith.v1.EpisodeService/WatchEpisodes",
+        "/tinsmith.v1.SchedulerService/HeartbeatSession",
+        "/tinsmith.v1.TrainerService/WaitOperations",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of the contract.
+
+    Attributes:
+        path: `/package.Service/Method`.
+        service: Full name of its service.
+        streams_requests: Whether the client sends several messages.
+        streams_responses: Whether the server does.
+        is_named: Whether field 1 of the request is text, the name of a resource.
+        is_wait: Whether it waits for what goes on anyway, or keeps something alive: it costs
+            little, may stay open for long, and may be cut and sent again at any time.
+    """
+
+    path: str
+    service: str
+    streams_requests: bool
+    streams_responses: bool
+    is_named: bool
+    is_wait: bool
+
+
+def _describe(method: MethodDescriptor) -> Method:
+    service = method.containing_service.full_name
+    path = f"/{service}/{method.name}"
+    first = method.input_type.fields_by_number.get(1)
+    return Method(
+        path=path,
+        service=service,
+        streams_requests=method.client_streaming,
+        streams_responses=method.server_streaming,
+        is_named=first is not None and first.type == FieldDescriptor.TYPE_STRING,
+        is_wait=path in _WAITS,
+    )
+
+
+METHODS: dict[str, Method] = {
+    method.path: method
+    for file in _FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in map(_describe, service.methods)
+}
+"""All methods by path."""

@@ -1,0 +1,250 @@
+"""What a client asks about its key, its project and the service."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from google.protobuf import timestamp_pb2
+from starlette.responses import JSONResponse, Response
+
+from tinsmith.v1 import scheduler_pb2
+from tinsmith_gateway.http import Call
+from tinsmith_gateway.tinker import usage
+from tinsmith_gateway.tinker.base_models import BaseModels
+from tinsmith_gateway.tinker.native import Native, iso_time, user_native
+from tinsmith_gateway.tinker.usage import HOUR_S, Usage, UsageKey
+from tinsmith_runtime.errors import InvalidFieldError, ScopeMissingError
+
+_MAX_WINDOW = datetime.timedelta(days=14)
+_DAY = datetime.timedelta(days=1)
+_PAGE_SIZE = 1000
+_GIGABYTE = 10**9
+_AUDIT_RESOURCES = {
+    "all": "",
+    "checkpoints": "checkpoint",
+    "projects": "project",
+    "teams": "team",
+    "organizations": "organization",
+}
+
+
+class Account:
+    """The endpoints about keys, models and use.
+
+    Args:
+        models: Names of base models.
+        usage_: What was used.
+        client_config: Merged into the answer of `client/config`.
+    """
+
+    def __init__(self, models: BaseModels, usage_: Usage, client_config: dict[str, object]) -> None:
+        self._models = models
+        self._usage = usage_
+        self._client_config = client_config
+
+    async def config(self, call: Call) -> Response:
+        """Tell a client how to behave."""
+        user_native(call)
+        return JSONResponse(
+            {
+                "pjwt_auth_enabled": False,
+                "custom_loss_server_side": True,
+                "sample_join_sampling_session": False,
+                **self._client_config,
+            }
+        )
+
+    async def dynamic_config(self, call: Call) -> Response:
+        """Tell a client what may change while it runs."""
+        user_native(call)
+        return JSONResponse(
+            {
+                "refresh_interval_sec": 300,
+                "sample_cancel_enabled": True,
+                "sample_cancel_max_batch_size": 64,
+            }
+        )
+
+    async def telemetry(self, call: Call) -> Response:
+        """Take what clients tell of themselves; nothing of it is kept."""
+        user_native(call)
+        return JSONResponse({"status": "accepted"})
+
+    async def capabilities(self, call: Call) -> Response:
+        """List the base models, under all their names."""
+        native = user_native(call)
+        request = scheduler_pb2.GetCapabilitiesRequest(parent=f"projects/{native.project}")
+        found = await native.scheduler("GetCapabilities", request, scheduler_pb2.Capabilities)
+        return JSONResponse(
+            {
+                "supported_models": [
+                    {
+                        "model_name": name,
+                        "max_context_length": served.model.max_context_tokens,
+                        "trainable": served.trainable,
+                        "sampleable": served.sampleable,
+                    }
+                    for served in found.models
+                    for name in self._models.names(served.model.base_model)
+                ]
+            }
+        )
+
+    async def key(self, call: Call) -> Response:
+        """Describe the key of the call."""
+        native = user_native(call)
+        found = await _own_key(native)
+        return JSONResponse(
+            {
+                # Clients want a number; the id of a key is 12 hexadecimal digits.
+                "key_id": int(found.name.rpartition("/")[2], 36),
+                "name": found.display_name or found.name,
+                "note": "",
+                "details": {
+                    "org_details": {"id": native.project, "name": native.project},
+                    "user_details": {"id": found.name, "name": found.display_name, "email": ""},
+                },
+            }
+        )
+
+    async def delete_key(self, call: Call) -> Response:
+        """Revoke the key of the call."""
+        native = user_native(call)
+        found = await _own_key(native)
+        request = scheduler_pb2.RevokeKeyRequest(name=found.name)
+        await native.scheduler("RevokeKey", request, scheduler_pb2.Key)
+        return JSONResponse({})
+
+    async def audit(self, call: Call) -> Response:
+        """List what was done in the project on a day, oldest first."""
+        native = user_native(call)
+        kind = call.request.query_params.get("event_type", "all")
+        if kind not in _AUDIT_RESOURCES:
+            raise InvalidFieldError("event_type", f"must be one of {', '.join(_AUDIT_RESOURCES)}")
+        begin = _day(call.request.query_params.get("day"))
+        entries: list[dict[str, Any]] = []
+        token = ""
+        while True:
+            request = scheduler_pb2.ListAuditEventsRequest(
+                parent=f"projects/{native.project}",
+                page_size=_PAGE_SIZE,
+                page_token=token,
+                start_time=_stamp(begin),
+                end_time=_stamp(begin + _DAY),
+            )
+            page = await native.scheduler(
+                "ListAuditEvents", request, scheduler_pb2.ListAuditEventsResponse
+            )
+            entries += [
+                _encode_audit(event)
+                for event in page.events
+                if _AUDIT_RESOURCES[kind] in event.action
+            ]
+            token = page.next_page_token
+            if not token:
+                return JSONResponse({"entries": entries})
+
+    async def usage(self, call: Call) -> Response:
+        """List what was used through this gateway, by hour."""
+        native = user_native(call)
+        begin = _hour(call, "starting_on")
+        end = _hour(call, "ending_before")
+        if not begin < end <= begin + _MAX_WINDOW:
+            raise InvalidFieldError(
+                "ending_before", "must be after starting_on, and at most 14 days"
+            )
+        counts = await self._usage.read(
+            native.project, begin_s=begin.timestamp(), end_s=end.timestamp()
+        )
+        sessions = {key.session for key, _ in counts if key.session}
+        return JSONResponse(
+            {
+                "data": [_encode_usage(key, count) for key, count in counts],
+                "sessions": {session: {"user_metadata": None} for session in sorted(sessions)},
+            }
+        )
+
+    async def storage(self, call: Call) -> Response:
+        """Say how much the checkpoints of the project take."""
+        native = user_native(call)
+        wanted = call.request.query_params.get("project_id", native.project)
+        if wanted != native.project:
+            raise ScopeMissingError(f"the key is of project {native.project}", scope="user")
+        checkpoints = await native.checkpoints(f"projects/{native.project}/trainingRuns/-")
+        size = sum(checkpoint.size_bytes for checkpoint in checkpoints)
+        return JSONResponse(
+            {
+                "data": [
+                    {
+                        "project_id": native.project,
+                        "checkpoint_count": len(checkpoints),
+                        "size_bytes": size,
+                        "size_gigabytes": size / _GIGABYTE,
+                    }
+                ]
+            }
+        )
+
+
+async def _own_key(native: Native) -> scheduler_pb2.Key:
+    request = scheduler_pb2.GetCallerKeyRequest()
+    found: scheduler_pb2.Key = await native.scheduler("GetCallerKey", request, scheduler_pb2.Key)
+    return found
+
+
+def _encode_audit(event: scheduler_pb2.AuditEvent) -> dict[str, Any]:
+    verb, _, noun = event.action.partition("_")
+    return {
+        "timestamp": iso_time(event.time),
+        "event": f"{noun}_{verb}" if noun else verb,
+        "event_details": {"resource": event.resource, "key_id": event.key_id},
+    }
+
+
+def _encode_usage(key: UsageKey, count: int) -> dict[str, Any]:
+    moment = datetime.datetime.fromtimestamp(key.hour_s, tz=datetime.UTC)
+    if key.kind == usage.CHECKPOINT:
+        info: dict[str, Any] = {"type": "checkpoint", "count": count}
+    elif key.kind in (usage.PREFILL, usage.PREFILL_CACHED):
+        is_cached = key.kind == usage.PREFILL_CACHED
+        info = {"type": "sampling_prefill", "cached": is_cached, "token_count": count}
+    else:
+        info = {"type": key.kind, "token_count": count}
+    return {
+        "bucket_start": moment.isoformat(),
+        "bucket_end": (moment + datetime.timedelta(seconds=HOUR_S)).isoformat(),
+        "base_model": key.base_model or None,
+        "session_id": key.session or None,
+        "project_id": key.project,
+        "event_info": info,
+    }
+
+
+def _day(text: str | None) -> datetime.datetime:
+    try:
+        day = (
+            datetime.datetime.now(tz=datetime.UTC).date()
+            if text is None
+            else datetime.date.fromisoformat(text)
+        )
+    except ValueError as error:
+        raise InvalidFieldError("day", "must be a date as YYYY-MM-DD") from error
+    return datetime.datetime.combine(day, datetime.time(), tzinfo=datetime.UTC)
+
+
+def _hour(call: Call, name: str) -> datetime.datetime:
+    text = call.request.query_params.get(name, "")
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidFieldError(name, f"must be a time in ISO 8601, got {text[:64]!r}") from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    if moment.timestamp() % HOUR_S:
+        raise InvalidFieldError(name, "must be a whole hour, UTC")
+    return moment
+
+
+def _stamp(moment: datetime.datetime) -> timestamp_pb2.Timestamp:
+    return timestamp_pb2.Timestamp(seconds=int(moment.timestamp()))

@@ -1,0 +1,264 @@
+"""Samples in the background: promised first, drawn from a seed that is kept with the promise.
+
+The SDK submits many samples at once and asks for each until it is there. A sample is a row before
+it is acknowledged, and its seed is part of the row; so after a restart what had not ended is drawn
+again, and gives the same tokens wherever the weights are fixed. While the sampler is full or away,
+a sample waits and says so; it never fails for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from tinsmith.v1 import sampler_pb2
+from tinsmith_gateway.callers import Callers
+from tinsmith_gateway.metrics import PENDING_SAMPLES
+from tinsmith_gateway.routing import SAMPLER_SERVICE
+from tinsmith_gateway.tinker import bodies, sampling_codec, usage
+from tinsmith_gateway.tinker.future_store import SAMPLE, FutureRecord, FutureStore
+from tinsmith_gateway.tinker.usage import Usage
+from tinsmith_gateway.upstream import Upstream
+from tinsmith_runtime.errors import (
+    AbortedError,
+    ErrorCode,
+    InvalidFieldError,
+    QueueFullError,
+    TinsmithError,
+)
+from tinsmith_runtime.status import internal_error
+
+logger = logging.getLogger(__name__)
+
+_CALL_TIMEOUT_S = 3600.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
+_REFUSAL_RETRY_S = 1.0
+_MAX_RUNNING = 1024
+_MAX_PENDING_PER_PROJECT = 16_384
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A sample that has not ended."""
+
+    project: str
+    sampling_session: str
+    body: bodies.Sample
+    waiting_for: str = "a free place at the gateway"
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    is_cancelled: bool = False
+
+
+class Samples:
+    """The samples of all projects.
+
+    Args:
+        store: Where promises and results are kept.
+        upstream: Calls samplers.
+        callers: Makes the credential of work that goes on without its client.
+        usage_: Counts tokens.
+    """
+
+    def __init__(
+        self, store: FutureStore, upstream: Upstream, callers: Callers, usage_: Usage
+    ) -> None:
+        self._store = store
+        self._upstream = upstream
+        self._callers = callers
+        self._usage = usage_
+        self._pending: dict[str, _Pending] = {}
+        self._num_pending: Counter[str] = Counter()
+        self._running = asyncio.Semaphore(_MAX_RUNNING)
+        self._changed: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._is_stopping = False
+
+    async def load(self) -> None:
+        """Go on with what was promised before a restart."""
+        for record in await self._store.pending(SAMPLE):
+            body = bodies.Sample.model_validate_json(record.request)
+            self._start(record.future, record.project, record.owner, body)
+
+    async def stop(self) -> None:
+        """Stop drawing; what has not ended goes on after the next start."""
+        self._is_stopping = True
+        tasks = [pending.task for pending in self._pending.values() if pending.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def submit(
+        self, project: str, sampling_session: str, future: str, body: bodies.Sample
+    ) -> None:
+        """Promise a sample; a repeat changes nothing.
+
+        Args:
+            project: Id of the project.
+            sampling_session: Resource name of what is sampled from.
+            future: Id of the promise.
+            body: What is asked for, seed included.
+
+        Raises:
+            QueueFullError: If too many samples of the project wait.
+        """
+        if future in self._pending:
+            return
+        if self._num_pending[project] >= _MAX_PENDING_PER_PROJECT:
+            raise QueueFullError(
+                f"{self._num_pending[project]} samples of the project wait; retry when some have "
+                "ended",
+                retry_after_s=_REFUSAL_RETRY_S,
+            )
+        request = body.model_dump_json(exclude_none=True).encode()
+        is_new = await self._store.add(
+            project, future, SAMPLE, owner=sampling_session, request=request
+        )
+        if is_new and not self._is_stopping:
+            self._start(future, project, sampling_session, body)
+
+    async def wait(self, project: str, future: str, timeout_s: float) -> FutureRecord | str | None:
+        """Return a sample that ended, else what it waits for; None if it is not known.
+
+        Args:
+            project: Id of the project.
+            future: Id of the promise.
+            timeout_s: How long to wait for its end.
+        """
+        pending = self._pending.get(future)
+        if pending is not None and pending.project == project:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await pending.ended.wait()
+            except TimeoutError:
+                return pending.waiting_for
+        record = await self._store.get(project, future)
+        if record is not None and not record.is_ended:
+            return "the gateway to start again"
+        return record
+
+    async def cancel(self, project: str, future: str) -> None:
+        """Give a sample up, and its place at the sampler; one that ended stays as it is."""
+        pending = self._pending.get(future)
+        if pending is None or pending.project != project or pending.task is None:
+            return
+        pending.is_cancelled = True
+        pending.task.cancel()
+        await pending.ended.wait()
+
+    async def wait_any(self, sampling_session: str, timeout_s: float) -> None:
+        """Return once a sample of a session ends, or time is up."""
+        event = asyncio.Event()
+        waiters = self._changed[sampling_session]
+        waiters.add(event)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            return
+        finally:
+            waiters.discard(event)
+            if not waiters:
+                self._changed.pop(sampling_session, None)
+
+    def _start(self, future: str, project: str, sampling_session: str, body: bodies.Sample) -> None:
+        pending = self._pending[future] = _Pending(project, sampling_session, body)
+        self._num_pending[project] += 1
+        PENDING_SAMPLES.inc()
+        pending.task = asyncio.create_task(self._draw(future, pending))
+
+    async def _draw(self, future: str, pending: _Pending) -> None:
+        result: bytes | None = None
+        error: TinsmithError | None = None
+        try:
+            async with self._running:
+                result = await self._sample(pending)
+        except asyncio.CancelledError:
+            if not pending.is_cancelled:
+                self._forget(future, pending)
+                raise
+            error = AbortedError("the sample was cancelled by its client")
+        except TinsmithError as failure:
+            error = failure
+        except Exception:
+            logger.exception("sample failed by a bug", extra={"future": future})
+            error = internal_error()
+        try:
+            await self._store.finish(future, result=result, error=error)
+        except TinsmithError:
+            # It stays promised, and is drawn again after the next start.
+            logger.exception("the end of a sample was not kept", extra={"future": future})
+        finally:
+            self._forget(future, pending)
+
+    def _forget(self, future: str, pending: _Pending) -> None:
+        self._pending.pop(future, None)
+        self._num_pending[pending.project] -= 1
+        PENDING_SAMPLES.dec()
+        pending.ended.set()
+        for event in self._changed.get(pending.sampling_session, ()):
+            event.set()
+
+    async def _sample(self, pending: _Pending) -> bytes:
+        body = pending.body
+        request = await asyncio.to_thread(
+            sampling_codec.decode_sample, body, pending.sampling_session
+        )
+        request.weight_updates = sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT
+        credential = self._callers.for_pods(pending.project)
+        pause_s = _FIRST_PAUSE_S
+        pending.waiting_for = ""
+        while True:
+            try:
+                response = await self._upstream.call(
+                    SAMPLER_SERVICE,
+                    "Sample",
+                    request,
+                    sampler_pb2.SampleResponse,
+                    credential,
+                    timeout_s=_CALL_TIMEOUT_S,
+                )
+                break
+            except TinsmithError as error:
+                is_full = error.code is ErrorCode.RESOURCE_EXHAUSTED
+                may_pass = error.code is ErrorCode.UNAVAILABLE or is_full
+                if not may_pass or error.retry_after_s is None:
+                    raise
+                pending.waiting_for = error.message
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+        self._count(pending, response)
+        encoded = await asyncio.to_thread(
+            sampling_codec.encode_sampled, response, body.target_prompt_logprobs
+        )
+        return encoded.SerializeToString()
+
+    def _count(self, pending: _Pending, response: sampler_pb2.SampleResponse) -> None:
+        session = pending.sampling_session.rpartition("/")[2].rpartition("-sample-")[0]
+        num_prompt = count_prompt_tokens(pending.body)
+        cached = min(response.num_cached_prompt_tokens, num_prompt)
+        sampled = sum(sequence.tokens.shape[0] for sequence in response.sequences)
+        for kind, count in (
+            (usage.PREFILL, num_prompt - cached),
+            (usage.PREFILL_CACHED, cached),
+            (usage.SAMPLED, sampled),
+        ):
+            self._usage.add(pending.project, session, "", kind, count)
+
+
+def count_prompt_tokens(body: bodies.Sample) -> int:
+    """Return how many text tokens a prompt holds."""
+    chunks = body.prompt.chunks
+    return sum(len(chunk.tokens) for chunk in chunks if isinstance(chunk, bodies.TextChunk))
+
+
+def check(body: bodies.Sample, sampling_session: str) -> None:
+    """Refuse a request that can not be put into native words, before it is promised.
+
+    Raises:
+        InvalidFieldError: It names the field.
+    """
+    if not body.prompt.chunks:
+        raise InvalidFieldError("prompt.chunks", "must not be empty")
+    sampling_codec.decode_sample(body, sampling_session)

@@ -1,0 +1,558 @@
+"""What else a sampler tells, what it reuses, and weights that change under a request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.unit.engine.conftest import LORA, VOCAB, make_batch, randomise_b, save_tiny
+from tests.unit.engine.test_sampling import PROMPT, forward_logprobs, request, run_all, same
+
+from tinsmith_engine import (
+    AdamParams,
+    AdapterConfig,
+    Engine,
+    FullConfig,
+    LoraConfig,
+    PromptLogprobs,
+    Published,
+    SampledSequence,
+    Sampler,
+    SampleRequest,
+)
+from tinsmith_engine.decoding import CachedDecoding
+from tinsmith_engine.picking import alternative_uniforms, uniform
+from tinsmith_runtime.errors import (
+    InvalidFieldError,
+    ShapeMismatchError,
+    TokenOutOfVocabularyError,
+    VersionNotLoadedError,
+)
+
+LONG = tuple(int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 200))
+ADAPTED_HEAD = LoraConfig(rank=3, seed=2, train_unembedding=True)
+
+
+def random_version(engine: Engine, run: str, config: AdapterConfig, seed: int = 1) -> Published:
+    """A version with weights that matter."""
+    if not engine.has_run(run):
+        engine.create_run(run, config)
+    if isinstance(config, FullConfig):
+        engine.forward_backward(run, make_batch(seed=seed), "cross_entropy", {})
+        engine.optim_step(run, AdamParams(learning_rate=0.02))
+    else:
+        randomise_b(engine, run, seed)
+    return engine.publish(run)
+
+
+def scores(sampler: Sampler, **changes: Any) -> PromptLogprobs:
+    prompt = run_all(sampler, request(**changes))[0][0].prompt
+    assert prompt is not None
+    return prompt
+
+
+def bits(sequences: list[SampledSequence]) -> list[Any]:
+    """Everything that a request is told, but for what was known before."""
+    found = []
+    for sequence in sequences:
+        prompt = sequence.prompt
+        found.append(
+            (
+                sequence.tokens,
+                sequence.logprobs.tobytes(),
+                sequence.versions,
+                sequence.topk,
+                prompt
+                and (
+                    prompt.logprobs,
+                    prompt.topk,
+                    prompt.targets is not None and prompt.targets.tobytes(),
+                    prompt.alternatives
+                    and (
+                        prompt.alternatives.tokens.tobytes(),
+                        prompt.alternatives.logprobs.tobytes(),
+                    ),
+                ),
+            )
+        )
+    return found
+
+
+# Scores of the prompt.
+
+
+@pytest.mark.parametrize(
+    ("config", "family"), [(None, "qwen3"), (ADAPTED_HEAD, "llama"), (None, "gpt_neox")]
+)
+def test_targets_are_scored_as_prompt_tokens_are(
+    tmp_path: Path, config: AdapterConfig | None, family: str
+) -> None:
+    engine = Engine.load(save_tiny(tmp_path, family))
+    weights = None if config is None else random_version(engine, "run", config)
+    # Each position's own next token, one of any kind, and none.
+    targets = np.stack([LONG[1:], np.arange(199) % VOCAB, np.full(199, -1)], axis=1)
+    found = scores(
+        Sampler(engine),
+        weights=weights,
+        prompt_tokens=LONG,
+        max_tokens=0,
+        prompt_logprobs=True,
+        target_prompt_tokens=targets,
+    )
+    assert found.targets is not None
+    assert found.targets.dtype == np.float32
+    assert found.targets.shape == (199, 3)
+    assert found.targets[:, 0].tolist() == found.logprobs[1:]
+    assert not found.targets[:, 2].any()
+    for position in (1, 40, 199):
+        (wanted,) = forward_logprobs(
+            engine,
+            weights.run if weights else None,
+            LONG[:position],
+            [int(targets[position - 1, 1])],
+        )
+        assert found.targets[position - 1, 1] == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize("last_n", [1, 2, 70, 198, 199])
+def test_the_last_scores_are_those_of_the_whole_prompt(tmp_path: Path, last_n: int) -> None:
+    engine = Engine.load(save_tiny(tmp_path, "llama"))
+    weights = random_version(engine, "run", ADAPTED_HEAD)
+    options: dict[str, Any] = {
+        "weights": weights,
+        "prompt_tokens": LONG,
+        "prompt_logprobs": True,
+        "topk_prompt_logprobs": 3,
+    }
+    whole = scores(Sampler(engine), **options)
+    found = scores(Sampler(engine), **options, prompt_logprobs_last_n=last_n)
+    first = len(LONG) - last_n
+    assert found.logprobs == [None] * first + whole.logprobs[first:]
+    assert found.topk == [None] * first + whole.topk[first:]
+
+
+def test_what_is_not_scored_is_not_computed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    head_rows = CachedDecoding._head_rows
+
+    def counted(self: Any, weights: Any, head: Any, hidden: Any, start: int, stop: int) -> Any:
+        rows.append(stop - start)
+        return head_rows(self, weights, head, hidden, start, stop)
+
+    monkeypatch.setattr(CachedDecoding, "_head_rows", counted)
+    scores(
+        Sampler(engine),
+        prompt_tokens=LONG,
+        max_tokens=0,
+        prompt_logprobs=True,
+        prompt_logprobs_last_n=5,
+    )
+    # The row after the prompt, and the last chunk of 128: positions 128 to 198.
+    assert rows == [1, 71]
+
+
+def test_scores_change_no_token(tmp_path: Path) -> None:
+    engine = Engine.load(save_tiny(tmp_path, "llama"))
+    weights = random_version(engine, "run", ADAPTED_HEAD)
+    plain, scored = (
+        run_all(Sampler(engine), request(weights=weights, num_samples=2, seed=5, **changes))[0]
+        for changes in (
+            {},
+            {
+                "prompt_logprobs": True,
+                "topk_prompt_logprobs": 4,
+                "num_prompt_alternatives": 3,
+                "topk_sample_logprobs": 2,
+            },
+        )
+    )
+    assert all(same(a, b) for a, b in zip(plain, scored, strict=True))
+
+
+# Alternatives.
+
+
+def test_alternatives_follow_the_distribution_at_the_temperature(engine: Engine) -> None:
+    count, temperature = 4000, 1.7
+    found = scores(
+        Sampler(engine),
+        max_tokens=0,
+        temperature=temperature,
+        num_prompt_alternatives=count,
+        # These are for the completion.
+        top_k=2,
+        top_p=0.3,
+    ).alternatives
+    assert found is not None
+    assert found.tokens.shape == found.logprobs.shape == (len(PROMPT) - 1, count)
+    for row, position in enumerate(range(1, len(PROMPT))):
+        logprobs = np.array(
+            [
+                forward_logprobs(engine, None, PROMPT[:position], [token])[0]
+                for token in range(VOCAB)
+            ]
+        )
+        np.testing.assert_allclose(found.logprobs[row], logprobs[found.tokens[row]], atol=1e-5)
+        wanted = np.exp(logprobs.astype(np.float64) / temperature)
+        wanted /= wanted.sum()
+        counts = np.bincount(found.tokens[row], minlength=VOCAB)
+        # As in `test_sampling`: total variation of n draws over s tokens.
+        distance = 0.5 * np.abs(counts / count - wanted).sum()
+        assert distance < 2 * np.sqrt(VOCAB / (2 * np.pi * count))
+
+
+def test_alternatives_are_of_the_seed_and_greedy_at_temperature_0(engine: Engine) -> None:
+    sampler = Sampler(engine)
+
+    def drawn(**changes: Any) -> list[list[int]]:
+        found = scores(sampler, num_prompt_alternatives=4, **changes).alternatives
+        assert found is not None
+        return [[int(token) for token in row] for row in found.tokens]
+
+    assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
+    # The first ones stay when more are asked for.
+    more = scores(sampler, num_prompt_alternatives=9, seed=1).alternatives
+    assert more is not None
+    assert more.tokens[:, :4].tolist() == drawn(seed=1)
+    greedy = drawn(temperature=0.0)
+    top = scores(sampler, topk_prompt_logprobs=1).topk
+    assert greedy == [[row[0][0]] * 4 for row in top[1:] if row is not None]
+
+
+def test_alternatives_share_no_number_with_samples() -> None:
+    drawn = alternative_uniforms(7, range(50), 8)
+    assert np.all((drawn >= 0) & (drawn < 1))
+    assert len(set(drawn.flat)) == drawn.size
+    samples = {uniform(7, sample, token) for sample in range(64) for token in range(64)}
+    assert not samples & set(drawn.flat)
+    np.testing.assert_array_equal(alternative_uniforms(7, range(20, 50), 3), drawn[20:, :3])
+
+
+# Likeliest tokens of a completion.
+
+
+def test_topk_of_sampled_tokens(engine: Engine) -> None:
+    weights = random_version(engine, "run", LORA)
+    found = run_all(
+        Sampler(engine), request(weights=weights, temperature=0.7, topk_sample_logprobs=VOCAB)
+    )[0][0]
+    assert found.topk is not None
+    assert len(found.topk) == len(found.tokens)
+    for place, row in enumerate(found.topk):
+        values = [value for _, value in row]
+        assert sorted(token for token, _ in row) == list(range(VOCAB))
+        assert values == sorted(values, reverse=True)
+        assert dict(row)[found.tokens[place]] == found.logprobs[place]
+        token, value = row[0]
+        (wanted,) = forward_logprobs(engine, "run", [*PROMPT, *found.tokens[:place]], [token])
+        assert value == pytest.approx(wanted, abs=1e-5)
+    few = run_all(
+        Sampler(engine), request(weights=weights, temperature=0.7, topk_sample_logprobs=2)
+    )
+    assert few[0][0].topk == [row[:2] for row in found.topk]
+    assert run_all(Sampler(engine), request())[0][0].topk is None
+
+
+# Neighbours.
+
+
+def test_neighbours_change_no_bit_of_what_is_told(tmp_path: Path) -> None:
+    engine = Engine.load(save_tiny(tmp_path, "llama"), max_rows=8)
+    versions = [None, *(random_version(engine, f"run{i}", ADAPTED_HEAD, i) for i in range(3))]
+    versions.append(random_version(engine, "full", FullConfig()))
+    random = np.random.default_rng(1)
+    requests = []
+    for index in range(15):
+        prompt = random.integers(0, VOCAB, int(random.integers(3, 170))).tolist()
+        targets = random.integers(-1, VOCAB, (len(prompt) - 1, 1 + index % 3))
+        requests.append(
+            request(
+                prompt_tokens=prompt,
+                weights=versions[index % len(versions)],
+                num_samples=1 + index % 3,
+                max_tokens=int(random.integers(3, 20)),
+                temperature=index % 4 / 2,
+                seed=index,
+                prompt_logprobs=index % 2 == 0,
+                prompt_logprobs_last_n=2 if index % 4 == 0 else None,
+                topk_prompt_logprobs=index % 4,
+                target_prompt_tokens=targets if index % 3 == 0 else None,
+                num_prompt_alternatives=(0, 5, 2)[index % 3],
+                topk_sample_logprobs=(0, 3, 7, 20)[index % 4],
+            )
+        )
+    together = run_all(Sampler(engine), *requests, *requests)
+    crowded = run_all(Sampler(engine, max_rows=4), *requests, *requests)
+    for index, one in enumerate(requests):
+        alone = bits(run_all(Sampler(engine), one)[0])
+        for mixed in (together, crowded):
+            assert bits(mixed[index]) == alone, index
+            assert bits(mixed[index + len(requests)]) == alone, index
+
+
+# Prompts that are known.
+
+
+def cached(sequences: list[SampledSequence]) -> set[int]:
+    return {sequence.num_cached_prompt_tokens for sequence in sequences}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_neox"])
+def test_a_known_prompt_is_not_read_again_and_gives_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    engine = Engine.load(save_tiny(tmp_path, family))
+    weights = random_version(engine, "run", LORA)
+    one = request(weights=weights, prompt_tokens=LONG, num_samples=3, seed=2)
+    other = request(weights=weights, prompt_tokens=LONG, num_samples=2, seed=9)
+    alone = [bits(run_all(Sampler(engine), each)[0]) for each in (one, other)]
+    sampler = Sampler(engine, max_rows=8)
+    # While the first still decodes, and after both have ended.
+    first, live = run_all(sampler, one, other)
+    later = [run_all(sampler, each)[0] for each in (other, one)]
+    assert [bits(found) for found in (first, live, *later)] == [*alone, alone[1], alone[0]]
+    assert cached(first) == {0}
+    assert cached(live) == cached(later[0]) == cached(later[1]) == {len(LONG)}
+
+
+def test_a_prompt_is_known_to_its_version_and_scope_alone(engine: Engine) -> None:
+    sampler = Sampler(engine)
+    old = random_version(engine, "run", LORA, seed=1)
+    assert cached(run_all(sampler, request(weights=old, cache_scope="a"))[0]) == {0}
+    assert cached(run_all(sampler, request(weights=old, cache_scope="a"))[0]) == {len(PROMPT)}
+    assert cached(run_all(sampler, request(weights=old, cache_scope="b"))[0]) == {0}
+    assert cached(run_all(sampler, request(cache_scope="a"))[0]) == {0}
+    # The same run and version number with other weights.
+    new = random_version(engine, "run", LORA, seed=2)
+    assert (new.run, new.version) == (old.run, old.version)
+    found = run_all(sampler, request(weights=new, cache_scope="a"))[0]
+    assert cached(found) == {0}
+    assert bits(found) == bits(run_all(Sampler(engine), request(weights=new))[0])
+    # A prefix is not a prompt.
+    longer = request(weights=new, prompt_tokens=[*PROMPT, 4], cache_scope="a")
+    assert cached(run_all(sampler, longer)[0]) == {0}
+
+
+def test_prompts_that_are_known_never_change_what_is_sampled(engine: Engine) -> None:
+    random = np.random.default_rng(4)
+    versions = [None, random_version(engine, "run", LORA)]
+    prompts = [random.integers(0, VOCAB, int(random.integers(1, 100))).tolist() for _ in range(6)]
+    requests = [
+        request(
+            prompt_tokens=prompts[int(random.integers(6))],
+            weights=versions[int(random.integers(2))],
+            num_samples=int(random.integers(1, 4)),
+            max_tokens=int(random.integers(1, 30)),
+            prompt_logprobs=bool(random.random() < 0.2),
+            seed=index,
+        )
+        for index in range(40)
+    ]
+    # Few slots: prompts are overwritten, live ones copied, some forgotten.
+    sampler = Sampler(engine, max_rows=4)
+    num_cached = 0
+    for start in range(0, 40, 5):
+        for one, found in zip(
+            requests[start : start + 5], run_all(sampler, *requests[start : start + 5]), strict=True
+        ):
+            num_cached += found[0].num_cached_prompt_tokens > 0
+            assert bits(found) == bits(run_all(Sampler(engine), one)[0])
+    assert num_cached >= 5
+
+
+def test_prompts_with_scores_are_read(engine: Engine) -> None:
+    sampler = Sampler(engine)
+    run_all(sampler, request())
+    found = run_all(sampler, request(prompt_logprobs=True))[0]
+    assert cached(found) == {0}
+    assert bits(found) == bits(run_all(Sampler(engine), request(prompt_logprobs=True))[0])
+    # It is read once for all groups of its samples.
+    many = request(prompt_tokens=PROMPT[:4], prompt_logprobs=True, num_samples=7)
+    few_rows = run_all(Sampler(engine, max_rows=3), many)[0]
+    assert bits(few_rows) == bits(run_all(Sampler(engine), many)[0])
+
+
+def test_a_failed_prompt_gives_its_slots_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = Sampler(engine, max_rows=2)
+    wanted = bits(run_all(sampler, request(num_samples=2))[0])
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    request_id = sampler.add(request(prompt_tokens=LONG, num_samples=2))
+    with monkeypatch.context() as patched:
+        patched.setattr(CachedDecoding, "prefill", broken)
+        with pytest.raises(MemoryError):
+            sampler.step()
+    sampler.cancel(request_id)
+    assert bits(run_all(sampler, request(num_samples=2))[0]) == wanted
+
+
+# Weights that change between tokens.
+
+
+def step_on(engine: Engine, run: str, seed: int) -> Published:
+    engine.forward_backward(run, make_batch(seed=seed), "cross_entropy", {})
+    engine.optim_step(run, AdamParams(learning_rate=0.05))
+    return engine.publish(run)
+
+
+def in_flight(
+    engine: Engine, versions: list[Published], neighbours: list[SampleRequest], **changes: Any
+) -> SampledSequence:
+    """Sample 12 tokens, the first 4 from one version, the next 4 from another, and so on."""
+    sampler = Sampler(engine, max_rows=16)
+    for one in neighbours:
+        sampler.add(one)
+    request_id = sampler.add(request(weights=versions[0], follows_run=True, **changes))
+    found = []
+    for place in range(12):
+        if place % 4 == 0:
+            sampler.update(request_id, versions[place // 4])
+        found += sampler.step()
+    while sampler.has_work:
+        found += sampler.step()
+    return next(sequence for sequence in found if sequence.request_id == request_id)
+
+
+@pytest.mark.parametrize("config", [LORA, FullConfig()], ids=["lora", "full"])
+def test_newer_weights_take_effect_between_tokens(engine: Engine, config: AdapterConfig) -> None:
+    versions = [random_version(engine, "run", config)]
+    for seed in (1, 2):
+        engine.versions.acquire(versions[-1])
+        versions.append(step_on(engine, "run", seed))
+    numbers = [version.version for version in versions]
+    # The first step draws two tokens: the prompt is read, then decoded behind.
+    wanted = [numbers[0]] * 5 + [numbers[1]] * 4 + [numbers[2]] * 3
+    alone = in_flight(engine, versions, [], seed=3)
+    assert alone.versions == wanted
+    pinned = run_all(Sampler(engine), request(weights=versions[0], seed=3))[0][0]
+    assert pinned.versions == [numbers[0]] * 12
+    assert alone.tokens[:5] == pinned.tokens[:5]
+    np.testing.assert_array_equal(alone.logprobs[:5], pinned.logprobs[:5])
+    assert alone.logprobs[5] != pinned.logprobs[5]
+    neighbours = [
+        request(weights=versions[index % 3], seed=index, num_samples=1 + index, max_tokens=20)
+        for index in range(4)
+    ]
+    assert same(in_flight(engine, versions, neighbours, seed=3), alone)
+    # All holds but the test's own and the publisher's are gone.
+    assert [engine.versions.num_holders(version) for version in versions] == [1, 1, 1]
+
+
+def test_keys_and_values_of_earlier_tokens_stay(engine: Engine) -> None:
+    versions = [random_version(engine, "run", LORA)]
+    engine.versions.acquire(versions[0])
+    versions.append(random_version(engine, "run", LORA, seed=8))
+    found = in_flight(engine, [versions[0], versions[1], versions[1]], [], temperature=0.0)
+    # A forward of the new weights over everything would give other numbers than a decode whose
+    # past was written by the old ones.
+    again = forward_logprobs(engine, "run", PROMPT, found.tokens)
+    assert not np.allclose(found.logprobs[5:], again[5:], atol=1e-4)
+
+
+@pytest.mark.parametrize("end", ["finish", "cancel", "failure"])
+def test_versions_of_a_followed_run_are_held_and_let_go(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    old = random_version(engine, "run", LORA)
+    sampler = Sampler(engine)
+    request_id = sampler.add(request(weights=old, follows_run=True, num_samples=2))
+    pinned_id = sampler.add(request(weights=old))
+    sampler.step()
+    assert sampler.outdated() == set()
+    engine.forward_backward("run", make_batch(), "cross_entropy", {})
+    engine.optim_step("run", AdamParams(learning_rate=0.02))
+    assert sampler.outdated() == {old}
+    new = engine.publish("run")
+    assert sampler.outdated() == {old}
+    sampler.update(request_id, new)
+    sampler.update(request_id, new)
+    # One that does not follow stays as it is.
+    sampler.update(pinned_id, new)
+    assert sampler.outdated() == set()
+    assert (engine.versions.num_holders(old), engine.versions.num_holders(new)) == (1, 2)
+    sampler.cancel(pinned_id)
+    assert engine.versions.held() == [new]
+    if end == "cancel":
+        sampler.cancel(request_id)
+    elif end == "failure":
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "searchsorted", None)
+            with pytest.raises(TypeError):
+                sampler.step()
+        sampler.cancel(request_id)
+    while sampler.has_work:
+        sampler.step()
+    sampler.update(request_id, new)
+    assert engine.versions.num_holders(new) == 1
+    assert sampler.num_active == 0
+    engine.drop_run("run")
+    assert engine.versions.held() == []
+
+
+def test_an_update_to_a_version_that_is_gone_changes_nothing(engine: Engine) -> None:
+    gone = random_version(engine, "run", LORA)
+    here = random_version(engine, "run", LORA, seed=4)
+    sampler = Sampler(engine)
+    request_id = sampler.add(request(weights=here, follows_run=True, seed=3))
+    sampler.step()
+    with pytest.raises(VersionNotLoadedError):
+        sampler.update(request_id, gone)
+    finished: list[SampledSequence] = []
+    while sampler.has_work:
+        finished += sampler.step()
+    assert same(finished[0], run_all(Sampler(engine), request(weights=here, seed=3))[0][0])
+
+
+# Bad requests.
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "field"),
+    [
+        ({"topk_sample_logprobs": -1}, InvalidFieldError, "topk_sample_logprobs"),
+        ({"topk_sample_logprobs": VOCAB + 1}, InvalidFieldError, "topk_sample_logprobs"),
+        ({"num_prompt_alternatives": -1}, InvalidFieldError, "num_prompt_alternatives"),
+        ({"prompt_logprobs_last_n": 1}, InvalidFieldError, "prompt_logprobs_last_n"),
+        (
+            {"prompt_logprobs": True, "prompt_logprobs_last_n": 0},
+            InvalidFieldError,
+            "prompt_logprobs_last_n",
+        ),
+        (
+            {"prompt_logprobs": True, "prompt_logprobs_last_n": len(PROMPT)},
+            InvalidFieldError,
+            "prompt_logprobs_last_n",
+        ),
+        (
+            {"target_prompt_tokens": np.zeros((len(PROMPT), 1), np.int64)},
+            ShapeMismatchError,
+            "target_prompt_tokens",
+        ),
+        (
+            {"target_prompt_tokens": np.full((len(PROMPT) - 1, 1), VOCAB)},
+            TokenOutOfVocabularyError,
+            "target_prompt_tokens",
+        ),
+        (
+            {"target_prompt_tokens": np.full((len(PROMPT) - 1, 1), -2)},
+            TokenOutOfVocabularyError,
+            "target_prompt_tokens",
+        ),
+    ],
+)
+def test_bad_extras_are_refused(
+    engine: Engine, changes: dict[str, Any], error: type[Exception], field: str
+) -> None:
+    sampler = Sampler(engine)
+    with pytest.raises(error, match=field):
+        sampler.add(request(**changes))
+    assert not sampler.has_work
