@@ -87,15 +87,20 @@ class Tokenizer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     @cached_property
-    def _chat_template(self) -> ChatTemplate | None:
+    def chat_template(self) -> str | None:
+        """The source of the chat template; None if the model has none."""
         if self._template_file is not None:
-            return ChatTemplate(self._template_file.decode())
+            return self._template_file.decode()
         source = self._config.get("chat_template")
         if isinstance(source, list):
             source = {entry["name"]: entry["template"] for entry in source}
         if isinstance(source, dict):
             source = source.get("default") or next(iter(source.values()), None)
-        return ChatTemplate(source) if isinstance(source, str) else None
+        return source if isinstance(source, str) else None
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate | None:
+        return None if self.chat_template is None else ChatTemplate(self.chat_template)
 
     def render_chat_template(
         self,

@@ -13,18 +13,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from tinsmith_gateway import openai
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker import TinkerWire
 
 
 def create_app(services: Services, tinker: TinkerWire) -> Starlette:
     """Return the application of a gateway."""
-    del services
     routes: list[BaseRoute] = [
         Route("/healthz", _healthz, methods=["GET"]),
         Route("/api/v1/healthz", _healthz, methods=["GET"]),
     ]
     routes += tinker.routes()
+    routes += openai.routes(services)
     return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
 

@@ -15,6 +15,11 @@ HTTP_ERRORS = Counter(
     "HTTP requests that failed, by endpoint and reason.",
     ["endpoint", "reason"],
 )
+OPENAI_TOKENS = Counter(
+    "tinsmith_gateway_openai_tokens_total",
+    "Tokens of OpenAI clients, by kind: `prompt` or `sampled`.",
+    ["kind"],
+)
 PENDING_SAMPLES = Gauge(
     "tinsmith_gateway_pending_samples", "Samples of the Tinker wire that have not ended."
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -101,7 +101,7 @@ class Upstream:
         credential: Credential,
         *,
         timeout_s: float,
-    ) -> AsyncIterator[ResponseT]:
+    ) -> AsyncGenerator[ResponseT]:
         """Send a request once and yield what is streamed back.
 
         Raises:
@@ -114,13 +114,17 @@ class Upstream:
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
+        streamed = call(request, timeout=timeout_s, metadata=credential.metadata)
         try:
             async with typed_errors(service, may_move=True):
-                async for message in call(request, timeout=timeout_s, metadata=credential.metadata):
+                async for message in streamed:
                     yield message
         except TinsmithError:
             self._directory.forget(owner)
             raise
+        finally:
+            # Whoever stops reading tells the pod to stop working.
+            streamed.cancel()
 
     async def _once(
         self,

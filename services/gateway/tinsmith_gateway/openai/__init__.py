@@ -1,0 +1,51 @@
+"""OpenAI's API: models, chat completions, completions; for the unmodified `openai` package.
+
+What a request asks for and can not be held to is refused, never ignored; nothing is added to a
+prompt. Extra fields for those who train: `return_token_ids` gives `token_ids`, `prompt_token_ids`
+and `versions` on each choice, exactly as they were sampled and recorded; see `bodies` for others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from tinsmith_gateway.http import Call, endpoint
+from tinsmith_gateway.openai.calls import ModelCalls
+from tinsmith_gateway.openai.chat import chat_completion
+from tinsmith_gateway.openai.completions import completion
+from tinsmith_gateway.openai.errors import render_error
+from tinsmith_gateway.openai.models import ModelList
+from tinsmith_gateway.openai.requests import identified
+from tinsmith_gateway.services import Services
+
+
+def routes(services: Services) -> list[BaseRoute]:
+    """Return the routes below `/v1`."""
+    calls = ModelCalls(services)
+    models = ModelList(services, calls)
+
+    def route(path: str, method: str, handler: Callable[[Call], Awaitable[Response]]) -> Route:
+        return Route(path, identified(endpoint(services, handler, render_error)), methods=[method])
+
+    return [
+        route("/v1/models", "GET", models.list_models),
+        route("/v1/models/{id:path}", "GET", models.get_model),
+        route("/v1/chat/completions", "POST", _bound(chat_completion, calls)),
+        route("/v1/completions", "POST", _bound(completion, calls)),
+    ]
+
+
+def _bound(
+    handler: Callable[[ModelCalls, Call], Awaitable[Response]], calls: ModelCalls
+) -> Callable[[Call], Awaitable[Response]]:
+    """Return a handler of a call alone, under its own name, which metrics carry."""
+
+    @functools.wraps(handler)
+    async def handle(call: Call) -> Response:
+        return await handler(calls, call)
+
+    return handle

@@ -1,0 +1,257 @@
+"""Bodies of requests.
+
+Unknown fields are ignored. What would change a sample and is not offered is refused, so that nobody
+takes a sample for what it is not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from tinsmith_runtime.errors import InvalidFieldError
+
+_MAX_INT32 = 2**31 - 1
+_MAX_STOPS = 64
+_MAX_TOP_LOGPROBS = 20
+_MAX_PROMPTS = 256
+
+Token = Annotated[int, pydantic.Field(ge=0, le=_MAX_INT32)]
+Limit = Annotated[int, pydantic.Field(ge=1, le=_MAX_INT32)]
+
+# Each with the values that change nothing.
+_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "length_penalty": (1, None),
+    "logit_bias": ({}, None),
+    "min_p": (0, None),
+    "min_tokens": (0, None),
+    "stop_token_ids": ([], None),
+    "bad_words": ([], None),
+    "allowed_token_ids": ([], None),
+    "use_beam_search": (False, None),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "structured_outputs": (None,),
+    "suffix": ("", None),
+    "functions": ([], None),
+    "function_call": ("none", None),
+    "audio": (None,),
+    "prediction": (None,),
+    "web_search_options": (None,),
+}
+
+
+class _Body(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    """What a stream holds beyond the pieces."""
+
+    include_usage: bool = False
+
+
+class SamplingBody(pydantic.BaseModel):
+    """What both kinds of completion have in common.
+
+    Extra fields: `top_k`, `ignore_eos`, `skip_special_tokens`, `return_token_ids` (vLLM's
+    spelling).
+    """
+
+    # Other fields are looked at by `check_offered`, then dropped.
+    model_config = pydantic.ConfigDict(extra="allow", allow_inf_nan=False)
+
+    model: str = pydantic.Field(default="", max_length=512)
+    n: int | None = pydantic.Field(default=None, ge=1, le=_MAX_INT32)
+    seed: int | None = pydantic.Field(default=None, ge=-(2**63), lt=2**64)
+    stop: str | Annotated[list[str], pydantic.Field(max_length=_MAX_STOPS)] | None = None
+    max_tokens: int | None = pydantic.Field(default=None, ge=0, le=_MAX_INT32)
+    temperature: float | None = pydantic.Field(default=None, ge=0)
+    top_p: float | None = pydantic.Field(default=None, gt=0, le=1)
+    top_k: int | None = pydantic.Field(default=None, ge=-1, le=_MAX_INT32)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+
+    @property
+    def num_samples(self) -> int:
+        """Completions of each prompt."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check_offered(self) -> None:
+        """Refuse parameters that change samples and are not offered.
+
+        Raises:
+            InvalidFieldError: Naming the first.
+        """
+        for name, neutral in _NOT_OFFERED.items():
+            value = (self.model_extra or {}).get(name)
+            if value not in neutral:
+                raise InvalidFieldError(name, "is not offered; leave it out")
+        if "" in self.stops:
+            raise InvalidFieldError("stop", "must not hold an empty string")
+
+
+class Message(pydantic.BaseModel):
+    """One message; further fields are for the chat template."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the message as it was sent."""
+        return self.model_dump(exclude_unset=True)
+
+
+class FunctionSchema(pydantic.BaseModel):
+    """A function that the model may call; further fields are for the chat template."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    name: str = pydantic.Field(min_length=1)
+
+
+class Tool(pydantic.BaseModel):
+    """A tool; further fields are for the chat template."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    type: Literal["function"]
+    function: FunctionSchema
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the tool as it was sent."""
+        return self.model_dump(exclude_unset=True)
+
+
+class ResponseFormat(_Body):
+    """The form of the answer."""
+
+    type: str
+
+
+class ChatBody(SamplingBody):
+    """Body of `POST /v1/chat/completions`.
+
+    Extra fields: `chat_template_kwargs`, `add_generation_prompt`, `continue_final_message`.
+    """
+
+    messages: list[Message] = pydantic.Field(min_length=1)
+    max_completion_tokens: Limit | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = pydantic.Field(default=None, ge=0, le=_MAX_TOP_LOGPROBS)
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]] | None:
+        """The tools that the model is told of; none for `tool_choice` `none`."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.to_mapping() for tool in self.tools]
+
+    def check_offered(self) -> None:
+        """Refuse what is not offered, or can not be held to."""
+        super().check_offered()
+        self._check_tools()
+        if self.response_format is not None and self.response_format.type != "text":
+            raise InvalidFieldError(
+                "response_format",
+                f"{self.response_format.type!r} is not offered: nothing holds the model to a form; "
+                "ask for it in the prompt",
+            )
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidFieldError("top_logprobs", "needs logprobs")
+        if self.max_tokens == 0:
+            raise InvalidFieldError("max_tokens", "must be at least 1")
+        if None not in (self.max_tokens, self.max_completion_tokens) and (
+            self.max_tokens != self.max_completion_tokens
+        ):
+            raise InvalidFieldError("max_tokens", "differs from max_completion_tokens")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidFieldError(
+                "continue_final_message", "excludes add_generation_prompt: the turn is begun"
+            )
+
+    def _check_tools(self) -> None:
+        if self.tool_choice not in (None, "none", "auto"):
+            raise InvalidFieldError(
+                "tool_choice",
+                "must be 'auto' or 'none': nothing can force the model to call a tool",
+            )
+        if not self.tools:
+            return
+        if self.parallel_tool_calls is False:
+            raise InvalidFieldError(
+                "parallel_tool_calls", "can not be switched off: nothing holds the model to it"
+            )
+        for index, tool in enumerate(self.tools):
+            if (tool.function.model_extra or {}).get("strict"):
+                raise InvalidFieldError(
+                    f"tools.{index}.function.strict",
+                    "is not offered: nothing holds the model to the schema",
+                )
+
+
+class CompletionBody(SamplingBody):
+    """Body of `POST /v1/completions`. Extra field: `add_special_tokens`."""
+
+    prompt: (
+        str
+        | Annotated[list[Token], pydantic.Field(min_length=1)]
+        | Annotated[list[str], pydantic.Field(min_length=1, max_length=_MAX_PROMPTS)]
+        | Annotated[
+            list[Annotated[list[Token], pydantic.Field(min_length=1)]],
+            pydantic.Field(min_length=1, max_length=_MAX_PROMPTS),
+        ]
+    )
+    logprobs: int | None = pydantic.Field(default=None, ge=0, le=_MAX_TOP_LOGPROBS)
+    echo: bool = False
+    best_of: int | None = None
+    add_special_tokens: bool = True
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each as text or tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+    def check_offered(self) -> None:
+        """Refuse what is not offered."""
+        super().check_offered()
+        if self.best_of not in (None, self.num_samples):
+            raise InvalidFieldError("best_of", "is not offered; leave it out")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidFieldError("max_tokens", "must be at least 1 unless the prompt is echoed")
+        if self.stream and self.echo:
+            raise InvalidFieldError("echo", "is not offered in a stream")

@@ -1,0 +1,244 @@
+"""`POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from tinsmith.v1 import sampler_pb2
+from tinsmith_gateway.http import Call
+from tinsmith_gateway.openai import codec
+from tinsmith_gateway.openai.answers import Answer, chat_logprobs
+from tinsmith_gateway.openai.bodies import ChatBody
+from tinsmith_gateway.openai.calls import ModelCalls, Target
+from tinsmith_gateway.openai.codec import Sampled
+from tinsmith_gateway.openai.rendering import Conversation, Prompt, render
+from tinsmith_gateway.openai.requests import call_id_of
+from tinsmith_gateway.openai.streaming import begin_stream, until_disconnect
+from tinsmith_gateway.openai.tool_calls import Piece, ToolFormat
+from tinsmith_gateway.openai.usage import usage_of
+from tinsmith_runtime.errors import InvalidFieldError
+
+
+async def chat_completion(calls: ModelCalls, call: Call) -> Response:
+    """Answer a conversation."""
+    body = call.parse(ChatBody)
+    body.check_offered()
+    if body.stream:
+        return await begin_stream(call, lambda it: _ChatCompletion(calls, it, body).chunks())
+    work = _ChatCompletion(calls, call, body).whole()
+    return JSONResponse(await until_disconnect(call.request, work))
+
+
+class _ChatCompletion:
+    def __init__(self, calls: ModelCalls, call: Call, body: ChatBody) -> None:
+        self._calls = calls
+        self._credential = call.credential
+        self._admission = call.admission
+        self._body = body
+        self._call_id = call_id_of(call)
+        self._head = {
+            "id": f"chatcmpl-{self._call_id.hex}",
+            "created": int(time.time()),
+            "model": body.model or _episode_model(call),
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the completion once it is drawn."""
+        async with self._calls.target(self._credential, self._body.model) as target:
+            tool_format = self._tool_format(target)
+            prompt, request = await self._prepare(target)
+            answered = await self._calls.sample(target, request)
+            await self._calls.record(target, self._call_id, prompt, request, answered.samples)
+            choices = []
+            for index, sampled in enumerate(answered.samples):
+                answer = self._answer(target, tool_format)
+                pieces = answer.push(sampled)
+                choices.append(
+                    {
+                        "index": index,
+                        "message": _message(pieces, tool_format),
+                        "finish_reason": answer.finish_reason,
+                        "logprobs": self._logprobs(sampled, target),
+                        **self._exact(sampled),
+                        **self._exact_prompt(prompt),
+                    }
+                )
+            return {
+                **self._head,
+                "object": "chat.completion",
+                "choices": choices,
+                "usage": usage_of([prompt], answered.samples, [answered.about_prompt]),
+                **self._exact_prompt(prompt),
+            }
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
+        """Yield the completion as it is drawn."""
+        async with self._calls.target(self._credential, self._body.model) as target:
+            tool_format = self._tool_format(target)
+            prompt, request = await self._prepare(target)
+            answers = [self._answer(target, tool_format) for _ in range(request.num_samples)]
+            num_calls = [0] * len(answers)
+            begun: set[int] = set()
+            about = sampler_pb2.SampleResponse()
+            last = []
+            async for piece in self._calls.stream(target, request):
+                about = piece.about_prompt or about
+                answer, index = answers[piece.index], piece.index
+                extra = self._exact(piece.sampled)
+                if index not in begun:
+                    begun.add(index)
+                    start = {"role": "assistant", "content": "", "refusal": None}
+                    yield self._chunk(index, start, extra=self._exact_prompt(prompt))
+                deltas = []
+                for part in answer.push(piece.sampled):
+                    deltas.append(_delta(part, num_calls[index], tool_format))
+                    num_calls[index] += not isinstance(part, str)
+                # Tokens and their scores go out at once, even where their text is held back.
+                logprobs = self._logprobs(piece.sampled, target)
+                if not deltas and (logprobs or extra):
+                    deltas.append({})
+                for number, delta in enumerate(deltas):
+                    is_first = number == 0
+                    yield self._chunk(
+                        index,
+                        delta,
+                        logprobs=logprobs if is_first else None,
+                        extra=extra if is_first else {},
+                    )
+                if answer.finish_reason:
+                    last.append(self._chunk(index, {}, finish_reason=answer.finish_reason))
+                    if len(last) < len(answers):
+                        yield last[-1]
+            samples = [answer.sampled for answer in answers]
+            await self._calls.record(target, self._call_id, prompt, request, samples)
+            # A client that has seen every sample end takes the answer for complete.
+            yield last[-1]
+            if self._body.wants_usage:
+                yield {
+                    **self._head,
+                    "object": "chat.completion.chunk",
+                    "choices": [],
+                    "usage": usage_of([prompt], samples, [about]),
+                }
+
+    async def _prepare(self, target: Target) -> tuple[Prompt, sampler_pb2.SampleRequest]:
+        body = self._body
+        add_generation_prompt = body.add_generation_prompt
+        conversation = Conversation(
+            messages=[message.to_mapping() for message in body.messages],
+            tools=body.shown_tools,
+            add_generation_prompt=(
+                not body.continue_final_message
+                if add_generation_prompt is None
+                else add_generation_prompt
+            ),
+            continue_final_message=body.continue_final_message,
+            variables=body.chat_template_kwargs,
+        )
+        prompt = await asyncio.to_thread(render, conversation, target.tokenizer)
+        self._admission.add_tokens(len(prompt.tokens))
+        params = codec.encode_params(
+            body,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            seed=codec.seed_of(body, self._call_id),
+        )
+        return prompt, codec.encode_request(
+            prompt,
+            params,
+            num_samples=body.num_samples,
+            num_top=body.top_logprobs or 0,
+            is_live=target.handle.is_live,
+        )
+
+    def _tool_format(self, target: Target) -> ToolFormat | None:
+        if not self._body.shown_tools:
+            return None
+        if target.tokenizer.tool_format is None:
+            raise InvalidFieldError(
+                "tools", "are not offered: the model's chat template has no convention for them"
+            )
+        return target.tokenizer.tool_format
+
+    def _answer(self, target: Target, tool_format: ToolFormat | None) -> Answer:
+        names = [tool.function.name for tool in self._body.tools or ()]
+        return Answer(
+            target.tokenizer,
+            stops=self._body.stops,
+            skip_special=self._body.skip_special_tokens,
+            kept_tokens=tool_format.kept_tokens if tool_format else (),
+            parser=tool_format.new_parser(names) if tool_format else None,
+        )
+
+    def _logprobs(self, piece: Sampled, target: Target) -> dict[str, Any] | None:
+        if not self._body.logprobs:
+            return None
+        return chat_logprobs(piece, target.tokenizer, num_top=self._body.top_logprobs or 0)
+
+    def _exact(self, piece: Sampled) -> dict[str, Any]:
+        if not self._body.return_token_ids:
+            return {}
+        return {"token_ids": piece.tokens, "versions": piece.versions}
+
+    def _exact_prompt(self, prompt: Prompt) -> dict[str, Any]:
+        return {"prompt_token_ids": list(prompt.tokens)} if self._body.return_token_ids else {}
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            **(extra or {}),
+        }
+        usage = {"usage": None} if self._body.wants_usage else {}
+        return {**self._head, "object": "chat.completion.chunk", "choices": [choice], **usage}
+
+
+def _message(pieces: Sequence[Piece], tool_format: ToolFormat | None) -> dict[str, Any]:
+    text = "".join(piece for piece in pieces if isinstance(piece, str))
+    calls = [piece for piece in pieces if not isinstance(piece, str)]
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if calls and tool_format is not None:
+        message["content"] = text or None
+        message["tool_calls"] = [
+            {
+                "id": tool_format.new_id(),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _delta(piece: Piece, number: int, tool_format: ToolFormat | None) -> dict[str, Any]:
+    if isinstance(piece, str) or tool_format is None:
+        return {"content": piece}
+    return {
+        "tool_calls": [
+            {
+                "index": number,
+                "id": tool_format.new_id(),
+                "type": "function",
+                "function": {"name": piece.name, "arguments": piece.arguments},
+            }
+        ]
+    }
+
+
+def _episode_model(call: Call) -> str:
+    episode = call.credential.episode
+    return "" if episode is None else episode.model

@@ -1,0 +1,139 @@
+"""Protobuf to and from what answers are made of."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
+from tinsmith.v1 import sampler_pb2, trajectories_pb2
+from tinsmith_gateway.openai.bodies import SamplingBody
+from tinsmith_gateway.openai.rendering import Prompt
+
+StopReason = Literal["", "stop", "length"]
+Top = list[tuple[int, float]]
+
+_STOP_REASONS: dict[trajectories_pb2.SampledSequence.StopReason.ValueType, StopReason] = {
+    trajectories_pb2.SampledSequence.STOP_REASON_UNSPECIFIED: "",
+    trajectories_pb2.SampledSequence.STOP_REASON_STOP: "stop",
+    trajectories_pb2.SampledSequence.STOP_REASON_LENGTH: "length",
+}
+_WIRE_REASONS = {reason: wire for wire, reason in _STOP_REASONS.items()}
+# The low bits of a UUID are random but for the two above these.
+_DRAWN_SEEDS = 2**62
+_NUM_SEEDS = 2**64
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A sample, or a piece of one.
+
+    Attributes:
+        tokens: As they were sampled, stop token included.
+        logprobs: Of the tokens, natural, under the unmodified distribution.
+        versions: Of the weights that each token was drawn from.
+        top: The most probable tokens at each token, if they were asked for.
+        stop_reason: Why it ended; empty while it goes on.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    top: list[Top] = field(default_factory=list)
+    stop_reason: StopReason = ""
+
+    def extend(self, piece: Sampled) -> None:
+        """Add the piece that follows."""
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.versions += piece.versions
+        self.top += piece.top
+        self.stop_reason = piece.stop_reason
+
+
+def decode_sequence(message: trajectories_pb2.SampledSequence) -> Sampled:
+    """Return a sample, or a piece of one."""
+    tokens = [int(token) for token in decode_tensor(message.tokens)]
+    return Sampled(
+        tokens=tokens,
+        logprobs=[float(value) for value in decode_tensor(message.logprobs)],
+        versions=[int(value) for value in decode_tensor(message.versions)],
+        top=decode_top(message.topk_logprobs) if message.HasField("topk_logprobs") else [],
+        stop_reason=_STOP_REASONS[message.stop_reason],
+    )
+
+
+def encode_sequence(sampled: Sampled) -> trajectories_pb2.SampledSequence:
+    """Return the message of a whole sample."""
+    return trajectories_pb2.SampledSequence(
+        tokens=encode_tokens(sampled.tokens),
+        logprobs=encode_tensor(np.asarray(sampled.logprobs, dtype=np.float32)),
+        versions=encode_tensor(np.asarray(sampled.versions, dtype=np.int64)),
+        stop_reason=_WIRE_REASONS[sampled.stop_reason],
+    )
+
+
+def decode_top(message: trajectories_pb2.TopkLogprobs) -> list[Top]:
+    """Return the most probable tokens at each position; none where nothing was scored."""
+    rows = zip(decode_tensor(message.token_ids), decode_tensor(message.logprobs), strict=True)
+    return [
+        [
+            (int(token), float(logprob))
+            for token, logprob in zip(tokens, logprobs, strict=True)
+            if token >= 0
+        ]
+        for tokens, logprobs in rows
+    ]
+
+
+def encode_params(
+    body: SamplingBody, *, max_tokens: int | None, seed: int
+) -> trajectories_pb2.SamplingParams:
+    """Return how tokens are drawn; what a request leaves out has OpenAI's and our default."""
+    params = trajectories_pb2.SamplingParams(seed=seed, stop_strings=body.stops)
+    if max_tokens is not None:
+        params.max_tokens = max_tokens
+    if body.temperature is not None:
+        params.temperature = body.temperature
+    if body.top_p is not None:
+        params.top_p = body.top_p
+    if body.top_k is not None:
+        params.top_k = body.top_k
+    if body.ignore_eos:
+        params.stop_tokens.SetInParent()
+    return params
+
+
+def encode_request(
+    prompt: Prompt,
+    params: trajectories_pb2.SamplingParams,
+    *,
+    num_samples: int,
+    num_top: int,
+    is_live: bool,
+) -> sampler_pb2.SampleRequest:
+    """Return a request for completions, of no sampling session yet."""
+    updates = sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT if is_live else sampler_pb2.WEIGHT_UPDATES_PINNED
+    return sampler_pb2.SampleRequest(
+        prompt=prompt.model_input,
+        num_samples=num_samples,
+        params=params,
+        topk_sample_logprobs=num_top,
+        weight_updates=updates,
+    )
+
+
+def seed_of(body: SamplingBody, call_id: uuid.UUID) -> int:
+    """Return the seed of a call: as it was sent, modulo 2^64, else one of the call's own id."""
+    if body.seed is None:
+        return call_id.int % _DRAWN_SEEDS
+    return body.seed % _NUM_SEEDS
+
+
+def total_tokens(samples: Sequence[Sampled]) -> int:
+    """Return how many tokens were sampled."""
+    return sum(len(sampled.tokens) for sampled in samples)

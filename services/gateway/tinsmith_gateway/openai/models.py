@@ -1,0 +1,186 @@
+"""`GET /v1/models`: base models, aliases, live runs and checkpoints of the project."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from tinsmith import names
+from tinsmith.v1 import scheduler_pb2, trainer_pb2
+from tinsmith_gateway.callers import Credential
+from tinsmith_gateway.http import Call
+from tinsmith_gateway.openai.calls import ModelCalls
+from tinsmith_gateway.openai.model_names import BaseModel, Checkpoint, LiveRun, latest_of
+from tinsmith_gateway.routing import SCHEDULER_SERVICE, TRAINER_SERVICE
+from tinsmith_gateway.services import Services
+from tinsmith_gateway.upstream import Upstream
+from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError
+
+_PAGE_SIZE = 1000
+_SERVED_STATES = (
+    scheduler_pb2.TrainingRun.STATE_ACTIVE,
+    scheduler_pb2.TrainingRun.STATE_MOVING,
+)
+_OWNER = "tinsmith"
+
+
+class ModelList:
+    """Says which names `model` may have.
+
+    Args:
+        services: The parts of the gateway.
+        calls: Knows what a name stands for.
+    """
+
+    def __init__(self, services: Services, calls: ModelCalls) -> None:
+        self._upstream: Upstream = services.upstream
+        self._aliases = services.config.aliases()
+        self._calls = calls
+
+    async def list_models(self, call: Call) -> Response:
+        """Answer `GET /v1/models`."""
+        credential = call.credential
+        if credential.episode is not None:
+            return _listed([_encode(credential.episode.model, owner=credential.project)])
+        served = await self._served(credential)
+        models = [_encode_base(name, model) for name, model in sorted(served.items())]
+        models += [
+            _encode_base(alias, served[name])
+            for alias, name in sorted(self._aliases.items())
+            if name in served
+        ]
+        models += [
+            _encode_run(run) async for run in self._runs(credential) if run.state in _SERVED_STATES
+        ]
+        if any(model.trainable for model in served.values()):
+            # Checkpoints are the trainers' to list; a deployment that only samples has none.
+            models += [_encode_checkpoint(found) async for found in self._checkpoints(credential)]
+        return _listed(models)
+
+    async def get_model(self, call: Call) -> Response:
+        """Answer `GET /v1/models/{id}`."""
+        name = call.request.path_params["id"]
+        credential = call.credential
+        if credential.episode is not None:
+            async with self._calls.target(credential, name):
+                return JSONResponse(_encode(credential.episode.model, owner=credential.project))
+        missing: NotFoundError | None = None
+        for source in await self._calls.sources(credential, name):
+            try:
+                match source:
+                    case BaseModel(base):
+                        served = await self._served(credential)
+                        if base in served:
+                            return JSONResponse(_encode_base(name, served[base]))
+                    case LiveRun(run):
+                        found = await self._run(credential, run)
+                        return JSONResponse({**_encode_run(found), "id": name})
+                    case Checkpoint(checkpoint):
+                        saved = await self._checkpoint(credential, checkpoint)
+                        return JSONResponse({**_encode_checkpoint(saved), "id": name})
+            except NotFoundError as error:
+                missing = missing or error
+        raise missing or ModelNotFoundError(f"there is no model {name!r}", model=name)
+
+    async def _served(self, credential: Credential) -> dict[str, scheduler_pb2.ServedModel]:
+        capabilities = await self._upstream.call(
+            SCHEDULER_SERVICE,
+            "GetCapabilities",
+            scheduler_pb2.GetCapabilitiesRequest(parent=credential.project),
+            scheduler_pb2.Capabilities,
+            credential,
+        )
+        return {model.model.base_model: model for model in capabilities.models if model.sampleable}
+
+    async def _runs(self, credential: Credential) -> AsyncIterator[scheduler_pb2.TrainingRun]:
+        token = ""
+        while True:
+            page = await self._upstream.call(
+                SCHEDULER_SERVICE,
+                "ListTrainingRuns",
+                scheduler_pb2.ListTrainingRunsRequest(
+                    parent=credential.project, page_size=_PAGE_SIZE, page_token=token
+                ),
+                scheduler_pb2.ListTrainingRunsResponse,
+                credential,
+            )
+            for run in page.training_runs:
+                yield run
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def _checkpoints(self, credential: Credential) -> AsyncIterator[trainer_pb2.Checkpoint]:
+        token = ""
+        while True:
+            page = await self._upstream.call(
+                TRAINER_SERVICE,
+                "ListCheckpoints",
+                trainer_pb2.ListCheckpointsRequest(
+                    parent=f"{credential.project}/trainingRuns/-",
+                    page_size=_PAGE_SIZE,
+                    page_token=token,
+                ),
+                trainer_pb2.ListCheckpointsResponse,
+                credential,
+            )
+            for checkpoint in page.checkpoints:
+                yield checkpoint
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def _run(self, credential: Credential, name: str) -> scheduler_pb2.TrainingRun:
+        return await self._upstream.call(
+            SCHEDULER_SERVICE,
+            "GetTrainingRun",
+            scheduler_pb2.GetTrainingRunRequest(name=name),
+            scheduler_pb2.TrainingRun,
+            credential,
+        )
+
+    async def _checkpoint(self, credential: Credential, name: str) -> trainer_pb2.Checkpoint:
+        return await self._upstream.call(
+            TRAINER_SERVICE,
+            "GetCheckpoint",
+            trainer_pb2.GetCheckpointRequest(name=name),
+            trainer_pb2.Checkpoint,
+            credential,
+        )
+
+
+def _listed(models: list[dict[str, Any]]) -> Response:
+    return JSONResponse({"object": "list", "data": models})
+
+
+def _encode(name: str, *, owner: str = _OWNER, created: int = 0, **more: Any) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": owner, **more}
+
+
+def _encode_base(name: str, served: scheduler_pb2.ServedModel) -> dict[str, Any]:
+    model = served.model
+    return _encode(name, root=model.base_model, max_model_len=model.max_context_tokens)
+
+
+def _encode_run(run: scheduler_pb2.TrainingRun) -> dict[str, Any]:
+    project = names.RunName.parse(run.name).project
+    return _encode(
+        latest_of(run.name),
+        owner=f"projects/{project}",
+        created=run.create_time.seconds,
+        root=run.base_model,
+        parent=run.name,
+    )
+
+
+def _encode_checkpoint(checkpoint: trainer_pb2.Checkpoint) -> dict[str, Any]:
+    name = names.CheckpointName.parse(checkpoint.name)
+    return _encode(
+        checkpoint.name,
+        owner=f"projects/{name.project}",
+        created=checkpoint.create_time.seconds,
+        root=checkpoint.base_model,
+        parent=str(name.run_name),
+    )

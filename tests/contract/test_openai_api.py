@@ -1,0 +1,795 @@
+"""The unmodified `openai` package against a gateway, real pods, and pods that follow a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.fakes.openai_rig import ALIAS, BASE_MODEL, TIMEOUT_S, OpenAiRig
+from tests.fakes.scheduler import bearer
+from tests.fakes.scripted_sampler import (
+    MAX_CONTEXT,
+    SCRIPTED_MODEL,
+    TURN_END,
+    VERSION,
+    LeaseLostError,
+    logprob_of,
+)
+from transformers import PreTrainedTokenizerFast
+
+import tinsmith
+from tinsmith.tensors import decode_tensor, encode_tokens
+from tinsmith.v1 import sampler_pb2, sampler_pb2_grpc, scheduler_pb2
+from tinsmith_runtime.errors import (
+    FailedPreconditionError,
+    QueueFullError,
+    SamplingSessionNotFoundError,
+    WorkerUnavailableError,
+)
+
+MESSAGES: Any = [{"role": "user", "content": "Pig Latin: hello"}]
+EXACT = {"return_token_ids": True}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
+]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a":  1}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[OpenAiRig]:
+    rig = OpenAiRig(tmp_path_factory.mktemp("openai"), tiny_model)
+    try:
+        rig.start()
+        yield rig
+    finally:
+        rig.stop()
+
+
+@pytest.fixture(autouse=True)
+def _forget(rig: OpenAiRig) -> None:
+    rig.sampler.reset()
+    rig.coordinator.lease_s = 60.0
+
+
+@pytest.fixture(scope="module")
+def client(rig: OpenAiRig) -> Iterator[openai.OpenAI]:
+    with rig.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model: Path) -> Any:
+    return PreTrainedTokenizerFast.from_pretrained(tiny_model)
+
+
+def native_sample(
+    rig: OpenAiRig, tokens: list[int], *, num_samples: int = 1, max_tokens: int = 8, **params: Any
+) -> sampler_pb2.SampleResponse:
+    """Sample from the base model by the native API."""
+    session = rig.sampling_session(base_model=BASE_MODEL)
+    with rig.scheduler() as (stub, metadata):
+        found = stub.GetSamplingSession(
+            scheduler_pb2.GetSamplingSessionRequest(name=session),
+            metadata=metadata,
+            timeout=TIMEOUT_S,
+        )
+    request = sampler_pb2.SampleRequest(
+        sampling_session=session, num_samples=num_samples, prompt_logprobs=True
+    )
+    request.prompt.chunks.add(tokens=encode_tokens(tokens))
+    request.params.max_tokens = max_tokens
+    for name, value in params.items():
+        setattr(request.params, name, value)
+    with grpc.insecure_channel(found.sampler_address) as channel:
+        sampler: Any = sampler_pb2_grpc.SamplerServiceStub(channel)
+        answer: sampler_pb2.SampleResponse = sampler.Sample(
+            request, metadata=bearer(rig.key), timeout=TIMEOUT_S
+        )
+        return answer
+
+
+def tokens_of(response: sampler_pb2.SampleResponse) -> list[list[int]]:
+    return [decode_tensor(sequence.tokens).tolist() for sequence in response.sequences]
+
+
+def scripted(client: openai.OpenAI, **options: Any) -> Any:
+    """Complete a conversation by the script."""
+    return client.chat.completions.create(
+        model=SCRIPTED_MODEL, messages=options.pop("messages", MESSAGES), **options
+    )
+
+
+def text_of_stream(chunks: Any, index: int = 0) -> str:
+    return "".join(
+        choice.delta.content or ""
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.index == index
+    )
+
+
+# Completions are what the native sampler draws.
+
+
+def test_a_chat_completion_is_the_template_and_the_sampler(
+    rig: OpenAiRig, client: openai.OpenAI, reference: Any
+) -> None:
+    prompt = reference.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    native = native_sample(rig, prompt, num_samples=2, seed=5, temperature=0.75)
+    answer: Any = client.chat.completions.create(
+        model=BASE_MODEL,
+        messages=MESSAGES,
+        n=2,
+        seed=5,
+        temperature=0.75,
+        max_tokens=8,
+        logprobs=True,
+        extra_body=EXACT,
+    )
+    assert answer.prompt_token_ids == prompt
+    assert [choice.token_ids for choice in answer.choices] == tokens_of(native)
+    for choice, sequence in zip(answer.choices, native.sequences, strict=True):
+        text = reference.decode(decode_tensor(sequence.tokens).tolist(), skip_special_tokens=True)
+        assert choice.message.content == text
+        scores = [entry.logprob for entry in choice.logprobs.content]
+        np.testing.assert_array_equal(
+            np.asarray(scores, np.float32), decode_tensor(sequence.logprobs)
+        )
+        assert choice.versions == [0] * len(choice.token_ids)
+    num_sampled = sum(len(tokens) for tokens in tokens_of(native))
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
+        len(prompt),
+        num_sampled,
+    )
+    assert answer.usage.total_tokens == len(prompt) + num_sampled
+
+
+@pytest.mark.parametrize("is_text", [True, False], ids=["text", "tokens"])
+def test_a_completion_continues_text_or_tokens(
+    rig: OpenAiRig, client: openai.OpenAI, reference: Any, is_text: bool
+) -> None:
+    prompt = reference.encode("hello there")
+    native = native_sample(rig, prompt, seed=3)
+    answer: Any = client.completions.create(
+        model=BASE_MODEL,
+        prompt="hello there" if is_text else prompt,
+        seed=3,
+        max_tokens=8,
+        echo=True,
+        logprobs=0,
+        extra_body=EXACT,
+    )
+    (choice,) = answer.choices
+    (tokens,) = tokens_of(native)
+    assert choice.prompt_token_ids == prompt
+    assert choice.token_ids == tokens
+    assert choice.text == "hello there" + reference.decode(tokens, skip_special_tokens=True)
+    assert choice.logprobs.token_logprobs[0] is None
+    expected = [
+        *decode_tensor(native.prompt_logprobs)[1:],
+        *decode_tensor(native.sequences[0].logprobs),
+    ]
+    np.testing.assert_array_equal(
+        np.asarray(choice.logprobs.token_logprobs[1:], np.float32), expected
+    )
+    assert choice.logprobs.tokens[: len(prompt)] == [reference.decode([one]) for one in prompt]
+    assert choice.logprobs.text_offset[0] == 0
+
+
+def test_several_prompts_are_completed_as_each_alone(client: openai.OpenAI) -> None:
+    def texts(prompt: Any, **options: Any) -> list[str]:
+        answer = client.completions.create(
+            model=BASE_MODEL, prompt=prompt, seed=1, max_tokens=4, **options
+        )
+        assert [choice.index for choice in answer.choices] == list(range(len(answer.choices)))
+        return [choice.text for choice in answer.choices]
+
+    assert texts(["a", "bc"], n=2) == texts("a", n=2) + texts("bc", n=2)
+    assert texts([[5, 6], [7]]) == texts([5, 6]) + texts([7])
+
+
+def test_a_prompt_alone_is_scored(rig: OpenAiRig, client: openai.OpenAI, reference: Any) -> None:
+    answer = client.completions.create(
+        model=BASE_MODEL, prompt="hello there", echo=True, logprobs=0, max_tokens=0
+    )
+    native = native_sample(rig, reference.encode("hello there"))
+    assert answer.choices[0].text == "hello there"
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    scores: Any = logprobs.token_logprobs
+    np.testing.assert_array_equal(
+        np.asarray(scores[1:], np.float32), decode_tensor(native.prompt_logprobs)[1:]
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+
+
+# What `model` may name.
+
+
+def test_models_are_listed_and_found(rig: OpenAiRig, client: openai.OpenAI) -> None:
+    listed = {model.id: model for model in client.models.list()}
+    assert {BASE_MODEL, SCRIPTED_MODEL, ALIAS} <= set(listed)
+    assert client.models.retrieve(ALIAS).id == ALIAS
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.models.retrieve("absent/model")
+    assert refused.value.code == "model_not_found"
+
+
+def test_runs_and_checkpoints_are_models(rig: OpenAiRig, client: openai.OpenAI) -> None:
+    with tinsmith.Client(rig.pods.address, rig.key) as native:
+        run = native.create_lora_training_run(BASE_MODEL, rank=4)
+        datum = tinsmith.Datum(
+            tinsmith.ModelInput.from_ints([5, 6, 7]),
+            {"target_tokens": [6, 7, 8], "weights": [1.0, 1.0, 1.0]},
+        )
+        run.forward_backward([datum])
+        run.optim_step(tinsmith.AdamParams(learning_rate=0.1)).result()
+        checkpoint = run.save_state("c").result().name
+        run.save_weights_for_sampler("w").result()
+        run_id = run.name.rpartition("/")[2]
+        listed = {model.id for model in client.models.list()}
+        assert {f"{run_id}@latest", checkpoint} <= listed
+        texts = set()
+        for model in (
+            run_id,
+            f"{run_id}@latest",
+            run.name,
+            checkpoint,
+            f"tinker://{run_id}/weights/c",
+            f"tinker://{run_id}/sampler_weights/w",
+        ):
+            assert client.models.retrieve(model).id == model
+            answer: Any = client.chat.completions.create(
+                model=model, messages=MESSAGES, seed=1, max_tokens=6, extra_body=EXACT
+            )
+            assert answer.model == model
+            assert set(answer.choices[0].versions) == {1}
+            texts.add(tuple(answer.choices[0].token_ids))
+        assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["absent", "absent@latest", "tinker://r/weights/c", "projects/p/trainingRuns/r", "", "  "],
+)
+def test_an_unknown_model_is_not_found(client: openai.OpenAI, model: str) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.chat.completions.create(model=model, messages=MESSAGES)
+    assert refused.value.code == "model_not_found"
+
+
+# Streams.
+
+
+def test_a_stream_says_what_the_whole_says(client: openai.OpenAI, rig: OpenAiRig) -> None:
+    rig.sampler.replies = ["naïve 日本 👩‍👩‍👧", "second"]
+    whole = scripted(client, n=2, logprobs=True, top_logprobs=2, extra_body=EXACT)
+    chunks = list(
+        scripted(
+            client,
+            n=2,
+            logprobs=True,
+            top_logprobs=2,
+            extra_body=EXACT,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    for index, choice in enumerate(whole.choices):
+        parts = [one for chunk in chunks for one in chunk.choices if one.index == index]
+        assert text_of_stream(chunks, index) == choice.message.content == rig.sampler.replies[index]
+        assert parts[0].delta.role == "assistant"
+        assert [one for part in parts for one in getattr(part, "token_ids", [])] == choice.token_ids
+        scores = [one for part in parts if part.logprobs for one in part.logprobs.content]
+        assert scores == choice.logprobs.content
+        assert [part.finish_reason for part in parts if part.finish_reason] == ["stop"]
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens_details.cached_tokens == 2
+    # Samples come beside each other: the second begins before the first has ended.
+    order = [choice.index for chunk in chunks for choice in chunk.choices]
+    assert order.index(1) < len(order) - 1 - order[::-1].index(0)
+    entry = whole.choices[0].logprobs.content[2]
+    assert entry.logprob == pytest.approx(logprob_of(whole.choices[0].token_ids[2]))
+    assert (entry.token, entry.bytes) == ("bytes:\\xc3", [0xC3])
+    assert [other.token for other in entry.top_logprobs] == ["bytes:\\xc3", "<|endoftext|>"]
+
+
+def test_a_stream_has_events_and_an_end(rig: OpenAiRig) -> None:
+    body = {"model": SCRIPTED_MODEL, "messages": MESSAGES, "stream": True}
+    with httpx.Client(base_url=rig.url, headers={"authorization": f"Bearer {rig.key}"}) as raw:
+        answer = raw.post("/v1/chat/completions", json=body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-request-id"].startswith("req_")
+    events = answer.text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert json.loads(events[-3].removeprefix("data: "))["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_stop_strings_are_cut_and_the_tokens_stay(
+    client: openai.OpenAI, rig: OpenAiRig, is_streamed: bool
+) -> None:
+    rig.sampler.replies = ["one two STOP three"]
+    options: Any = {"stop": ["STOP", "never"], "extra_body": EXACT, "stream": is_streamed}
+    answer = scripted(client, **options)
+    if is_streamed:
+        chunks = list(answer)
+        text = text_of_stream(chunks)
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        assert not any("S" in (choice.delta.content or "") for choice in choices)
+        tokens = [token for choice in choices for token in getattr(choice, "token_ids", [])]
+    else:
+        choices = answer.choices
+        text, tokens = choices[0].message.content, choices[0].token_ids
+    assert text == "one two "
+    assert rig.sampler.tokenizer.decode(tokens) == "one two STOP"
+    assert choices[-1].finish_reason == "stop"
+
+
+def test_the_length_ends_a_sample(client: openai.OpenAI) -> None:
+    answer = scripted(client, max_completion_tokens=3)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("hel", "length")
+
+
+def test_streamed_completions_of_several_prompts(client: openai.OpenAI, rig: OpenAiRig) -> None:
+    rig.sampler.replies = ["ab", "日"]
+    chunks = list(
+        client.completions.create(
+            model=SCRIPTED_MODEL,
+            prompt=["x", "yy"],
+            n=2,
+            logprobs=1,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    texts = ["", "", "", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == ["ab", "日", "ab", "日"]
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.prompt_tokens == 3
+
+
+async def test_async_clients_stream_beside_each_other(rig: OpenAiRig) -> None:
+    async def one(client: openai.AsyncOpenAI) -> str:
+        stream: Any = await client.chat.completions.create(
+            model=SCRIPTED_MODEL, messages=MESSAGES, stream=True
+        )
+        return text_of_stream([chunk async for chunk in stream])
+
+    async with rig.async_client() as client:
+        assert await asyncio.gather(*(one(client) for _ in range(8))) == ["hello"] * 8
+
+
+# Streams that break off.
+
+
+def test_a_stream_is_taken_up_where_it_was(client: openai.OpenAI, rig: OpenAiRig) -> None:
+    rig.sampler.failure, rig.sampler.fail_after = WorkerUnavailableError("gone"), 3
+    assert text_of_stream(scripted(client, n=2, stream=True)) == "hello"
+    first, second = rig.sampler.streams
+    assert list(second.received_tokens) == [2, 1]
+    assert first.request == second.request
+
+
+def test_an_error_before_the_first_token_has_a_status(
+    client: openai.OpenAI, rig: OpenAiRig
+) -> None:
+    rig.sampler.failure = QueueFullError("too many wait", retry_after_s=2.0)
+    with pytest.raises(openai.RateLimitError) as refused:
+        scripted(client, stream=True)
+    assert refused.value.code == "rate_limit_exceeded"
+    assert refused.value.response.headers["retry-after"] == "2"
+
+
+def test_an_error_in_the_middle_is_an_event(client: openai.OpenAI, rig: OpenAiRig) -> None:
+    rig.sampler.failure, rig.sampler.fail_after = FailedPreconditionError("no more"), 3
+    with pytest.raises(openai.APIError, match="no more"):
+        list(scripted(client, stream=True))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_client_that_leaves_ends_the_work(rig: OpenAiRig, is_streamed: bool) -> None:
+    rig.sampler.hold_after = 2 if is_streamed else 0
+    async with rig.async_client() as client:
+        if is_streamed:
+            stream: Any = await client.chat.completions.create(
+                model=SCRIPTED_MODEL, messages=MESSAGES, stream=True
+            )
+            await anext(stream)
+            await stream.close()
+        else:
+            work = asyncio.create_task(
+                client.chat.completions.create(model=SCRIPTED_MODEL, messages=MESSAGES)
+            )
+            await asyncio.to_thread(rig.run, rig.sampler.held.wait())
+            work.cancel()
+    await asyncio.to_thread(rig.run, rig.sampler.cancelled.wait())
+
+
+def test_a_session_that_is_gone_is_made_anew(client: openai.OpenAI, rig: OpenAiRig) -> None:
+    scripted(client)
+    for is_streamed in (False, True):
+        rig.sampler.failure = SamplingSessionNotFoundError("gone")
+        answer = scripted(client, stream=is_streamed)
+        text = text_of_stream(answer) if is_streamed else answer.choices[0].message.content
+        assert text == "hello"
+
+
+def test_a_finished_session_is_made_anew(client: openai.OpenAI, rig: OpenAiRig) -> None:
+    # The sampler does not know that the session has ended; a new model needs it.
+    scripted(client)
+    with rig.scheduler() as (stub, metadata):
+        listed = stub.ListSessions(
+            scheduler_pb2.ListSessionsRequest(parent="projects/default"),
+            metadata=metadata,
+            timeout=TIMEOUT_S,
+        )
+        for session in listed.sessions:
+            stub.FinishSession(
+                scheduler_pb2.FinishSessionRequest(session=session.name),
+                metadata=metadata,
+                timeout=TIMEOUT_S,
+            )
+    assert client.chat.completions.create(model=ALIAS, messages=MESSAGES, max_tokens=2).choices
+    assert client.chat.completions.create(model=BASE_MODEL, messages=MESSAGES, max_tokens=2).choices
+
+
+# Tools.
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_calls_of_tools_are_parsed(
+    client: openai.OpenAI, rig: OpenAiRig, is_streamed: bool
+) -> None:
+    rig.sampler.replies = [f"Let me see.\n{CALL}\n{CALL}"]
+    answer = scripted(client, tools=TOOLS, stream=is_streamed)
+    if is_streamed:
+        chunks = list(answer)
+        choices = [choice for chunk in chunks for choice in chunk.choices]
+        text = text_of_stream(chunks)
+        calls = [one for choice in choices for one in choice.delta.tool_calls or ()]
+        assert [call.index for call in calls] == [0, 1]
+    else:
+        choices = answer.choices
+        text, calls = choices[0].message.content, choices[0].message.tool_calls
+    assert text == "Let me see."
+    assert [(call.function.name, call.function.arguments) for call in calls] == [
+        ("add", '{"a":  1}')
+    ] * 2
+    assert len({call.id for call in calls}) == 2
+    assert choices[-1].finish_reason == "tool_calls"
+
+
+def test_a_conversation_with_tools_goes_on_token_by_token(
+    client: openai.OpenAI, rig: OpenAiRig
+) -> None:
+    rig.sampler.replies = [f"Well.\n{CALL}"]
+    first = scripted(client, tools=TOOLS, extra_body=EXACT)
+    message = first.choices[0].message
+    again = scripted(
+        client,
+        messages=[
+            *MESSAGES,
+            message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "2"},
+        ],
+        tools=TOOLS,
+        extra_body=EXACT,
+    )
+    spoken = first.prompt_token_ids + first.choices[0].token_ids
+    assert again.prompt_token_ids[: len(spoken)] == spoken
+
+
+def test_tools_that_are_not_to_be_called_are_not_shown(
+    client: openai.OpenAI, rig: OpenAiRig
+) -> None:
+    rig.sampler.replies = [CALL]
+    answer = scripted(client, tools=TOOLS, tool_choice="none", extra_body=EXACT)
+    assert answer.choices[0].message.content == CALL
+    assert answer.prompt_token_ids == scripted(client, extra_body=EXACT).prompt_token_ids
+
+
+def test_nothing_is_added_to_a_prompt(client: openai.OpenAI, rig: OpenAiRig) -> None:
+    answer = scripted(client, extra_body=EXACT)
+    assert rig.sampler.tokenizer.decode(answer.prompt_token_ids) == (
+        f"<|im_start|>user\nPig Latin: hello{TURN_END}\n<|im_start|>assistant\n"
+    )
+
+
+# Parameters.
+
+
+def test_parameters_reach_the_sampler(client: openai.OpenAI, rig: OpenAiRig) -> None:
+    scripted(
+        client,
+        n=3,
+        seed=-1,
+        temperature=0.5,
+        top_p=0.25,
+        max_tokens=9,
+        stop="x",
+        extra_body={"top_k": 7, "ignore_eos": True},
+    )
+    (request,) = rig.sampler.requests
+    params = request.params
+    assert (request.num_samples, params.seed, params.temperature) == (3, 2**64 - 1, 0.5)
+    assert (params.top_p, params.max_tokens, params.top_k) == (0.25, 9, 7)
+    assert list(params.stop_strings) == ["x"]
+    assert params.HasField("stop_tokens")
+    assert request.weight_updates == sampler_pb2.WEIGHT_UPDATES_PINNED
+
+
+def test_defaults_are_left_to_the_sampler(client: openai.OpenAI, rig: OpenAiRig) -> None:
+    scripted(client)
+    scripted(client)
+    first, second = (request.params for request in rig.sampler.requests)
+    assert [field.name for field, _ in first.ListFields()] == ["seed"]
+    assert first.seed != second.seed
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("logit_bias", {"5": 1}),
+        ("response_format", {"type": "json_object"}),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "add"}}),
+        ("n", 0),
+        ("temperature", -1),
+        ("top_p", 0),
+        ("top_logprobs", 5),
+        ("stop", ""),
+        ("max_tokens", 0),
+        ("messages", []),
+        ("seed", 2**64),
+    ],
+)
+def test_what_is_not_offered_or_wrong_is_refused(
+    client: openai.OpenAI, parameter: str, value: Any
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        scripted(client, extra_body={parameter: value})
+    assert refused.value.type == "invalid_request_error"
+    assert str(refused.value.param).startswith(parameter)
+
+
+def test_what_changes_nothing_is_taken(client: openai.OpenAI) -> None:
+    assert scripted(
+        client, presence_penalty=0, logit_bias={}, user="me", response_format={"type": "text"}
+    ).choices
+
+
+def test_tools_are_refused_by_a_model_without_a_convention(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="no convention"):
+        client.chat.completions.create(model=BASE_MODEL, messages=MESSAGES, tools=TOOLS)
+
+
+def test_a_prompt_may_be_too_long(client: openai.OpenAI) -> None:
+    for is_streamed in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(
+                model=SCRIPTED_MODEL, prompt=[5] * MAX_CONTEXT, stream=is_streamed
+            )
+        assert refused.value.code == "context_length_exceeded"
+
+
+def test_a_key_is_needed(rig: OpenAiRig) -> None:
+    with (
+        rig.client("tsk_unknown") as stranger,
+        pytest.raises(openai.AuthenticationError) as refused,
+    ):
+        stranger.models.list()
+    assert refused.value.code == "invalid_api_key"
+    assert refused.value.request_id is not None
+
+
+# Episodes.
+
+
+@pytest.fixture
+def episode_key(rig: OpenAiRig) -> str:
+    return rig.episode_key(rig.sampling_session(base_model=SCRIPTED_MODEL))
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("model", ["policy", ""])
+def test_calls_of_an_episode_are_recorded_exactly(
+    rig: OpenAiRig, episode_key: str, model: str, is_streamed: bool
+) -> None:
+    rig.sampler.replies = ["one STOP two", "other"]
+    rig.coordinator.records.clear()
+    with rig.client(episode_key) as agent:
+        answer: Any = agent.chat.completions.create(
+            model=model,
+            messages=MESSAGES,
+            n=2,
+            seed=9,
+            temperature=0.5,
+            stop="STOP",
+            stream=is_streamed,
+            extra_body=EXACT,
+        )
+        if is_streamed:
+            choices = [choice for chunk in answer for choice in chunk.choices]
+            prompt = choices[0].prompt_token_ids
+        else:
+            prompt = answer.prompt_token_ids
+    (record,) = rig.coordinator.records
+    episode = rig.coordinator.episodes[episode_key]
+    assert (record.name, record.api_key) == (episode.name, episode_key)
+    assert uuid.UUID(record.request_id)
+    assert decode_tensor(record.prompt.chunks[0].tokens).tolist() == prompt
+    texts = []
+    for sequence in record.sequences:
+        tokens = decode_tensor(sequence.tokens).tolist()
+        texts.append(rig.sampler.tokenizer.decode(tokens))
+        expected = np.asarray([logprob_of(token) for token in tokens], np.float32)
+        np.testing.assert_array_equal(decode_tensor(sequence.logprobs), expected)
+        assert set(decode_tensor(sequence.versions).tolist()) == {VERSION}
+        assert sequence.stop_reason == sequence.STOP_REASON_STOP
+    assert texts == ["one STOP", f"other{TURN_END}"]
+    assert (record.params.seed, record.params.temperature) == (9, 0.5)
+    assert rig.sampler.requests[0].params == record.params
+
+
+def test_each_prompt_of_an_episode_is_a_call(rig: OpenAiRig, episode_key: str) -> None:
+    rig.coordinator.records.clear()
+    with rig.client(episode_key) as agent:
+        agent.completions.create(model="policy", prompt=["a", "b"])
+        list(agent.completions.create(model="policy", prompt=["a", "b"], stream=True))
+    assert len({record.request_id for record in rig.coordinator.records}) == 4
+
+
+def test_the_key_of_an_episode_is_for_its_model_alone(rig: OpenAiRig, episode_key: str) -> None:
+    with rig.client(episode_key) as agent:
+        assert [model.id for model in agent.models.list()] == ["policy"]
+        assert agent.models.retrieve("policy").id == "policy"
+        with pytest.raises(openai.NotFoundError, match="'policy'") as refused:
+            agent.chat.completions.create(model=SCRIPTED_MODEL, messages=MESSAGES)
+        assert refused.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_call_that_can_not_be_recorded_has_no_good_end(
+    rig: OpenAiRig, episode_key: str, is_streamed: bool
+) -> None:
+    finish_reasons: list[Any] = []
+
+    def lose(*_: Any) -> Any:
+        raise LeaseLostError("the lease ran out; claim another episode")
+
+    def reasons(agent: openai.OpenAI) -> Iterator[Any]:
+        answer: Any = agent.chat.completions.create(
+            model="policy", messages=MESSAGES, stream=is_streamed
+        )
+        for chunk in answer:
+            yield from (choice.finish_reason for choice in chunk.choices)
+
+    with rig.client(episode_key) as agent, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.coordinator, "records", type("Lost", (), {"append": lose})())
+        with pytest.raises(openai.APIError, match="lease ran out") as refused:
+            finish_reasons.extend(reasons(agent))
+    assert not any(finish_reasons)
+    if not is_streamed:
+        assert isinstance(refused.value, openai.BadRequestError)
+        assert refused.value.code == "lease_lost"
+
+
+def test_an_ended_episode_is_refused(rig: OpenAiRig, episode_key: str) -> None:
+    ended = FailedPreconditionError("the episode has ended")
+    ended.reason = "EPISODE_ENDED"
+    rig.coordinator.ended[episode_key] = ended
+    with rig.client(episode_key) as agent, pytest.raises(openai.BadRequestError) as refused:
+        agent.chat.completions.create(model="policy", messages=MESSAGES)
+    assert refused.value.code == "episode_ended"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_long_call_keeps_the_lease(
+    rig: OpenAiRig, episode_key: str, is_streamed: bool
+) -> None:
+    rig.coordinator.lease_s = 1.0
+    rig.coordinator.num_renewals = 0
+    rig.coordinator.renewed.clear()
+    rig.sampler.hold_after = 0
+    async with rig.async_client(episode_key) as agent:
+        work = asyncio.create_task(
+            agent.chat.completions.create(model="policy", messages=MESSAGES, stream=is_streamed)
+        )
+        await asyncio.to_thread(rig.run, rig.coordinator.renewed.wait())
+        assert not work.done()
+        if is_streamed:
+            work.cancel()
+        else:
+            # Once the lease is lost the call ends by itself.
+            rig.coordinator.ended[episode_key] = LeaseLostError("the lease ran out")
+            with pytest.raises(openai.BadRequestError, match="lease ran out"):
+                await work
+    await asyncio.to_thread(rig.run, rig.sampler.cancelled.wait())
+
+
+def test_a_repeated_request_is_recorded_under_one_id(rig: OpenAiRig, episode_key: str) -> None:
+    rig.coordinator.records.clear()
+    with rig.client(episode_key) as agent:
+        for key in ("same", "same", "other"):
+            agent.chat.completions.create(
+                model="policy", messages=MESSAGES, extra_headers={"Idempotency-Key": key}
+            )
+    first, again, other = rig.coordinator.records
+    assert first == again
+    assert first.request_id != other.request_id
+    assert first.params.seed != other.params.seed
+
+
+# Whatever is sent.
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+_FIELDS = st.sampled_from(
+    (
+        *("model", "messages", "prompt", "n", "seed", "stop", "max_tokens", "temperature"),
+        *("top_p", "top_k", "logprobs", "top_logprobs", "echo", "stream", "stream_options"),
+        *("tools", "tool_choice", "response_format", "logit_bias", "chat_template_kwargs"),
+        *("continue_final_message", "add_generation_prompt", "best_of", "ignore_eos"),
+    )
+)
+_MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool", "x"])},
+    optional={"content": _JSON, "tool_calls": _JSON, "name": _JSON},
+)
+_BODY = st.dictionaries(_FIELDS, _JSON | st.integers(-2, 20), max_size=5)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(_BODY, st.lists(_MESSAGE, max_size=3), st.sampled_from([BASE_MODEL, SCRIPTED_MODEL, "r"]))
+def test_no_body_breaks_the_server(
+    client: openai.OpenAI, body: dict[str, Any], messages: list[Any], model: str
+) -> None:
+    raw = client.with_options(default_headers={"content-type": "application/json"})
+    for path, fixed in (
+        ("/chat/completions", {"model": model, "messages": messages, "max_tokens": 3}),
+        ("/completions", {"model": model, "prompt": "ab", "max_tokens": 3}),
+    ):
+        content = json.dumps({**fixed, **body}).encode()
+        answer = raw._client.post(
+            f"{raw.base_url}{path.lstrip('/')}",
+            content=content,
+            headers={"authorization": f"Bearer {client.api_key}"},
+        )
+        assert answer.status_code < 500, (path, content, answer.text)
+        if answer.status_code != 200:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert "internal error" not in answer.text
+
+
+@given(st.binary(max_size=64))
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_bytes_break_the_server(client: openai.OpenAI, content: bytes) -> None:
+    answer = client._client.post(
+        f"{client.base_url}chat/completions",
+        content=content,
+        headers={"authorization": f"Bearer {client.api_key}"},
+    )
+    assert answer.status_code == 400
