@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from tinsmith_gateway import openai
+from tinsmith_gateway import episodes, openai
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker import TinkerWire
 
@@ -26,6 +26,7 @@ def create_app(services: Services, tinker: TinkerWire) -> Starlette:
     ]
     routes += tinker.routes()
     routes += openai.routes(services)
+    routes += episodes.routes(services)
     return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
 
 

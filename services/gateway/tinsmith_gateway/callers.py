@@ -7,6 +7,7 @@ and are confined here to the sampling session of the episode.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -75,7 +76,8 @@ class Callers:
         """Return who sent a request.
 
         Args:
-            headers: By lower-case name; `x-api-key: <key>` or `authorization: Bearer <key>`.
+            headers: By lower-case name; `x-api-key: <key>`, `authorization: Bearer <key>`, or the
+                key as the user name of Basic, for clients that are given a URL and nothing else.
 
         Raises:
             KeyMissingError: If there is no key.
@@ -83,10 +85,7 @@ class Callers:
             AbortedError: If it is of an episode whose lease ran out.
             FailedPreconditionError: If it is of an episode that has ended.
         """
-        key = headers.get("x-api-key", "")
-        if not key:
-            scheme, _, value = headers.get("authorization", "").partition(" ")
-            key = value.strip() if scheme.lower() == "bearer" else ""
+        key = headers.get("x-api-key", "") or _authorized_key(headers.get("authorization", ""))
         if not key:
             raise KeyMissingError(
                 "the request carries no API key; send it as 'X-API-Key: tml-...' or "
@@ -108,6 +107,20 @@ class Callers:
         return Credential(
             Caller(project, frozenset({"pod"}), "pod"), _bearer(self._pod_key), self._pod_key
         )
+
+
+def _authorized_key(authorization: str) -> str:
+    scheme, _, value = authorization.partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return value.strip()
+        case "basic":
+            try:
+                pair = base64.b64decode(value.strip(), validate=True).decode("ascii")
+            except ValueError:
+                return ""
+            return pair.partition(":")[0]
+    return ""
 
 
 def _bearer(key: str) -> Metadata:
