@@ -72,9 +72,16 @@ def protocol(monkeypatch: pytest.MonkeyPatch) -> Protocol:
 
 @pytest_asyncio.fixture
 async def rig(tmp_path: Path, protocol: Protocol) -> AsyncIterator[GatewayRig]:
-    async with running_gateway(tmp_path, handshake_timeout_s=0.3, max_head_bytes=4096) as rig:
+    async with running_gateway(tmp_path, max_head_bytes=4096) as rig:
         yield rig
         protocol.hold.set()
+
+
+@pytest_asyncio.fixture
+async def impatient(tmp_path: Path) -> AsyncIterator[GatewayRig]:
+    """A gateway that waits for nobody."""
+    async with running_gateway(tmp_path, handshake_timeout_s=0.2) as rig:
+        yield rig
 
 
 @pytest.fixture
@@ -87,10 +94,7 @@ async def tls_rig(
     tmp_path: Path, protocol: Protocol, certificates: Certificates
 ) -> AsyncIterator[GatewayRig]:
     async with running_gateway(
-        tmp_path,
-        handshake_timeout_s=0.5,
-        tls_certificate=certificates.certificate,
-        tls_key=certificates.key,
+        tmp_path, tls_certificate=certificates.certificate, tls_key=certificates.key
     ) as rig:
         yield rig
         protocol.hold.set()
@@ -223,22 +227,25 @@ async def test_garbage_is_refused(rig: GatewayRig) -> None:
         pytest.param(b"\r\n", id="an-empty-line"),
     ],
 )
-async def test_whoever_does_not_say_what_he_wants_is_dropped(rig: GatewayRig, begin: bytes) -> None:
-    reader, writer = await connect(rig)
+async def test_whoever_does_not_say_what_he_wants_is_dropped(
+    impatient: GatewayRig, begin: bytes
+) -> None:
+    reader, writer = await connect(impatient)
     writer.write(begin)
     assert await until_closed(reader) == b""
     writer.close()
 
 
-async def test_a_slow_second_head_is_dropped(rig: GatewayRig) -> None:
-    reader, writer = await connect(rig)
-    writer.write(_HEALTHZ)
-    received = b""
-    while not received.endswith(b'{"status":"ok"}'):
-        received += await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
-    writer.write(b"GET /healthz HTTP/1.1\r\nx: ")
-    assert await until_closed(reader) == b""
-    writer.close()
+async def test_a_slow_second_head_is_dropped(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, handshake_timeout_s=1.0) as rig:
+        reader, writer = await connect(rig)
+        writer.write(_HEALTHZ)
+        received = b""
+        while not received.endswith(b'{"status":"ok"}'):
+            received += await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
+        writer.write(b"GET /healthz HTTP/1.1\r\nx: ")
+        assert await until_closed(reader) == b""
+        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -267,7 +274,6 @@ async def test_a_large_body_is_no_large_head(rig: GatewayRig) -> None:
 async def test_connections_are_bounded(tmp_path: Path, protocol: Protocol) -> None:
     async with running_gateway(tmp_path, max_connections=2) as rig:
         first, second = await connect(rig), await connect(rig)
-        await asyncio.sleep(0.05)
         reader, writer = await connect(rig)
         assert await until_closed(reader) == b""
         writer.close()
@@ -431,13 +437,21 @@ async def test_tls_prefers_http1(
     writer.close()
 
 
-async def test_a_handshake_that_does_not_come_is_dropped(tls_rig: GatewayRig) -> None:
-    host, _, port = tls_rig.gateway.address.removeprefix("https://").rpartition(":")
-    for begin in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(begin)
-        await until_closed(reader)
-        writer.close()
+async def test_a_handshake_that_does_not_come_is_dropped(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    async with running_gateway(
+        tmp_path,
+        handshake_timeout_s=0.2,
+        tls_certificate=certificates.certificate,
+        tls_key=certificates.key,
+    ) as rig:
+        host, _, port = rig.gateway.address.removeprefix("https://").rpartition(":")
+        for begin in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(begin)
+            assert not (await until_closed(reader)).startswith(b"HTTP")
+            writer.close()
 
 
 def test_a_certificate_that_is_none(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ async def test_a_call_without_a_deadline_gets_one(tmp_path: Path) -> None:
 async def test_a_call_ends_at_its_deadline(rig: GatewayRig) -> None:
     rig.pod.hold.clear()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await rig.get_run_status(timeout_s=0.2)
+        await rig.get_run_status(timeout_s=1.0)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await asyncio.wait_for(rig.pod.cancelled.wait(), TIMEOUT_S)
 
@@ -248,6 +248,18 @@ async def test_many_calls_ask_once_where_a_run_is(rig: GatewayRig) -> None:
 async def test_an_unknown_run(rig: GatewayRig) -> None:
     error = await refusal(rig.get_run_status(f"projects/{PROJECT}/trainingRuns/none"))
     assert (code_of(error), error.reason) == ("NOT_FOUND", "RUN_NOT_FOUND")
+
+
+async def test_runs_of_others_can_not_be_told_from_none(rig: GatewayRig) -> None:
+    """There, not there, or held by nobody: one answer."""
+    held, moving, none = (f"projects/q/trainingRuns/{name}" for name in ("a", "b", "c"))
+    rig.scheduler.runs |= {held: rig.pod.server.address, moving: ""}
+    answers = set()
+    for run in (held, moving, none):
+        error = await refusal(rig.get_run_status(run))
+        answers.add((code_of(error), error.reason, error.message.replace(run, "it")))
+    assert answers == {("NOT_FOUND", "RUN_NOT_FOUND", "it does not exist in this project")}
+    assert (await rig.get_run_status(held, key=rig.scheduler.new_key("q"))).run == held
 
 
 @pytest.mark.parametrize(

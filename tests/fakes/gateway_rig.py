@@ -120,6 +120,9 @@ class FakePod(
             raise self.fail.pop(0)
 
     async def GetRunStatus(self, request: Any, context: Any) -> trainer_pb2.RunStatus:
+        current_caller().require_project(
+            request.run.split("/")[1], lambda: RunNotFoundError(f"{request.run}: no such run")
+        )
         await self._take(request, context)
         await context.send_initial_metadata((("x-from-pod", "initial"),))
         context.set_trailing_metadata((("x-from-pod-bin", b"\x00\xff"),))

@@ -51,6 +51,8 @@ REMEDIES = MappingProxyType(
         "SEQUENCE_GAP": "send the failed operations again",
         "POISON_OPERATION": "change the request before sending it again",
         "QUEUE_FULL": "wait for results before sending more",
+        "RATE_LIMITED": "send less at once, or wait as long as the server says",
+        "METHOD_UNKNOWN": "use a client of the server's release",
         "CAPACITY_EXHAUSTED": "delete what you no longer need, or try again later",
         "OUT_OF_MEMORY": "send a smaller batch or shorter sequences",
         "STORAGE_FULL": "free space on the server, then try again",

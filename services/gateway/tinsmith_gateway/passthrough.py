@@ -27,10 +27,15 @@ from tinsmith_gateway.drain import Drain
 from tinsmith_gateway.limits import Limits
 from tinsmith_gateway.methods import METHODS, Method
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
-from tinsmith_gateway.routing import Owner, SchedulerOwner, owner_of
+from tinsmith_gateway.routing import Owner, RunOwner, SamplingOwner, SchedulerOwner, owner_of
 from tinsmith_gateway.wire import read_first_field
 from tinsmith_runtime.errors import (
+    CheckpointNotFoundError,
+    NotFoundError,
+    OperationNotFoundError,
     RunMovedError,
+    RunNotFoundError,
+    SamplingSessionNotFoundError,
     TinsmithError,
     UnimplementedError,
     WorkerUnavailableError,
@@ -49,6 +54,8 @@ GATEWAY_HEADER = "x-tinsmith-gateway"
 """Initial metadata of the scheduler's answers: `pinned` tells a client to send every call here."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
+# What the scheduler says of a run of another project would tell that there is one.
+_TELLING = (NotFoundError, WorkerUnavailableError)
 _PASSED_ON = frozenset({"traceparent", "tracestate", "baggage", "x-request-id"})
 _PASSED_ON_PREFIX = "x-tinsmith-"
 # Headers of one connection, which mean nothing on another.
@@ -187,13 +194,14 @@ class _Passage:
         self._gateway = gateway
         self._method = method
         self._owner: Owner = SchedulerOwner()
+        self._foreign: NotFoundError | None = None
 
     async def serve_unary(self, body: bytes, context: Context) -> bytes:
         """Pass one request and one answer."""
         async with self._answered(context):
             credential = await self._gateway.authenticate(context)
             with self._gateway.admitted(self._method, credential, len(body)):
-                self._find_owner(body)
+                self._find_owner(body, credential)
                 return await self._pass_unary(body, context, credential)
         raise AssertionError("a failure was answered")
 
@@ -202,7 +210,7 @@ class _Passage:
         async with self._answered(context):
             credential = await self._gateway.authenticate(context)
             with self._gateway.admitted(self._method, credential, len(body)):
-                self._find_owner(body)
+                self._find_owner(body, credential)
                 await self._pass_stream(lambda: body, context, credential, attempts=2)
 
     async def serve_both_streams(self, bodies: AsyncIterator[bytes], context: Context) -> None:
@@ -212,7 +220,7 @@ class _Passage:
             with self._gateway.admitted(self._method, credential, 0):
                 requests = aiter(bodies)
                 first = await anext(requests, None)
-                self._find_owner(first or b"")
+                self._find_owner(first or b"", credential)
 
                 async def all_requests() -> AsyncIterator[bytes]:
                     if first is not None:
@@ -223,13 +231,14 @@ class _Passage:
                 # What the client has sent can not be taken back: one attempt.
                 await self._pass_stream(all_requests, context, credential, attempts=1)
 
-    def _find_owner(self, body: bytes) -> None:
+    def _find_owner(self, body: bytes, credential: Credential) -> None:
         resource = read_first_field(body) if self._method.is_named else ""
         bind_log_fields(method=self._method.path.rpartition("/")[2], resource=resource)
         owner = owner_of(self._method.service, resource)
         if owner is None:
             raise _unknown(self._method.path)
         self._owner = owner
+        self._foreign = foreign_error(owner, resource, credential.caller.project)
 
     async def _pass_unary(self, body: bytes, context: Context, credential: Credential) -> bytes:
         metadata = _onward(context, credential)
@@ -301,13 +310,35 @@ class _Passage:
         try:
             yield
         except grpc.aio.AioRpcError as error:
+            if self._foreign is not None and error.code() is grpc.StatusCode.NOT_FOUND:
+                await _abort(context, self._method.path, self._foreign)
             await _abort_with(context, self._method, self._owner, error)
         except Exception as error:
-            await _abort(context, self._method.path, error)
+            is_telling = isinstance(error, _TELLING)
+            hidden = self._foreign if is_telling else None
+            await _abort(context, self._method.path, hidden or error)
         finally:
             code = context.code()
             name = code.name if isinstance(code, grpc.StatusCode) else "OK"
             NATIVE_SECONDS.labels(self._method.path, name).observe(time.perf_counter() - begin_s)
+
+
+def foreign_error(owner: Owner, resource: str, project: str) -> NotFoundError | None:
+    """Return the one answer for a resource of another project that is not there for the caller.
+
+    Whether it exists must not be told by who says so: the scheduler, which knows no such run, or
+    the pod, which does not let the caller see it.
+    """
+    if not isinstance(owner, RunOwner | SamplingOwner) or resource.split("/")[1] == project:
+        return None
+    classes = {
+        "checkpoints": CheckpointNotFoundError,
+        "operations": OperationNotFoundError,
+        "samplingSessions": SamplingSessionNotFoundError,
+    }
+    parts = resource.split("/")
+    error_class = classes.get(parts[-2], RunNotFoundError)
+    return error_class(f"{resource} does not exist in this project", resource=resource)
 
 
 async def _refuse_unknown(body: bytes, context: Context) -> NoReturn:

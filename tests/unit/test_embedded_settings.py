@@ -1,0 +1,43 @@
+"""What `tinsmith up` is told by its file of settings, and what it tells its user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tinsmith_local.commands import describe
+from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer, read_overrides
+from tinsmith_runtime.errors import ConfigError
+
+
+def announced(tmp_path: Path, address: str) -> str:
+    config = EmbeddedConfig(data_dir=tmp_path, models={"tiny": "somewhere"})
+    server = EmbeddedServer(config)
+    server.address, server.api_key = address, "tsk_abc_secret"
+    return describe(server, config)
+
+
+def test_all_clients_are_pointed_at_the_one_address(tmp_path: Path) -> None:
+    text = announced(tmp_path, "127.0.0.1:7077")
+    for part in (
+        "TINSMITH_ADDRESS=127.0.0.1:7077",
+        "TINKER_BASE_URL=http://127.0.0.1:7077 TINKER_API_KEY=tml-abc_secret",
+        "OPENAI_BASE_URL=http://127.0.0.1:7077/v1",
+    ):
+        assert part in text
+
+
+def test_with_tls_all_addresses_say_so(tmp_path: Path) -> None:
+    text = announced(tmp_path, "https://127.0.0.1:7077")
+    assert "TINSMITH_ADDRESS=https://127.0.0.1:7077" in text
+    assert "TINKER_BASE_URL=https://127.0.0.1:7077 " in text
+
+
+def test_the_gateway_has_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("[gateway]\nmax_requests_per_key = 3\n")
+    assert read_overrides(file) == {"gateway": {"max_requests_per_key": 3}}
+    file.write_text("[gateway]\nmax_request_per_key = 3\n")
+    with pytest.raises(ConfigError, match="max_request_per_key"):
+        read_overrides(file)
