@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.contract.test_episodes_sdk import Services
 from tests.fakes.episode_player import agents
+from tests.fakes.episode_services import Services
 
 import tinsmith
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from tinsmith.names import EpisodeName
 from tinsmith_coordinator import metrics, rows
 from tinsmith_coordinator.bells import Bells
+from tinsmith_coordinator.finishing import see_through
 from tinsmith_coordinator.records import (
     OPEN_STATES,
     Episode,
@@ -65,12 +66,15 @@ class Episodes:
             self._require_room(connection, request.project, len(new))
             return self._insert(connection, new, request), True
 
-        created, is_new = await self._database.write(create)
-        if is_new:
-            metrics.REGISTERED_EPISODES.inc(len(created))
-            for episode in created:
-                self._bells.ring(episode.queue_key)
-        return created
+        async def create_and_tell() -> list[Episode]:
+            created, is_new = await self._database.write(create)
+            if is_new:
+                metrics.REGISTERED_EPISODES.inc(len(created))
+                for episode in created:
+                    self._bells.ring(episode.queue_key)
+            return created
+
+        return await see_through(create_and_tell())
 
     async def get(
         self, name: EpisodeName, *, include_calls: bool
@@ -140,10 +144,13 @@ class Episodes:
             ]
             return changes, rows.last_revision(connection, project)
 
-        cancelled, revision = await self._database.write(cancel)
-        for before, after in cancelled:
-            announce(self._bells, before, after)
-        return len(cancelled), revision
+        async def cancel_and_tell() -> tuple[int, int]:
+            cancelled, revision = await self._database.write(cancel)
+            for before, after in cancelled:
+                announce(self._bells, before, after)
+            return len(cancelled), revision
+
+        return await see_through(cancel_and_tell())
 
     async def watch(
         self, project: str, queue: str, after_revision: int

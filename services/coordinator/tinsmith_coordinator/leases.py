@@ -21,6 +21,7 @@ from tinsmith_coordinator import metrics, rows
 from tinsmith_coordinator.attempts import find_by_key, find_by_token, require_active
 from tinsmith_coordinator.bells import Bell, Bells
 from tinsmith_coordinator.episodes import announce, held_key, request_id_reused
+from tinsmith_coordinator.finishing import see_through
 from tinsmith_coordinator.records import (
     AttemptEnd,
     Claim,
@@ -157,7 +158,7 @@ class Leases:
                 connection, episode, EpisodeState.SUBMITTED, now_s=now_s, outcome=outcome
             )
 
-        return self._announced(await self._fenced(submit))
+        return await see_through(self._change(submit))
 
     async def abort(self, name: EpisodeName, token: LeaseToken, reason: str) -> Episode:
         """Give an attempt up; repeating it changes nothing.
@@ -182,10 +183,7 @@ class Leases:
                 now_s=now_s,
             )
 
-        change = await self._fenced(abort)
-        if change[0] is not change[1]:
-            metrics.LOST_ATTEMPTS.labels("aborted").inc()
-        return self._announced(change)
+        return await see_through(self._change(abort))
 
     async def verify_key(self, key: EpisodeKey) -> Episode:
         """Return the episode of a key, and renew its lease.
@@ -362,10 +360,12 @@ class Leases:
             metrics.FENCED_CALLS.labels(error.reason).inc()
             raise
 
-    def _announced(self, change: Change) -> Episode:
-        before, after = change
+    async def _change(self, statements: Callable[[sa.Connection], Change]) -> Episode:
+        before, after = await self._fenced(statements)
         if before is not after:
             announce(self._bells, before, after)
+            if len(after.failures) > len(before.failures):
+                metrics.LOST_ATTEMPTS.labels("aborted").inc()
         return after
 
     def _pass_on(self, bell: Bell, owes_look: bool) -> None:

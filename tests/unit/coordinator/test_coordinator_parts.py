@@ -10,6 +10,7 @@ import pytest
 
 from tinsmith_coordinator.bells import Bells
 from tinsmith_coordinator.config import CoordinatorConfig
+from tinsmith_coordinator.finishing import see_through
 from tinsmith_coordinator.secrets import (
     EpisodeKey,
     LeaseToken,
@@ -77,6 +78,26 @@ async def test_closing_wakes_everybody_and_lets_nobody_in() -> None:
     assert await asyncio.gather(*waiting) == [True, True]
     with pytest.raises(DrainingError):
         bells.listen("a")
+
+
+async def test_a_change_is_seen_through_when_its_caller_is_gone() -> None:
+    may_end = asyncio.Event()
+    told: list[str] = []
+
+    async def change() -> None:
+        await may_end.wait()
+        told.append("everybody")
+        raise KeyInvalidError("which nobody asks for")
+
+    caller = asyncio.create_task(see_through(change()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    may_end.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert told == ["everybody"]
 
 
 @pytest.mark.parametrize(
