@@ -14,8 +14,8 @@ SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto
 SOURCES := clients services tests bench
 
 .PHONY: help venv demo test test-postgres unit verify lint format types proto proto-check proto-baseline \
-	manifests-check chaos chaos-long bench bench-engine bench-tenants bench-durability bench-gpu \
-	thin-client clean
+	manifests-check chaos chaos-long bench bench-engine bench-tenants bench-durability bench-gateway \
+	bench-episodes bench-gpu thin-client clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,12 @@ bench-tenants: venv ## Compare 16 clients of the whole service with sequential P
 
 bench-durability: venv ## Recovery time, cost of snapshots, 1,000 clients with 30 futures each
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.durability
+
+bench-gateway: venv ## Calls through the gateway beside direct ones, requests each second, 1,000 long polls
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.gateway
+
+bench-episodes: venv ## 500 unreliable agents on one coordinator: cost of a claim, and that nothing is lost
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.episodes
 
 bench-gpu: venv ## Run the engine's tests and its comparison on one GPU; needs a CUDA build of torch
 	$(BIN)/python -m pytest -q tests/gpu

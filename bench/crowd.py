@@ -180,7 +180,8 @@ def _new_id() -> str:
     return str(uuid.uuid4())
 
 
-def _make_datum() -> trajectories_pb2.Datum:
+def make_datum() -> trajectories_pb2.Datum:
+    """Return a datum of eight tokens, as a message."""
     tokens = np.arange(5, 14)
     return trajectories_pb2.Datum(
         model_input=trajectories_pb2.ModelInput(
@@ -193,4 +194,4 @@ def _make_datum() -> trajectories_pb2.Datum:
     )
 
 
-_DATUM = _make_datum()
+_DATUM = make_datum()

@@ -108,7 +108,10 @@ class FakeState:
     """Of every checkpoint."""
     file_url: str = ""
     cut_streams: int = 0
-    """So many streams of files break off after their first piece."""
+    """So many streams of files, or of tokens, break off after their first piece."""
+    hold_streams: bool = False
+    """Streams of tokens stop after their first message and wait to be cancelled."""
+    cancelled_streams: int = 0
     offsets: list[int] = field(default_factory=list)
     """Where streams of files began."""
     heartbeat_s: float = 0.2
@@ -187,6 +190,23 @@ class FakeState:
             else:
                 message.response.Pack(operation.response)
         return message
+
+
+def make_sequence(tokens: list[int], *, is_last: bool) -> trajectories_pb2.SampledSequence:
+    """Return a sequence, with one likeliest token in each place."""
+    count = len(tokens)
+    logprobs = np.full(count, -0.5, dtype=np.float32)
+    ends = trajectories_pb2.SampledSequence
+    return trajectories_pb2.SampledSequence(
+        tokens=tensors.encode_tokens(tokens),
+        logprobs=tensors.encode_tensor(logprobs),
+        versions=tensors.encode_tensor(np.full(count, 4, dtype=np.int64)),
+        stop_reason=ends.STOP_REASON_LENGTH if is_last else ends.STOP_REASON_UNSPECIFIED,
+        topk_logprobs=trajectories_pb2.TopkLogprobs(
+            token_ids=tensors.encode_tensor(np.array(tokens, dtype=np.int32)[:, None]),
+            logprobs=tensors.encode_tensor(logprobs[:, None]),
+        ),
+    )
 
 
 async def abort(context: Any, status: status_pb2.Status) -> None:
@@ -576,7 +596,51 @@ class Sampler(sampler_pb2_grpc.SamplerServiceServicer):
         )
         answer = sampler_pb2.SampleResponse(seed=request.params.seed)
         answer.sequences.extend([sequence] * request.num_samples)
+        answer.version = request.min_version
+        if request.HasField("target_prompt_tokens"):
+            asked = tensors.decode_tensor(request.target_prompt_tokens)
+            answer.target_prompt_logprobs.CopyFrom(
+                tensors.encode_tensor(np.where(asked < 0, 0, -1).astype(np.float32))
+            )
+        if request.num_prompt_alternatives:
+            drawn = np.full((2, request.num_prompt_alternatives), 7, dtype=np.int64)
+            answer.prompt_alternatives.tokens.CopyFrom(tensors.encode_tensor(drawn))
+            answer.prompt_alternatives.logprobs.CopyFrom(
+                tensors.encode_tensor(np.full(drawn.shape, -2.0, dtype=np.float32))
+            )
         return answer
+
+    async def StreamSample(self, request: Any, context: Any) -> Any:
+        """Stream tokens 0, 1, 2... of `max_tokens` for each sample, one for each message."""
+        await self._server.count(context, "StreamSample", request)
+        state, wanted = self._server.state, request.request
+        state.requests.append(("stream", request))
+        received = list(request.received_tokens) or [0] * wanted.num_samples
+        is_first = True
+        for token in range(wanted.params.max_tokens):
+            is_last = token + 1 == wanted.params.max_tokens
+            for index in range(wanted.num_samples):
+                is_known = token < received[index]
+                if is_known and not is_last:
+                    continue
+                message = sampler_pb2.StreamSampleResponse(
+                    sample_index=index,
+                    token_index=token + is_known,
+                    piece=make_sequence([] if is_known else [token], is_last=is_last),
+                )
+                if is_first:
+                    message.prompt.seed = wanted.params.seed
+                    message.prompt.version = wanted.min_version
+                yield message
+                if is_first and state.hold_streams:
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        state.cancelled_streams += 1
+                if state.cut_streams and not is_known:
+                    state.cut_streams -= 1
+                    await abort(context, unavailable())
+                is_first = False
 
     async def ComputeLogprobs(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "ComputeLogprobs", request)

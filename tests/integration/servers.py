@@ -108,6 +108,11 @@ class EmbeddedThread:
         finally:
             self._end_thread()
 
+    @property
+    def pod_key(self) -> str:
+        """The secret of its pods, for what no client may do."""
+        return self._server._pod_key
+
     @contextlib.contextmanager
     def engine_held(self) -> Iterator[None]:
         """Keep the engine busy, so that what is submitted waits."""

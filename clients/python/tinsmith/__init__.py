@@ -9,6 +9,14 @@ from tinsmith.environments import (
     Observation,
     StepResult,
 )
+from tinsmith.episode_agent import (
+    EpisodeAgent,
+    HeldEpisode,
+    OpenaiBaseUrlAndApiKey,
+    WorkflowOutput,
+)
+from tinsmith.episode_types import Episode, EpisodeOutcome, EpisodeSpec, RecordedTrajectory
+from tinsmith.episodes import EpisodeClient
 from tinsmith.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -33,6 +41,7 @@ from tinsmith.errors import (
     UnknownError,
 )
 from tinsmith.futures import OperationFuture, ResultFuture
+from tinsmith.sample_stream import SampleStream
 from tinsmith.sampler import Sampler
 from tinsmith.settings import RetryPolicy
 from tinsmith.tokenizer import Tokenizer
@@ -52,8 +61,10 @@ from tinsmith.types import (
     NewApiKey,
     OperationMetadata,
     OptimStepResult,
+    PromptAlternatives,
     RunInfo,
     SampledSequence,
+    SamplePiece,
     SampleResult,
     SamplingParams,
     ServedModel,
@@ -81,9 +92,15 @@ __all__ = [
     "Environment",
     "EnvironmentClient",
     "EnvironmentInstance",
+    "Episode",
+    "EpisodeAgent",
+    "EpisodeClient",
+    "EpisodeOutcome",
+    "EpisodeSpec",
     "FailedPreconditionError",
     "FieldViolation",
     "ForwardResult",
+    "HeldEpisode",
     "ImageChunk",
     "InternalError",
     "InvalidArgumentError",
@@ -92,17 +109,22 @@ __all__ = [
     "NewApiKey",
     "NotFoundError",
     "Observation",
+    "OpenaiBaseUrlAndApiKey",
     "OperationFuture",
     "OperationMetadata",
     "OperationTimeoutError",
     "OptimStepResult",
     "PermissionDeniedError",
+    "PromptAlternatives",
+    "RecordedTrajectory",
     "ResourceExhaustedError",
     "ResultFuture",
     "RetryPolicy",
     "RunInfo",
     "RunUndeliverableError",
+    "SamplePiece",
     "SampleResult",
+    "SampleStream",
     "SampledSequence",
     "Sampler",
     "SamplingParams",
@@ -116,6 +138,7 @@ __all__ = [
     "UnavailableError",
     "UnimplementedError",
     "UnknownError",
+    "WorkflowOutput",
     "__version__",
     "numpy_loss",
 ]

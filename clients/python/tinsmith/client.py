@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from tinsmith.client_checkpoints import CheckpointCalls
 from tinsmith.client_keys import KeyCalls
 from tinsmith.core import ClientCore
 from tinsmith.environments import EnvironmentClient, EnvironmentInstance
+from tinsmith.episodes import EpisodeClient
 from tinsmith.sampler import Sampler, create_sampler
 from tinsmith.settings import RetryPolicy, resolve_settings
 from tinsmith.tokenizer import Tokenizer
@@ -41,6 +43,7 @@ class Client(CheckpointCalls, KeyCalls):
         project: str | None = None,
         display_name: str = "",
         labels: Mapping[str, str] | None = None,
+        ca_file: Path | str | None = None,
         operation_timeout_s: float = 3600.0,
         retry: RetryPolicy | None = None,
         session: str = "",
@@ -48,11 +51,14 @@ class Client(CheckpointCalls, KeyCalls):
         """Connect.
 
         Args:
-            address: `host:port`, else `TINSMITH_ADDRESS`, else the server of `tinsmith up`.
+            address: `host:port`, `https://host:port` for TLS, else `TINSMITH_ADDRESS`, else the
+                server of `tinsmith up`.
             api_key: The key, else `TINSMITH_API_KEY`, else that of the local server.
             project: Id of the project, else `TINSMITH_PROJECT`, else `default`.
             display_name: What the session is for, for people.
             labels: Labels of the session.
+            ca_file: PEM file of the authorities to trust, for a server with a private certificate;
+                else `TINSMITH_CA_FILE`, else gRPC's own list.
             operation_timeout_s: How long `result()` waits unless it is told otherwise.
             retry: How long and how often calls are sent again.
             session: Resumes the session of a client that is gone, by its resource name or id,
@@ -60,7 +66,7 @@ class Client(CheckpointCalls, KeyCalls):
                 stay as they were.
 
         Raises:
-            ConfigurationError: If address or key is missing.
+            ConfigurationError: If address or key is missing, or the file of authorities not there.
             FailedPreconditionError: If the session to resume was finished.
             TinsmithError: If the server can not be reached or refuses the key.
         """
@@ -68,12 +74,14 @@ class Client(CheckpointCalls, KeyCalls):
             address=address,
             api_key=api_key,
             project=project,
+            ca_file=ca_file,
             operation_timeout_s=operation_timeout_s,
             retry=retry,
         )
         self._core = ClientCore(settings)
         self._closed = False
         self.environments = EnvironmentClient(self._core)
+        self.episodes = EpisodeClient(self._core)
         self._resumed_runs: list[TrainingRun] = []
         try:
             if session:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 
@@ -242,31 +242,70 @@ def decode_sample(message: sampler_pb2.SampleResponse) -> t.SampleResult:
     """Return completions."""
     topk: list[list[tuple[int, float]]] | None = None
     if message.HasField("topk_prompt_logprobs"):
-        ids = tensors.decode_tensor(message.topk_prompt_logprobs.token_ids).tolist()
-        logprobs = tensors.decode_tensor(message.topk_prompt_logprobs.logprobs).tolist()
-        topk = [
-            [(token, logprob) for token, logprob in zip(row, values, strict=True) if token >= 0]
-            for row, values in zip(ids, logprobs, strict=True)
-        ]
-    prompt: t.FloatArray | None = None
-    if message.HasField("prompt_logprobs"):
-        prompt = tensors.decode_tensor(message.prompt_logprobs).astype(np.float32)
+        topk = _decode_topk(message.topk_prompt_logprobs)
+    alternatives: t.PromptAlternatives | None = None
+    if message.HasField("prompt_alternatives"):
+        drawn = message.prompt_alternatives
+        alternatives = t.PromptAlternatives(
+            tokens=tensors.decode_tensor(drawn.tokens).astype(np.int64),
+            logprobs=tensors.decode_tensor(drawn.logprobs).astype(np.float32),
+        )
     return t.SampleResult(
         sequences=[_decode_sequence(sequence) for sequence in message.sequences],
         seed=message.seed,
-        prompt_logprobs=prompt,
+        prompt_logprobs=_decode_floats(message, "prompt_logprobs"),
         topk_prompt_logprobs=topk,
+        target_prompt_logprobs=_decode_floats(message, "target_prompt_logprobs"),
+        prompt_alternatives=alternatives,
+        num_cached_prompt_tokens=message.num_cached_prompt_tokens,
+        version=message.version,
+    )
+
+
+def decode_piece(message: sampler_pb2.StreamSampleResponse) -> t.SamplePiece:
+    """Return a piece of a stream."""
+    sequence = _decode_sequence(message.piece)
+    return t.SamplePiece(
+        sample_index=message.sample_index,
+        token_index=message.token_index,
+        tokens=sequence.tokens,
+        logprobs=sequence.logprobs,
+        versions=sequence.versions,
+        stop_reason="" if sequence.stop_reason == "unspecified" else sequence.stop_reason,
+        topk_logprobs=sequence.topk_logprobs,
     )
 
 
 def _decode_sequence(message: trajectories_pb2.SampledSequence) -> t.SampledSequence:
     reason = trajectories_pb2.SampledSequence.StopReason.Name(message.stop_reason)
+    topk: list[list[tuple[int, float]]] | None = None
+    if message.HasField("topk_logprobs"):
+        topk = _decode_topk(message.topk_logprobs)
     return t.SampledSequence(
         tokens=cast(list[int], tensors.decode_tensor(message.tokens).tolist()),
         logprobs=cast(list[float], tensors.decode_tensor(message.logprobs).tolist()),
         versions=cast(list[int], tensors.decode_tensor(message.versions).tolist()),
         stop_reason=_enum_word(reason, "STOP_REASON_"),
+        topk_logprobs=topk,
     )
+
+
+def _decode_topk(message: trajectories_pb2.TopkLogprobs) -> list[list[tuple[int, float]]]:
+    ids = tensors.decode_tensor(message.token_ids).tolist()
+    logprobs = tensors.decode_tensor(message.logprobs).tolist()
+    return [
+        [(token, logprob) for token, logprob in zip(row, values, strict=True) if token >= 0]
+        for row, values in zip(ids, logprobs, strict=True)
+    ]
+
+
+def _decode_floats(
+    message: sampler_pb2.SampleResponse,
+    field: Literal["prompt_logprobs", "target_prompt_logprobs"],
+) -> t.FloatArray | None:
+    if not message.HasField(field):
+        return None
+    return tensors.decode_tensor(getattr(message, field)).astype(np.float32)
 
 
 def _enum_word(name: str, prefix: str) -> str:

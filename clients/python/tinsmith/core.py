@@ -25,8 +25,8 @@ class ClientCore:
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
-        self.background = BackgroundLoop()
         self.transport = Transport(settings)
+        self.background = BackgroundLoop()
         self.scheduler = Endpoint(settings.address)
         self.session = Session(self)
         self.streams: weakref.WeakSet[OperationStream] = weakref.WeakSet()

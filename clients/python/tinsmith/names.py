@@ -180,8 +180,17 @@ class InstanceName(ResourceName):
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeName(ResourceName):
+    """One play of a task by a remote agent."""
+
+    pattern = "projects/{project}/episodes/{episode}"
+    project: str
+    episode: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerName(ResourceName):
-    """A pod that holds base models or environments."""
+    """A pod that holds base models, environments or episodes."""
 
     pattern = "workers/{worker}"
     worker: str

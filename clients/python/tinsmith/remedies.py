@@ -34,6 +34,9 @@ REMEDIES = MappingProxyType(
         "SAMPLING_SESSION_NOT_FOUND": "create a new sampler",
         "ENVIRONMENT_NOT_FOUND": "check the name with Client.environments.list_environments()",
         "INSTANCE_NOT_FOUND": "create a new instance",
+        "EPISODE_NOT_FOUND": "check the name with Client.episodes.list()",
+        "LEASE_LOST": "claim another episode; what was played is not counted",
+        "EPISODE_ENDED": "claim another episode",
         "KEY_NOT_FOUND": "check the name of the key",
         "CHECKPOINT_ALREADY_EXISTS": "choose another name, or delete the old checkpoint first",
         "SESSION_FINISHED": "open a new Client; get_run(name) continues a run, and session= resumes"

@@ -5,17 +5,26 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tinsmith import codec, tensors
 from tinsmith.errors import ConfigurationError
 from tinsmith.futures import ResultFuture
+from tinsmith.sample_stream import SampleStream
 from tinsmith.tokenizer import Tokenizer
 from tinsmith.transport import Endpoint
 from tinsmith.types import FloatArray, ModelInput, SampleResult, SamplingParams
 from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
+
+WeightUpdates = Literal["pinned", "in_flight"]
+
+_WEIGHT_UPDATES: dict[str, sampler_pb2.WeightUpdates.ValueType] = {
+    "pinned": sampler_pb2.WEIGHT_UPDATES_PINNED,
+    "in_flight": sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT,
+}
 
 if TYPE_CHECKING:
     from tinsmith.core import ClientCore
@@ -50,30 +59,80 @@ class Sampler:
         *,
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+        target_prompt_tokens: ArrayLike | None = None,
+        num_prompt_alternatives: int = 0,
+        topk_sample_logprobs: int = 0,
+        weight_updates: WeightUpdates = "pinned",
     ) -> ResultFuture[SampleResult]:
         """Draw completions of one prompt.
 
         A request that was cut off is sent again with the same seed, so it gives the same tokens.
 
         Args:
-            prompt: What the model reads.
+            prompt: What the model reads, T tokens.
             sampling_params: How tokens are drawn.
             num_samples: Number of completions, each with a random stream of its own.
             prompt_logprobs: Whether to score the prompt too.
             topk_prompt_logprobs: Number of most probable tokens to list at each prompt position.
+            prompt_logprobs_last_n: Score only this many tokens at the end of the prompt, 1 to
+                T - 1.
+            target_prompt_tokens: Tokens to score at each prompt position after the first, [T - 1,
+                K]; -1 for none.
+            num_prompt_alternatives: Number of tokens to draw at each prompt position after the
+                first, at the temperature.
+            topk_sample_logprobs: Number of most probable tokens to list at each sampled token.
+            weight_updates: What becomes of a completion of a live run when the run steps on:
+                `pinned` draws all of it from one version, `in_flight` lets newer weights take
+                effect between tokens.
         """
-        request = sampler_pb2.SampleRequest(
-            sampling_session=self.name,
-            prompt=_encode_prompt(prompt),
-            num_samples=num_samples,
-            params=codec.encode_sampling_params(
-                sampling_params or SamplingParams(), seed=secrets.randbits(63)
-            ),
+        request = self._request(
+            prompt,
+            sampling_params,
+            num_samples,
             prompt_logprobs=prompt_logprobs,
             topk_prompt_logprobs=topk_prompt_logprobs,
-            min_version=self._min_version(),
+            prompt_logprobs_last_n=prompt_logprobs_last_n,
+            target_prompt_tokens=target_prompt_tokens,
+            num_prompt_alternatives=num_prompt_alternatives,
+            topk_sample_logprobs=topk_sample_logprobs,
+            weight_updates=weight_updates,
         )
         return self._core.future(self._sample(request), what=f"sample from {self.name}")
+
+    def stream(
+        self,
+        prompt: ModelInput | Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        num_samples: int = 1,
+        *,
+        prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+        prompt_logprobs_last_n: int | None = None,
+        target_prompt_tokens: ArrayLike | None = None,
+        num_prompt_alternatives: int = 0,
+        topk_sample_logprobs: int = 0,
+        weight_updates: WeightUpdates = "pinned",
+    ) -> SampleStream:
+        """Draw completions of one prompt and get their tokens as they are drawn.
+
+        The arguments are those of `sample`, and so are the tokens for the same seed. A stream that
+        broke off goes on by itself where it was; on a live run that stepped on in between, the rest
+        is of the newer weights. Nothing is sent before the first piece is asked for.
+        """
+        request = self._request(
+            prompt,
+            sampling_params,
+            num_samples,
+            prompt_logprobs=prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
+            prompt_logprobs_last_n=prompt_logprobs_last_n,
+            target_prompt_tokens=target_prompt_tokens,
+            num_prompt_alternatives=num_prompt_alternatives,
+            topk_sample_logprobs=topk_sample_logprobs,
+            weight_updates=weight_updates,
+        )
+        return SampleStream(self._core, self._endpoint, request)
 
     def compute_logprobs(self, prompt: ModelInput | Sequence[int]) -> ResultFuture[FloatArray]:
         """Score each token of a sequence given those before it.
@@ -95,6 +154,39 @@ class Sampler:
     async def get_tokenizer_async(self) -> Tokenizer:
         """Do as `get_tokenizer`, in the caller's event loop."""
         return await self._core.background.acall(self._core.get_tokenizer(self.base_model))
+
+    def _request(
+        self,
+        prompt: ModelInput | Sequence[int],
+        sampling_params: SamplingParams | None,
+        num_samples: int,
+        *,
+        prompt_logprobs: bool,
+        topk_prompt_logprobs: int,
+        prompt_logprobs_last_n: int | None,
+        target_prompt_tokens: ArrayLike | None,
+        num_prompt_alternatives: int,
+        topk_sample_logprobs: int,
+        weight_updates: WeightUpdates,
+    ) -> sampler_pb2.SampleRequest:
+        params = sampling_params or SamplingParams()
+        request = sampler_pb2.SampleRequest(
+            sampling_session=self.name,
+            prompt=_encode_prompt(prompt),
+            num_samples=num_samples,
+            params=codec.encode_sampling_params(params, seed=secrets.randbits(63)),
+            prompt_logprobs=prompt_logprobs,
+            topk_prompt_logprobs=topk_prompt_logprobs,
+            prompt_logprobs_last_n=prompt_logprobs_last_n,
+            num_prompt_alternatives=num_prompt_alternatives,
+            topk_sample_logprobs=topk_sample_logprobs,
+            weight_updates=_WEIGHT_UPDATES[weight_updates],
+            min_version=self._min_version(),
+        )
+        if target_prompt_tokens is not None:
+            targets = np.asarray(target_prompt_tokens, dtype=np.int64)
+            request.target_prompt_tokens.CopyFrom(tensors.encode_tensor(targets))
+        return request
 
     def _min_version(self) -> int:
         return 0 if self._run is None else self._run.version

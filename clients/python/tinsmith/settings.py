@@ -34,6 +34,8 @@ class ClientSettings:
     """`host:port`; `https://host:port` for TLS."""
     api_key: str = field(repr=False)
     project: str = DEFAULT_PROJECT
+    ca_file: Path | None = None
+    """PEM file of the authorities that an `https://` server is trusted by; else gRPC's own list."""
     call_timeout_s: float = 60.0
     """Deadline of each call, sampling apart."""
     operation_timeout_s: float = 3600.0
@@ -58,6 +60,7 @@ def resolve_settings(
     address: str | None = None,
     api_key: str | None = None,
     project: str | None = None,
+    ca_file: Path | str | None = None,
     operation_timeout_s: float = 3600.0,
     retry: RetryPolicy | None = None,
     environ: Mapping[str, str] = os.environ,
@@ -72,6 +75,7 @@ def resolve_settings(
     address = address or environ.get("TINSMITH_ADDRESS")
     api_key = api_key or environ.get("TINSMITH_API_KEY")
     project = project or environ.get("TINSMITH_PROJECT")
+    ca_file = ca_file or environ.get("TINSMITH_CA_FILE")
     local = _read_local(state_dir(environ))
     if local and (not address or address == local.get("address")):
         address = address or local.get("address")
@@ -95,6 +99,7 @@ def resolve_settings(
         address=address,
         api_key=api_key,
         project=project,
+        ca_file=Path(ca_file) if ca_file else None,
         operation_timeout_s=operation_timeout_s,
         retry=retry or RetryPolicy(),
     )

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -16,6 +17,7 @@ from google.longrunning import operations_pb2_grpc
 
 from tinsmith.errors import (
     ClientClosedError,
+    ConfigurationError,
     DeadlineExceededError,
     TinsmithError,
     UnavailableError,
@@ -24,6 +26,7 @@ from tinsmith.errors import (
 from tinsmith.settings import ClientSettings, RetryPolicy
 from tinsmith.v1 import (
     environment_pb2_grpc,
+    episode_pb2_grpc,
     sampler_pb2_grpc,
     scheduler_pb2_grpc,
     trainer_pb2_grpc,
@@ -38,6 +41,8 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 _RELOCATE_INTERVAL_S = 0.5
 PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
 _AWAY_CODES = PASSING_CODES | {"DEADLINE_EXCEEDED"}
+
+_PINNED = ("x-tinsmith-gateway", "pinned")
 
 _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -59,14 +64,19 @@ _CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
 
 
 class Connection:
-    """A channel to one address and the stubs on it."""
+    """A channel to one address and the stubs on it.
 
-    def __init__(self, address: str) -> None:
+    Args:
+        address: `host:port`; `https://host:port` for TLS.
+        root_certificates: PEM of the authorities that are trusted; None takes gRPC's own list.
+    """
+
+    def __init__(self, address: str, root_certificates: bytes | None = None) -> None:
         self.address = address
         if address.startswith("https://"):
             self.channel = grpc.aio.secure_channel(
                 address.removeprefix("https://"),
-                grpc.ssl_channel_credentials(),
+                grpc.ssl_channel_credentials(root_certificates),
                 options=_CHANNEL_OPTIONS,
             )
         else:
@@ -93,6 +103,11 @@ class Connection:
     def environment(self) -> environment_pb2_grpc.EnvironmentServiceAsyncStub:
         """Stub of an environment server."""
         return environment_pb2_grpc.EnvironmentServiceStub(self.channel)
+
+    @cached_property
+    def episode(self) -> episode_pb2_grpc.EpisodeServiceAsyncStub:
+        """Stub of a coordinator."""
+        return episode_pb2_grpc.EpisodeServiceStub(self.channel)
 
     @cached_property
     def operations(self) -> Any:
@@ -175,10 +190,19 @@ def is_away(error: TinsmithError) -> bool:
 
 
 class Transport:
-    """Sends calls. Used inside the background loop only."""
+    """Sends calls. Used inside the background loop only.
+
+    A server may say that it is the one address that clients are to call, as a gateway in front of
+    pods does whose own addresses lead nowhere from outside. From then on every call goes there.
+
+    Raises:
+        ConfigurationError: If the file of trusted authorities can not be read.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
+        self.is_pinned = False
+        self._root_certificates = _read_certificates(settings.ca_file)
         self._connections: dict[str, Connection] = {}
         self._metadata = (("authorization", f"Bearer {settings.api_key}"),)
         self._closed = False
@@ -189,8 +213,15 @@ class Transport:
             raise ClientClosedError("the client is closed", remedy="open a new Client")
         connection = self._connections.get(address)
         if connection is None:
-            connection = self._connections[address] = Connection(address)
+            connection = self._connections[address] = Connection(address, self._root_certificates)
         return connection
+
+    def _address_of(self, endpoint: Endpoint) -> str:
+        return self.settings.address if self.is_pinned else endpoint.address
+
+    def _learn(self, metadata: Any) -> None:
+        """Find out whether the server wants every call at the one address."""
+        self.is_pinned = any(entry == _PINNED for entry in metadata or ())
 
     async def call_once(
         self,
@@ -205,18 +236,19 @@ class Transport:
         Raises:
             TinsmithError: If the call fails.
         """
-        address = endpoint.address
+        address = self._address_of(endpoint)
         timeout_s = self.settings.call_timeout_s if timeout_s is None else timeout_s
-        call = method(self.connection(address))
         try:
-            return await call(request, timeout=timeout_s, metadata=self._metadata)
+            call = method(self.connection(address))(
+                request, timeout=timeout_s, metadata=self._metadata
+            )
+            response = await call
+            if address == self.settings.address and not self.is_pinned:
+                self._learn(await call.initial_metadata())
+            return response
         except grpc.aio.AioRpcError as error:
             if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                # A pod that started elsewhere leaves its port to whoever takes it next.
-                raise UnavailableError(
-                    f"{address} does not have this call: another server listens there now, or the "
-                    "server is of an older release"
-                ) from error
+                raise _wrong_server(address) from error
             raise decode_rpc_error(error, address=address) from error
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error
@@ -252,7 +284,7 @@ class Transport:
                     raise backoff.gave_up(error, time.monotonic()) from error.__cause__
                 _LOG.debug("call is sent again", extra={"error": str(error), "delay_s": delay_s})
                 await asyncio.sleep(delay_s)
-                if is_away(error):
+                if is_away(error) and not self.is_pinned:
                     await endpoint.relocate()
 
     async def stream_once(
@@ -260,14 +292,23 @@ class Transport:
         endpoint: Endpoint,
         method: Callable[[Connection], grpc.aio.UnaryStreamMultiCallable[Request, Response]],
         request: Request,
-    ) -> AsyncIterator[Response]:
+        *,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Response, None]:
         """Send one request once, and yield what is streamed back.
 
+        Args:
+            endpoint: Where to.
+            method: The stub's method.
+            request: What is sent.
+            timeout_s: How long to wait for each message; that of a call by default.
+
         Raises:
-            TinsmithError: If the call fails, or nothing arrives for the time of a call.
+            TinsmithError: If the call fails, or nothing arrives in that time.
         """
-        address = endpoint.address
-        timeout_s = self.settings.call_timeout_s
+        address = self._address_of(endpoint)
+        timeout_s = self.settings.call_timeout_s if timeout_s is None else timeout_s
+        call: Any = None
         try:
             call = method(self.connection(address))(request, metadata=self._metadata)
             while True:
@@ -277,12 +318,17 @@ class Transport:
                     return
                 yield cast(Response, message)
         except TimeoutError as error:
-            call.cancel()
             raise UnavailableError(f"{address} sent nothing for {timeout_s:g} s") from error
         except grpc.aio.AioRpcError as error:
+            if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise _wrong_server(address) from error
             raise decode_rpc_error(error, address=address) from error
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error
+        finally:
+            # A reader that stops early; on a call that ended it does nothing.
+            if call is not None:
+                call.cancel()
 
     async def close(self) -> None:
         """Close all channels."""
@@ -291,3 +337,23 @@ class Transport:
         self._connections.clear()
         for connection in connections:
             await connection.channel.close()
+
+
+def _wrong_server(address: str) -> UnavailableError:
+    """Return the error of a pod that may have moved: it left its port to whoever took it next."""
+    return UnavailableError(
+        f"{address} does not have this call: another server listens there now, or the server is "
+        "of an older release"
+    )
+
+
+def _read_certificates(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"the file of trusted authorities {path} can not be read: {error.strerror}",
+            remedy="set TINSMITH_CA_FILE or ca_file= to a PEM file",
+        ) from error

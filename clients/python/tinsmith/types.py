@@ -244,6 +244,34 @@ class SampledSequence:
     """Version of the weights that produced each token; 0 for a base model."""
     stop_reason: str
     """`stop` or `length`."""
+    topk_logprobs: list[list[tuple[int, float]]] | None = None
+    """For each token the k most probable ones in its place; None unless asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplePiece:
+    """The next tokens of one completion of a stream."""
+
+    sample_index: int
+    """Which completion it continues."""
+    token_index: int
+    """At which token of the completion it begins."""
+    tokens: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    stop_reason: str
+    """`stop` or `length` in the last piece of a completion; empty before."""
+    topk_logprobs: list[list[tuple[int, float]]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAlternatives:
+    """Tokens that might have stood in a prompt; row i is about position i + 1."""
+
+    tokens: NDArray[np.int64]
+    """int64 [T - 1, k]."""
+    logprobs: FloatArray
+    """Natural-log, under the unmodified distribution of the model, float32 [T - 1, k]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +281,16 @@ class SampleResult:
     sequences: list[SampledSequence]
     seed: int
     prompt_logprobs: FloatArray | None = None
-    """float32 [T], NaN at position 0; None unless asked for."""
+    """float32 [T], NaN at position 0 and where nothing was scored; None unless asked for."""
     topk_prompt_logprobs: list[list[tuple[int, float]]] | None = None
     """For each prompt position the k most probable tokens; empty at position 0."""
+    target_prompt_logprobs: FloatArray | None = None
+    """Of `target_prompt_tokens`, float32 in their shape, 0 where there was none."""
+    prompt_alternatives: PromptAlternatives | None = None
+    num_cached_prompt_tokens: int = 0
+    """Prompt tokens that the server did not compute again."""
+    version: int = 0
+    """Of the newest weights that were used; 0 for a base model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 Bits of a row must not depend on its neighbours, while a matrix product may round differently when
 its shape changes. So shapes are fixed: the frozen product runs in tiles of 16 rows, the last one
 filled up, and LoRA products run as batches of 4-row tiles, each tile with one adapter. Adapters are
-stacked once per composition of the batch, which changes far less often than a token is made; their
-ranks are filled up with zeros, because at odd ones a tile's bits depend on its place in the batch.
+stacked once per composition of the batch, which changes far less often than a token is made. Their
+ranks are filled up with zeros: at small ones a tile's bits would depend on its place in the batch.
 """
 
 from __future__ import annotations

@@ -33,16 +33,17 @@ class Drain:
             raise _draining()
 
     @contextlib.contextmanager
-    def wait(self) -> Iterator[None]:
-        """Mark the current task as one that only waits while it is in this context.
+    def running(self, *, is_wait: bool) -> Iterator[None]:
+        """Say of a request that is cut why, and cut the current task first if it only waits.
 
         Raises:
             DrainingError: If it was cut.
         """
-        self.check()
         task = asyncio.current_task()
-        assert task is not None, "a wait runs in a task"
-        self._waits.add(task)
+        assert task is not None, "a request runs in a task"
+        if is_wait:
+            self.check()
+            self._waits.add(task)
         try:
             yield
         except asyncio.CancelledError:

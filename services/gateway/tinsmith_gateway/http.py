@@ -7,7 +7,6 @@ what clients do with them: the `tinker` SDK and the `openai` package send a requ
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
@@ -119,7 +118,7 @@ def endpoint(
             key_id = credential.caller.key_id
             with (
                 services.limits.admit(key_id, is_wait=is_wait) as admission,
-                services.drain.wait() if is_wait else contextlib.nullcontext(),
+                services.drain.running(is_wait=is_wait),
             ):
                 body = await _read_body(request, services.config.max_body_bytes, admission)
                 response = await handler(Call(services, credential, request, body, admission))

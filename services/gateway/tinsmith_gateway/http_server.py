@@ -18,6 +18,8 @@ from tinsmith_gateway.metrics import REFUSED_CONNECTIONS
 _KEEP_ALIVE_S = 75
 """Longer than clients keep unused connections: the one that closes first must be the client, or
 its next request may meet a connection that is just being closed."""
+_LINE_BYTES = len(b": \r\n")
+_CUT_TIMEOUT_S = 1.0
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -91,8 +93,12 @@ class HttpServer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_timeout_s):
                 await self._server.shutdown(sockets=[])
-        for task in list(self._server.server_state.tasks):
+        cut = list(self._server.server_state.tasks)
+        for task in cut:
             task.cancel()
+        if cut:
+            # What is cut still says so.
+            await asyncio.wait(cut, timeout=_CUT_TIMEOUT_S)
         self._ticking = None
 
 
@@ -135,7 +141,10 @@ class _BoundedHttp(HttpToolsProtocol):
         """Go on to the body, unless the head that arrived at once was too large."""
         self._stop_timer()
         self._is_head = False
-        if sum(len(key) + len(value) for key, value in self.headers) > self._max_head_bytes:
+        size = len(self.url) + sum(
+            len(key) + len(value) + _LINE_BYTES for key, value in self.headers
+        )
+        if size > self._max_head_bytes:
             self._is_too_large = True
             raise _HeadTooLargeError
         super().on_headers_complete()

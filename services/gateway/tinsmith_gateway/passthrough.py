@@ -133,7 +133,7 @@ class PassThrough(grpc.GenericRpcHandler):
             if not method.is_wait:
                 yield
                 return
-            with self._drain.wait():
+            with self._drain.running(is_wait=True):
                 yield
 
     def timeout_s(self, context: Context) -> float:

@@ -36,16 +36,6 @@ futures = sa.Table(
     sa.Index("futures_by_retention", "retrieve_time_s", "finish_time_s"),
 )
 
-# What an optimizer step was told of failures that its client had seen: a repeat says the same.
-observed_steps = sa.Table(
-    "observed_steps",
-    metadata,
-    sa.Column("run", sa.Text, primary_key=True),
-    sa.Column("sequence_number", sa.BigInteger, primary_key=True),
-    sa.Column("observed", sa.BigInteger, nullable=False),
-    sa.Column("create_time_s", sa.Float, nullable=False),
-)
-
 # What was used, by hour: for people who share a deployment, not for invoices.
 usage = sa.Table(
     "usage",

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tinsmith.names import DEFAULT_PROJECT
+from tinsmith_coordinator.config import CoordinatorConfig
+from tinsmith_coordinator.pod import CoordinatorPod
 from tinsmith_engine.host import EngineHost
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.deployment import EnvironmentDeployment
@@ -49,6 +51,7 @@ _POD_CONFIGS: dict[str, Any] = {
     "sampler": SamplerConfig,
     "environment": EnvironmentConfig,
     "gateway": GatewayConfig,
+    "coordinator": CoordinatorConfig,
 }
 
 
@@ -72,7 +75,8 @@ class EmbeddedConfig:
     math_problems_path: Path | None = None
     """JSONL file in GSM8K's layout that the math environment takes its problems from."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
-    """Further settings by pod: `scheduler`, `trainer`, `sampler`, `environment`, `gateway`."""
+    """Further settings by pod: `scheduler`, `trainer`, `sampler`, `environment`, `coordinator`,
+    `gateway`."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -92,7 +96,7 @@ class Pod(Protocol):
 
 
 class EmbeddedServer:
-    """Scheduler, trainer, sampler, environment and gateway in this process."""
+    """Scheduler, trainer, sampler, environment, coordinator and gateway in this process."""
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self._config = config
@@ -133,7 +137,9 @@ class EmbeddedServer:
             await self._start(sampler)
             environment = EnvironmentDeployment(self._environment_config())
             await self._start(environment)
-            for pod in (trainer, sampler, environment):
+            coordinator = CoordinatorPod(self._coordinator_config())
+            await self._start(coordinator)
+            for pod in (trainer, sampler, environment, coordinator):
                 await pod.wait_listed(_LISTING_TIMEOUT_S)
             await gateway.start()
         except BaseException:
@@ -205,6 +211,15 @@ class EmbeddedServer:
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:{self._config.port}",
             **settings | self._overrides("gateway"),
+        )
+
+    def _coordinator_config(self) -> CoordinatorConfig:
+        return CoordinatorConfig(
+            data_dir=self._config.data_dir,
+            scheduler_address=self._scheduler_address,
+            pod_key=self._pod_key,
+            listen_address=f"{self._config.host}:0",
+            **self._overrides("coordinator"),
         )
 
     def _overrides(self, pod: str) -> dict[str, Any]:

@@ -310,6 +310,12 @@ class InstanceNotFoundError(NotFoundError):
     reason = "INSTANCE_NOT_FOUND"
 
 
+class EpisodeNotFoundError(NotFoundError):
+    """No episode has the given resource name."""
+
+    reason = "EPISODE_NOT_FOUND"
+
+
 class KeyNotFoundError(NotFoundError):
     """No API key has the given resource name."""
 
@@ -365,6 +371,18 @@ class UploadIncompleteError(FailedPreconditionError):
     """Pieces of an uploaded file are missing."""
 
     reason = "UPLOAD_INCOMPLETE"
+
+
+class EpisodeEndedError(FailedPreconditionError):
+    """The attempt at the episode is over: submitted, aborted or cancelled."""
+
+    reason = "EPISODE_ENDED"
+
+
+class LeaseLostError(AbortedError):
+    """The lease of an episode ran out; whoever held it has no say in it any more."""
+
+    reason = "LEASE_LOST"
 
 
 class SequenceNumberReusedError(AbortedError):

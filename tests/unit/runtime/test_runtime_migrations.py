@@ -19,6 +19,7 @@ from tests.unit.runtime.ledger_suite import operation, outcome, run_record
 
 import tinsmith_runtime.ledger.tables as ledger_tables
 import tinsmith_scheduler.tables as scheduler_tables
+from tinsmith_coordinator import tables as coordinator_tables
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
 from tinsmith_runtime.sql.versions import prepare_schema, read_version, upgrade
@@ -27,14 +28,21 @@ from tinsmith_scheduler import run_store, store
 RUN = "projects/p/trainingRuns/r"
 Statements = Callable[[sa.Connection], Any]
 
+_PLACES = {
+    ledger_tables: ("ledger", "ledger.db"),
+    scheduler_tables: ("scheduler", "scheduler.sqlite"),
+    coordinator_tables: ("coordinator", "coordinator.sqlite"),
+}
+"""Where each pod keeps its tables: a schema of a server, or a file."""
+
 
 class Target:
     """A database to build and look into, on the one or the other server."""
 
     def __init__(self, tables: ModuleType, folder: Path, url: str) -> None:
         self.tables, self.folder, self.url = tables, folder, url
-        self.is_ledger = tables is ledger_tables
-        self._path = folder / ("ledger.db" if self.is_ledger else "scheduler.sqlite")
+        self._schema, file = _PLACES[tables]
+        self._path = folder / file
 
     async def run(self, statements: Statements) -> Any:
         """Run statements in a transaction."""
@@ -48,7 +56,7 @@ class Target:
                 finally:
                     engine.dispose()
             return result
-        schema = "ledger" if self.is_ledger else "scheduler"
+        schema = self._schema
         async_engine = create_async_engine(
             self.url.replace("postgresql:", "postgresql+asyncpg:"),
             connect_args={"server_settings": {"search_path": schema}},
@@ -100,7 +108,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return "" if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
 
 
-@pytest.fixture(params=[ledger_tables, scheduler_tables], ids=["ledger", "scheduler"])
+@pytest.fixture(params=list(_PLACES), ids=[schema for schema, _ in _PLACES.values()])
 def target(request: pytest.FixtureRequest, tmp_path: Path, url: str) -> Target:
     return Target(request.param, tmp_path, url)
 

@@ -15,11 +15,11 @@ from tinsmith.cli.config_values import load_config
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
 
-RECIPES = ("supervised", "rl")
+RECIPES = ("supervised", "rl", "rl_episodes")
 
 
 def run(
-    recipe: Annotated[str, typer.Argument(help="supervised or rl.")],
+    recipe: Annotated[str, typer.Argument(help="supervised, rl or rl_episodes.")],
     settings: Annotated[list[str] | None, typer.Argument(help="key=value ...")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
 ) -> None:

@@ -603,16 +603,20 @@ class CancelEpisodesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_CANCELLED_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     num_cancelled: _builtins.int
     """Counts the episodes that were cancelled."""
+    revision: _builtins.int
+    """Gives the last revision of the project: a watch that goes on after it sees what ends later."""
     def __init__(
         self,
         *,
         num_cancelled: _builtins.int = ...,
+        revision: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cancelled", b"num_cancelled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cancelled", b"num_cancelled", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -140,7 +140,8 @@ class EpisodeServiceServicer:
     def ClaimEpisode(self, request, context):
         """Gives the oldest episode that waits to the caller, or none.
 
-        Repeating it with the same request id returns the same lease while it lasts.
+        Repeating it with the same request id returns the same lease while it lasts, and nothing
+        afterwards.
 
         Errors:
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -168,6 +169,8 @@ class EpisodeServiceServicer:
         * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it was submitted with another outcome, aborted or
         cancelled.
         * `INVALID_ARGUMENT` (`NOT_FINITE`): a reward is NaN or infinite.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): there is no reward, or `step_rewards` are not as many as
+        the model calls of the attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,7 +214,7 @@ class EpisodeServiceServicer:
 
     def WatchEpisodes(self, request, context):
         """Streams episodes of a queue as they end, with their trajectories, in the order of their
-        revisions; begun again with the last revision it goes on.
+        revisions; begun again with the last revision it goes on. Ends when nothing ended for 20 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,8 +227,13 @@ class EpisodeServiceServicer:
 
         Errors:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `UNAUTHENTICATED` (`KEY_INVALID`): the key is not one of this episode.
         * `ABORTED` (`LEASE_LOST`): the lease ran out and the episode went back to the queue.
         * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it has ended.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `INVALID_ARGUMENT` (`SHAPE_MISMATCH`, `NOT_FINITE`, `EMPTY_BATCH`): tokens, log-probabilities
+        and versions of a sequence do not fit, or the prompt holds no token.
+        * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): the calls of the attempt take too much; end it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,7 +59,8 @@ class EpisodeServiceStub:
     ClaimEpisode: _grpc.UnaryUnaryMultiCallable[_episode_pb2.ClaimEpisodeRequest, _episode_pb2.ClaimEpisodeResponse]
     """Gives the oldest episode that waits to the caller, or none.
 
-    Repeating it with the same request id returns the same lease while it lasts.
+    Repeating it with the same request id returns the same lease while it lasts, and nothing
+    afterwards.
 
     Errors:
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -79,6 +80,8 @@ class EpisodeServiceStub:
     * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it was submitted with another outcome, aborted or
       cancelled.
     * `INVALID_ARGUMENT` (`NOT_FINITE`): a reward is NaN or infinite.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): there is no reward, or `step_rewards` are not as many as
+      the model calls of the attempt.
     """
     AbortEpisode: _grpc.UnaryUnaryMultiCallable[_episode_pb2.AbortEpisodeRequest, _episode_pb2.Episode]
     """Gives an episode up: back to the queue, or dead after its last attempt. Repeating it changes
@@ -100,7 +103,7 @@ class EpisodeServiceStub:
     """
     WatchEpisodes: _grpc.UnaryStreamMultiCallable[_episode_pb2.WatchEpisodesRequest, _episode_pb2.Episode]
     """Streams episodes of a queue as they end, with their trajectories, in the order of their
-    revisions; begun again with the last revision it goes on.
+    revisions; begun again with the last revision it goes on. Ends when nothing ended for 20 s.
     """
     RecordModelCall: _grpc.UnaryUnaryMultiCallable[_episode_pb2.RecordModelCallRequest, _episode_pb2.RecordModelCallResponse]
     """Keeps a model call of an episode. Pods only.
@@ -109,8 +112,13 @@ class EpisodeServiceStub:
 
     Errors:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `UNAUTHENTICATED` (`KEY_INVALID`): the key is not one of this episode.
     * `ABORTED` (`LEASE_LOST`): the lease ran out and the episode went back to the queue.
     * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it has ended.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `INVALID_ARGUMENT` (`SHAPE_MISMATCH`, `NOT_FINITE`, `EMPTY_BATCH`): tokens, log-probabilities
+      and versions of a sequence do not fit, or the prompt holds no token.
+    * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): the calls of the attempt take too much; end it.
     """
     VerifyEpisodeKey: _grpc.UnaryUnaryMultiCallable[_episode_pb2.VerifyEpisodeKeyRequest, _episode_pb2.Episode]
     """Says which episode a key belongs to, and renews its lease. Pods only.
@@ -153,7 +161,8 @@ class EpisodeServiceAsyncStub(EpisodeServiceStub):
     ClaimEpisode: _aio.UnaryUnaryMultiCallable[_episode_pb2.ClaimEpisodeRequest, _episode_pb2.ClaimEpisodeResponse]  # type: ignore[assignment]
     """Gives the oldest episode that waits to the caller, or none.
 
-    Repeating it with the same request id returns the same lease while it lasts.
+    Repeating it with the same request id returns the same lease while it lasts, and nothing
+    afterwards.
 
     Errors:
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -173,6 +182,8 @@ class EpisodeServiceAsyncStub(EpisodeServiceStub):
     * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it was submitted with another outcome, aborted or
       cancelled.
     * `INVALID_ARGUMENT` (`NOT_FINITE`): a reward is NaN or infinite.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): there is no reward, or `step_rewards` are not as many as
+      the model calls of the attempt.
     """
     AbortEpisode: _aio.UnaryUnaryMultiCallable[_episode_pb2.AbortEpisodeRequest, _episode_pb2.Episode]  # type: ignore[assignment]
     """Gives an episode up: back to the queue, or dead after its last attempt. Repeating it changes
@@ -194,7 +205,7 @@ class EpisodeServiceAsyncStub(EpisodeServiceStub):
     """
     WatchEpisodes: _aio.UnaryStreamMultiCallable[_episode_pb2.WatchEpisodesRequest, _episode_pb2.Episode]  # type: ignore[assignment]
     """Streams episodes of a queue as they end, with their trajectories, in the order of their
-    revisions; begun again with the last revision it goes on.
+    revisions; begun again with the last revision it goes on. Ends when nothing ended for 20 s.
     """
     RecordModelCall: _aio.UnaryUnaryMultiCallable[_episode_pb2.RecordModelCallRequest, _episode_pb2.RecordModelCallResponse]  # type: ignore[assignment]
     """Keeps a model call of an episode. Pods only.
@@ -203,8 +214,13 @@ class EpisodeServiceAsyncStub(EpisodeServiceStub):
 
     Errors:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `UNAUTHENTICATED` (`KEY_INVALID`): the key is not one of this episode.
     * `ABORTED` (`LEASE_LOST`): the lease ran out and the episode went back to the queue.
     * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it has ended.
+    * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+    * `INVALID_ARGUMENT` (`SHAPE_MISMATCH`, `NOT_FINITE`, `EMPTY_BATCH`): tokens, log-probabilities
+      and versions of a sequence do not fit, or the prompt holds no token.
+    * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): the calls of the attempt take too much; end it.
     """
     VerifyEpisodeKey: _aio.UnaryUnaryMultiCallable[_episode_pb2.VerifyEpisodeKeyRequest, _episode_pb2.Episode]  # type: ignore[assignment]
     """Says which episode a key belongs to, and renews its lease. Pods only.
@@ -256,7 +272,8 @@ class EpisodeServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_episode_pb2.ClaimEpisodeResponse, _abc.Awaitable[_episode_pb2.ClaimEpisodeResponse]]:
         """Gives the oldest episode that waits to the caller, or none.
 
-        Repeating it with the same request id returns the same lease while it lasts.
+        Repeating it with the same request id returns the same lease while it lasts, and nothing
+        afterwards.
 
         Errors:
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -288,6 +305,8 @@ class EpisodeServiceServicer(metaclass=_abc_1.ABCMeta):
         * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it was submitted with another outcome, aborted or
           cancelled.
         * `INVALID_ARGUMENT` (`NOT_FINITE`): a reward is NaN or infinite.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): there is no reward, or `step_rewards` are not as many as
+          the model calls of the attempt.
         """
 
     @_abc_1.abstractmethod
@@ -339,7 +358,7 @@ class EpisodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_episode_pb2.Episode], _abc.AsyncIterator[_episode_pb2.Episode]]:
         """Streams episodes of a queue as they end, with their trajectories, in the order of their
-        revisions; begun again with the last revision it goes on.
+        revisions; begun again with the last revision it goes on. Ends when nothing ended for 20 s.
         """
 
     @_abc_1.abstractmethod
@@ -354,8 +373,13 @@ class EpisodeServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `UNAUTHENTICATED` (`KEY_INVALID`): the key is not one of this episode.
         * `ABORTED` (`LEASE_LOST`): the lease ran out and the episode went back to the queue.
         * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it has ended.
+        * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
+        * `INVALID_ARGUMENT` (`SHAPE_MISMATCH`, `NOT_FINITE`, `EMPTY_BATCH`): tokens, log-probabilities
+          and versions of a sequence do not fit, or the prompt holds no token.
+        * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): the calls of the attempt take too much; end it.
         """
 
     @_abc_1.abstractmethod

@@ -34,7 +34,9 @@ class _WeightUpdatesEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WeightU
     """The whole sample is drawn from the version that was newest when the request arrived."""
     WEIGHT_UPDATES_IN_FLIGHT: _WeightUpdates.ValueType  # 2
     """Newer versions take effect between tokens; each token carries its version. The keys and values
-    of earlier tokens stay those of the versions that wrote them.
+    of earlier tokens stay those of the versions that wrote them (a model that is sampled without a
+    cache, `EXACTNESS_FALLBACK`, has none). While newer weights can not be had, sampling goes on.
+    Means nothing for a base model or a checkpoint.
     """
 
 class WeightUpdates(_WeightUpdates, metaclass=_WeightUpdatesEnumTypeWrapper):
@@ -46,7 +48,9 @@ WEIGHT_UPDATES_PINNED: WeightUpdates.ValueType  # 1
 """The whole sample is drawn from the version that was newest when the request arrived."""
 WEIGHT_UPDATES_IN_FLIGHT: WeightUpdates.ValueType  # 2
 """Newer versions take effect between tokens; each token carries its version. The keys and values
-of earlier tokens stay those of the versions that wrote them.
+of earlier tokens stay those of the versions that wrote them (a model that is sampled without a
+cache, `EXACTNESS_FALLBACK`, has none). While newer weights can not be had, sampling goes on.
+Means nothing for a base model or a checkpoint.
 """
 Global___WeightUpdates: _TypeAlias = WeightUpdates  # noqa: Y015
 
@@ -85,7 +89,9 @@ class SamplerCapabilities(_message.Message):
     max_samples: _builtins.int
     """Limits the samples of one request."""
     max_topk_logprobs: _builtins.int
-    """Limits k of the top-k prompt log-probabilities."""
+    """Limits k of the top-k log-probabilities of prompts and of samples, and the alternatives of a
+    prompt.
+    """
     max_concurrent_sequences: _builtins.int
     """Limits the sequences that decode at once; more wait."""
     @_builtins.property
@@ -147,7 +153,8 @@ class SampleRequest(_message.Message):
     """
     num_prompt_alternatives: _builtins.int
     """Draws this many tokens, with replacement and at the temperature of the request, at each position
-    of the prompt after the first, by the seed of the request; 0 for none.
+    of the prompt after the first, by the seed of the request; 0 for none. Top-k and top-p do not
+    apply, and the tokens of the samples are the same with and without them.
     """
     weight_updates: Global___WeightUpdates.ValueType
     """Says what becomes of a sample of a live run when the run steps on."""
@@ -208,7 +215,9 @@ class SampleResponse(_message.Message):
     seed: _builtins.int
     """Gives the seed that was used."""
     num_cached_prompt_tokens: _builtins.int
-    """Counts the prompt tokens that were not computed again, because an earlier request had them."""
+    """Counts the prompt tokens that were not computed again, because an earlier request of the
+    project had the whole prompt on the same weights. It changes no bit of the rest.
+    """
     version: _builtins.int
     """Gives the version of the newest weights that were used; 0 for a base model."""
     @_builtins.property
@@ -300,7 +309,9 @@ class StreamSampleRequest(_message.Message):
 
     @_builtins.property
     def received_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Counts the tokens that were received before, for each sample; empty for none."""
+        """Counts the tokens that were received before, for each sample; empty for none. A sample that was
+        received whole has one more message, without tokens, which says why it ended.
+        """
 
     def __init__(
         self,

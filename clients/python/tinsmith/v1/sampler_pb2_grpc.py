@@ -87,8 +87,8 @@ class SamplerServiceServicer:
         * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
         * `NOT_FOUND` (`SAMPLING_SESSION_NOT_FOUND`): the caller's project has no such session.
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `RUN_NOT_FOUND`): what the session samples from is gone.
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`, `EMPTY_BATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`):
-        the prompt or a parameter is wrong; `field` says where.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`, `EMPTY_BATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`,
+        `SHAPE_MISMATCH`): the prompt or a parameter is wrong; `field` says where.
         * `RESOURCE_EXHAUSTED` (`SEQUENCE_TOO_LONG`, `LIMIT_EXCEEDED`): the prompt leaves no room in
         the context, or too many samples were asked for.
         * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests wait.
@@ -108,7 +108,10 @@ class SamplerServiceServicer:
         received in `received_tokens`, which is left out of the stream; on weights that changed in
         between (a live run) the tokens may differ.
 
-        Errors: those of `Sample`.
+        A reader that is slow gets more tokens in one message; sampling does not wait for it. A call that
+        is cancelled samples no more.
+
+        Errors: those of `Sample`, with its names of fields.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

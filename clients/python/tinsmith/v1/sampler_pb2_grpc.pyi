@@ -49,8 +49,8 @@ class SamplerServiceStub:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     * `NOT_FOUND` (`SAMPLING_SESSION_NOT_FOUND`): the caller's project has no such session.
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `RUN_NOT_FOUND`): what the session samples from is gone.
-    * `INVALID_ARGUMENT` (`INVALID_FIELD`, `EMPTY_BATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`):
-      the prompt or a parameter is wrong; `field` says where.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`, `EMPTY_BATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`,
+      `SHAPE_MISMATCH`): the prompt or a parameter is wrong; `field` says where.
     * `RESOURCE_EXHAUSTED` (`SEQUENCE_TOO_LONG`, `LIMIT_EXCEEDED`): the prompt leaves no room in
       the context, or too many samples were asked for.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests wait.
@@ -66,7 +66,10 @@ class SamplerServiceStub:
     received in `received_tokens`, which is left out of the stream; on weights that changed in
     between (a live run) the tokens may differ.
 
-    Errors: those of `Sample`.
+    A reader that is slow gets more tokens in one message; sampling does not wait for it. A call that
+    is cancelled samples no more.
+
+    Errors: those of `Sample`, with its names of fields.
     """
     ComputeLogprobs: _grpc.UnaryUnaryMultiCallable[_sampler_pb2.ComputeLogprobsRequest, _sampler_pb2.ComputeLogprobsResponse]
     """Computes the log-probability of each token of a sequence given those before it.
@@ -101,8 +104,8 @@ class SamplerServiceAsyncStub(SamplerServiceStub):
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     * `NOT_FOUND` (`SAMPLING_SESSION_NOT_FOUND`): the caller's project has no such session.
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `RUN_NOT_FOUND`): what the session samples from is gone.
-    * `INVALID_ARGUMENT` (`INVALID_FIELD`, `EMPTY_BATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`):
-      the prompt or a parameter is wrong; `field` says where.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`, `EMPTY_BATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`,
+      `SHAPE_MISMATCH`): the prompt or a parameter is wrong; `field` says where.
     * `RESOURCE_EXHAUSTED` (`SEQUENCE_TOO_LONG`, `LIMIT_EXCEEDED`): the prompt leaves no room in
       the context, or too many samples were asked for.
     * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests wait.
@@ -118,7 +121,10 @@ class SamplerServiceAsyncStub(SamplerServiceStub):
     received in `received_tokens`, which is left out of the stream; on weights that changed in
     between (a live run) the tokens may differ.
 
-    Errors: those of `Sample`.
+    A reader that is slow gets more tokens in one message; sampling does not wait for it. A call that
+    is cancelled samples no more.
+
+    Errors: those of `Sample`, with its names of fields.
     """
     ComputeLogprobs: _aio.UnaryUnaryMultiCallable[_sampler_pb2.ComputeLogprobsRequest, _sampler_pb2.ComputeLogprobsResponse]  # type: ignore[assignment]
     """Computes the log-probability of each token of a sequence given those before it.
@@ -162,8 +168,8 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
         * `NOT_FOUND` (`SAMPLING_SESSION_NOT_FOUND`): the caller's project has no such session.
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `RUN_NOT_FOUND`): what the session samples from is gone.
-        * `INVALID_ARGUMENT` (`INVALID_FIELD`, `EMPTY_BATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`):
-          the prompt or a parameter is wrong; `field` says where.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`, `EMPTY_BATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`,
+          `SHAPE_MISMATCH`): the prompt or a parameter is wrong; `field` says where.
         * `RESOURCE_EXHAUSTED` (`SEQUENCE_TOO_LONG`, `LIMIT_EXCEEDED`): the prompt leaves no room in
           the context, or too many samples were asked for.
         * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests wait.
@@ -185,7 +191,10 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         received in `received_tokens`, which is left out of the stream; on weights that changed in
         between (a live run) the tokens may differ.
 
-        Errors: those of `Sample`.
+        A reader that is slow gets more tokens in one message; sampling does not wait for it. A call that
+        is cancelled samples no more.
+
+        Errors: those of `Sample`, with its names of fields.
         """
 
     @_abc_1.abstractmethod

@@ -22,7 +22,6 @@ from tinsmith_gateway.tinker import bodies, downloads, futures, ids, rendering, 
 from tinsmith_gateway.tinker.future_store import CUSTOM_LOSS, FutureRecord, FutureStore
 from tinsmith_gateway.tinker.futures import OperationFuture
 from tinsmith_gateway.tinker.native import Native, user_native
-from tinsmith_gateway.tinker.observed import ObservedFailures
 from tinsmith_gateway.tinker.samples import Samples
 from tinsmith_gateway.tinker.sampling import create_sampling_session
 from tinsmith_runtime.errors import ErrorCode, InternalError, TinsmithError
@@ -43,7 +42,6 @@ class Retrieval:
     Args:
         store: Futures that no other pod keeps.
         samples: Draws in the background.
-        observed: Is told what clients are told.
         long_poll_s: How long a future is waited for.
     """
 
@@ -51,13 +49,11 @@ class Retrieval:
         self,
         store: FutureStore,
         samples: Samples,
-        observed: ObservedFailures,
         *,
         long_poll_s: float,
     ) -> None:
         self._store = store
         self._samples = samples
-        self._observed = observed
         self._long_poll_s = long_poll_s
 
     async def retrieve(self, call: Call) -> Response:
@@ -112,42 +108,26 @@ class Retrieval:
                 body.request_id, waiting_for=waiting_for, is_queued=is_queued
             )
         if operation.HasField("error"):
-            return await self._fail(native, future, body.request_id, operation.error)
+            return await self._fail(native, body.request_id, operation.error)
         answer = await self._answer(native, future, operation)
         if isinstance(answer, bytes):
             if body.allow_metadata_only and len(answer) > _INLINE_BYTES:
                 return rendering.metadata_only(len(answer))
-            self._note(native, future, is_failure=False)
             return rendering.protobuf(answer)
         if answer is None:
             return rendering.try_again(
                 body.request_id, waiting_for="the export of what was saved", is_queued=False
             )
-        self._note(native, future, is_failure=False)
         return JSONResponse(answer)
 
-    async def _fail(
-        self, native: Native, future: OperationFuture, request_id: str, status: status_pb2.Status
-    ) -> Response:
+    async def _fail(self, native: Native, request_id: str, status: status_pb2.Status) -> Response:
         error = decode_status(status)
         if error.code is ErrorCode.INVALID_ARGUMENT:
             # It may be a request that only used up the number of one that was refused before.
             refusal = await self._store.get(native.project, request_id)
             if refusal is not None and refusal.error is not None:
                 error = refusal.error
-        self._note(native, future, is_failure=True)
         return rendering.failed(error)
-
-    def _note(self, native: Native, future: OperationFuture, *, is_failure: bool) -> None:
-        if not future.operation.isdigit():
-            return
-        closes = future.kind in (futures.OPTIM_STEP, futures.LOAD_WEIGHTS) and not is_failure
-        self._observed.note_delivered(
-            f"projects/{native.project}/trainingRuns/{future.run_id}",
-            int(future.operation),
-            is_failure=is_failure,
-            closes_accumulation=closes,
-        )
 
     async def _answer(
         self, native: Native, future: OperationFuture, operation: operations_pb2.Operation

@@ -14,7 +14,6 @@ from tinsmith_gateway.tinker import age, bodies, custom_losses, futures, ids, tr
 from tinsmith_gateway.tinker.base_models import BaseModels
 from tinsmith_gateway.tinker.future_store import FutureStore
 from tinsmith_gateway.tinker.native import Native, duration, encode_labels, user_native
-from tinsmith_gateway.tinker.observed import ObservedFailures
 from tinsmith_gateway.tinker.ordered import OrderedCalls, Prepared
 from tinsmith_gateway.tinker.rendering import REFUSED_LOSSES, future, loss_hint
 from tinsmith_gateway.tinker.usage import Usage
@@ -37,7 +36,6 @@ class Training:
     Args:
         calls: Submits what is numbered.
         store: Where custom losses are.
-        observed: Knows which failures clients have seen.
         models: Names of base models.
         usage_: Counts tokens.
         max_body_bytes: Limit of a body once it is unpacked.
@@ -47,7 +45,6 @@ class Training:
         self,
         calls: OrderedCalls,
         store: FutureStore,
-        observed: ObservedFailures,
         models: BaseModels,
         usage_: Usage,
         *,
@@ -55,7 +52,6 @@ class Training:
     ) -> None:
         self._calls = calls
         self._store = store
-        self._observed = observed
         self._models = models
         self._usage = usage_
         self._max_body_bytes = max_body_bytes
@@ -80,7 +76,7 @@ class Training:
             adapter=models_pb2.AdapterConfig(lora=adapter),
             labels=encode_labels(body.user_metadata),
         )
-        return await self._create(native, model_id, request, futures.CREATE_MODEL, first=1)
+        return await self._create(native, model_id, request, futures.CREATE_MODEL)
 
     async def get_info(self, call: Call) -> Response:
         """Describe a model."""
@@ -136,6 +132,7 @@ class Training:
         native = user_native(call)
 
         async def prepare(run: str, number: int) -> Prepared:
+            del run, number
             body = call.parse(bodies.OptimStep)
             if body.adam_params is None:
                 kind = body.optimizer_params.type if body.optimizer_params else "none"
@@ -143,9 +140,10 @@ class Training:
                     "optimizer_params",
                     f"asks for the optimizer {kind!r}; AdamW (AdamParams) is what is offered",
                 )
+            # What its client has seen is not told: the SDK fetches results by itself, long before
+            # anybody looks at them. So a step behind a failed batch fails once, and says why.
             request = trainer_pb2.OptimStepRequest(
-                adam=trainer_pb2.AdamParams(**body.adam_params.model_dump()),
-                observed_sequence_number=await self._observed.before_step(run, number),
+                adam=trainer_pb2.AdamParams(**body.adam_params.model_dump())
             )
             return Prepared(request, futures.OPTIM_STEP)
 
@@ -273,7 +271,7 @@ class Training:
             include_optimizer=body.optimizer,
             labels=encode_labels(body.user_metadata),
         )
-        return await self._create(native, model_id, request, futures.CREATE_FROM_WEIGHTS, first=2)
+        return await self._create(native, model_id, request, futures.CREATE_FROM_WEIGHTS)
 
     async def _create(
         self,
@@ -281,14 +279,11 @@ class Training:
         model_id: str,
         request: scheduler_pb2.CreateTrainingRunRequest,
         kind: str,
-        *,
-        first: int,
     ) -> Response:
         run_id = ids.run_id_of(model_id)
         request.training_run_id = run_id
         request.request_id = ids.request_id(native.project, model_id, "create")
         await native.scheduler("CreateTrainingRun", request, operations_pb2.Operation)
-        self._observed.note_created(ids.run_name(native.project, model_id), first)
         return future(str(futures.OperationFuture(run_id, "create", kind)), model_id)
 
     async def _save(

@@ -15,7 +15,6 @@ from tinsmith_gateway.tinker.checkpoints import Checkpoints
 from tinsmith_gateway.tinker.custom_losses import CustomLosses
 from tinsmith_gateway.tinker.downloads import DOWNLOADS_PATH, Downloads
 from tinsmith_gateway.tinker.future_store import FutureStore
-from tinsmith_gateway.tinker.observed import ObservedFailures
 from tinsmith_gateway.tinker.ordered import OrderedCalls
 from tinsmith_gateway.tinker.rendering import render_error
 from tinsmith_gateway.tinker.retrieval import Retrieval
@@ -45,14 +44,12 @@ class TinkerWire:
         self._store = FutureStore(services.database)
         self._usage = Usage(services.database)
         models = BaseModels(config.aliases())
-        observed = ObservedFailures(services.database)
         self._samples = Samples(self._store, services.upstream, services.callers, self._usage)
         self._account = Account(models, self._usage, config.client_config())
         self._sessions = Sessions()
         self._training = Training(
             OrderedCalls(self._store),
             self._store,
-            observed,
             models,
             self._usage,
             max_body_bytes=config.max_body_bytes,
@@ -61,9 +58,7 @@ class TinkerWire:
         self._sampling = Sampling(
             self._samples, self._store, models, default_poll_s=config.long_poll_s
         )
-        self._retrieval = Retrieval(
-            self._store, self._samples, observed, long_poll_s=config.long_poll_s
-        )
+        self._retrieval = Retrieval(self._store, self._samples, long_poll_s=config.long_poll_s)
         self._downloads = Downloads(services)
         self._checkpoints = Checkpoints(self._downloads)
         self._traces = Traces(self._store, self._downloads)

@@ -1,0 +1,99 @@
+"""Scheduler, trainer, sampler and gateway as a process each, as in a cluster, on loopback."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import tinsmith
+from bench.processes import Child
+from tinsmith_runtime.auth import ApiKey
+
+_START_TIMEOUT_S = 120.0
+_POLL_S = 0.05
+
+
+class Pods:
+    """Running pods; ended when the context ends.
+
+    Attributes:
+        scheduler_address: Of the scheduler; what it says of pods leads to them directly.
+        gateway_address: Of the gateway.
+        api_key: Of the default project.
+        gateway: The gateway's process.
+    """
+
+    def __init__(self, folder: Path, model: Path, base_model: str) -> None:
+        self.scheduler_address = f"127.0.0.1:{_free_port()}"
+        self.gateway_address = f"127.0.0.1:{_free_port()}"
+        self.api_key = str(ApiKey.generate())
+        self._base_model = base_model
+        shared = {
+            "POD_KEY": secrets.token_urlsafe(32),
+            "SCHEDULER_ADDRESS": self.scheduler_address,
+            "BASE_MODELS": f"{base_model}={model}",
+            "STORAGE_URI": f"file://{folder / 'store'}",
+            "NUM_THREADS": "1",
+            "LISTEN_ADDRESS": "127.0.0.1:0",
+        }
+        further = {
+            "scheduler": {
+                "BOOTSTRAP_KEY": self.api_key,
+                "LISTEN_ADDRESS": self.scheduler_address,
+            },
+            "trainer": {},
+            "sampler": {},
+            "gateway": {"LISTEN_ADDRESS": self.gateway_address},
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        self._children: dict[str, Child] = {}
+        for pod, values in further.items():
+            settings = {**shared, "DATA_DIR": str(folder / pod), **values}
+            self._children[pod] = Child(
+                ["-m", f"tinsmith_{pod}"],
+                num_threads=1,
+                log=folder / f"{pod}.log",
+                environment={f"TINSMITH_{name}": value for name, value in settings.items()},
+            )
+        self.gateway = self._children["gateway"]
+
+    def wait_ready(self) -> None:
+        """Wait until the base model can be trained and sampled, through the gateway too.
+
+        Raises:
+            RuntimeError: If a pod ends or does not register in time.
+        """
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        retry = tinsmith.RetryPolicy(budget_s=_START_TIMEOUT_S)
+        for address in (self.scheduler_address, self.gateway_address):
+            with tinsmith.Client(address, self.api_key, retry=retry) as client:
+                while not any(
+                    model.trainable and model.sampleable for model in client.get_capabilities()
+                ):
+                    for child in self._children.values():
+                        child.check_alive()
+                    if time.monotonic() > deadline_s:
+                        raise RuntimeError("the pods did not register in time")
+                    time.sleep(_POLL_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for child in reversed(self._children.values()):
+            child.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

@@ -1,0 +1,278 @@
+"""Reinforcement learning from remote agents: register groups of episodes, wait, take a step.
+
+The loop knows nothing of how agents play. It registers each task `group_size` times; agents
+anywhere claim the episodes, talk to the model through the OpenAI endpoint with the key of the
+episode, and submit a reward:
+
+    agent = tinsmith.Client().episodes.agent(queue="rl")
+    while True:
+        with agent.episode() as episode:
+            openai = OpenAI(base_url=episode.openai.base_url, api_key=episode.openai.api_key)
+            answer = openai.chat.completions.create(
+                model=episode.openai.model, messages=episode.task["messages"]
+            )
+            is_right = episode.task["answer"] in answer.choices[0].message.content
+            episode.end(tinsmith.WorkflowOutput(reward=float(is_right)))
+
+Agents for validation do the same with `agent.episode(episode_type="eval")`. What was sampled is
+trained on token by token as the server recorded it. Episodes that are open while weights change go
+on; each token knows the version that sampled it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tinsmith.client import Client
+from tinsmith.episode_types import RecordedTrajectory
+from tinsmith.errors import FailedPreconditionError
+from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
+from tinsmith.recipes.episode_tasks import AgentTask, TaskSet, load_tasks
+from tinsmith.recipes.resume import ResumableRun
+from tinsmith.recipes.run_log import RunLog, plot_curve
+from tinsmith.recipes.schedules import linear_schedule
+from tinsmith.rollouts import center_rewards
+from tinsmith.training_run import TrainingRun
+from tinsmith.types import AdamParams, Datum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Settings of the recipe."""
+
+    base_model: str = "tiny"
+    data: str = "arithmetic"
+    """`arithmetic`, or a JSONL file with one task of any form on each line."""
+    queue: str = "rl"
+    """Where agents claim; of this loop alone."""
+    model: str = "policy"
+    """The name that agents give as `model`."""
+    adapter: str = "lora"
+    """`lora` or `full`."""
+    rank: int = 32
+    loss: str = "importance_sampling"
+    """`importance_sampling` or `ppo`."""
+    learning_rate: float = 1e-3
+    num_warmup_steps: int = 5
+    learning_rate_floor: float = 0.1
+    grad_clip_norm: float = 1.0
+    num_steps: int = 50
+    num_tasks: int = 16
+    """Tasks of a step."""
+    group_size: int = 8
+    """Episodes of each."""
+    step_timeout_s: float = 1800.0
+    """What has not ended by then is cancelled, and the step goes on without it."""
+    seed: int = 0
+    num_validation: int = 64
+    """Held-out tasks that are scored, at most; 0 scores nothing."""
+    save_every: int = 10
+    output_dir: Path = Path("runs/rl_episodes")
+    checkpoint: str = "final"
+    """Name of the checkpoint at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What came out of a run.
+
+    Attributes:
+        before: Mean reward of the validation tasks that were played before training.
+        after: The same after training.
+        num_validation: Tasks that were played both times.
+    """
+
+    run: str
+    checkpoint: str
+    before: float
+    after: float
+    num_validation: int
+
+
+def main(config: Config, client: Client) -> Summary:
+    """Train on what agents play, and let them play validation tasks before and after.
+
+    Raises:
+        OperationTimeoutError: If no agent plays.
+        KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
+    """
+    progress = ResumableRun(config, client)
+    tasks = load_tasks(config.data)
+    groups = EpisodeGroups(
+        client.episodes,
+        queue=config.queue,
+        sampler=progress.run.sampler(),
+        model=config.model,
+    )
+    log = RunLog(
+        config.output_dir,
+        title=f"rl_episodes {Path(config.data).name} seed {config.seed}",
+        num_steps=config.num_steps,
+        first_step=progress.first_step,
+    )
+    with log:
+        before = progress.once("before", lambda: _score(config, groups, tasks))
+        _train(config, groups, tasks, progress, log)
+        checkpoint = progress.save(config.num_steps, config.checkpoint)
+        summary = _summarize(progress.run, checkpoint, before, _score(config, groups, tasks))
+        log.say(
+            f"validation reward {summary.before:.3f} -> {summary.after:.3f} on "
+            f"{summary.num_validation} tasks"
+        )
+    plot_curve(
+        config.output_dir / "reward.png",
+        f"rl_episodes: {Path(config.data).name}, seed {config.seed}",
+        {"mean reward of the episodes": [(row["step"], row["reward"]) for row in log.rows]},
+        y_label="reward",
+    )
+    return summary
+
+
+def _train(
+    config: Config, groups: EpisodeGroups, tasks: TaskSet, progress: ResumableRun, log: RunLog
+) -> None:
+    done = progress.first_step
+    try:
+        for step in range(done, config.num_steps):
+            played = groups.play(
+                tasks.draw(step, num_tasks=config.num_tasks, seed=config.seed),
+                group_size=config.group_size,
+                episode_type="train",
+                timeout_s=config.step_timeout_s,
+            )
+            samples = trained_samples(played)
+            metrics = _step(config, progress.run, step, samples)
+            # From here on a save contains the step.
+            done = step + 1
+            log.add(step, {**_describe(played, samples), **metrics})
+            if config.save_every and done % config.save_every == 0 and done < config.num_steps:
+                progress.save(done)
+    except KeyboardInterrupt:
+        if done > progress.first_step:
+            progress.save(done)
+            log.say(f"saved after step {done}; the same command goes on")
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSample:
+    """A recorded trajectory and what its tokens are worth."""
+
+    trajectory: RecordedTrajectory
+    advantage: float
+
+    def to_datum(self) -> Datum:
+        """Return the training sequence."""
+        return self.trajectory.to_datum(self.advantage)
+
+
+def trained_samples(played: PlayedGroups) -> list[TrainedSample]:
+    """Return what there is to learn from: trajectories of groups whose rewards differ.
+
+    An advantage is a reward minus the mean of its group, divided by the number of episodes, since
+    the service sums over tokens.
+
+    Raises:
+        FailedPreconditionError: If no episode recorded a model call: agents must use its key.
+    """
+    episodes = [episode for group in played.groups for episode in group]
+    if episodes and not any(episode.trajectories for episode in episodes):
+        raise FailedPreconditionError(
+            f"none of {len(episodes)} episodes recorded a model call",
+            remedy="agents must call base_url with the api_key of the episode",
+        )
+    advantages_PG = center_rewards(played.rewards_PG) / max(len(episodes), 1)
+    return [
+        TrainedSample(trajectory, float(advantage))
+        for group, advantages in zip(played.groups, advantages_PG, strict=True)
+        for episode, advantage in zip(group, advantages, strict=False)
+        if advantage
+        for trajectory in episode.trajectories
+        if trajectory.num_sampled_tokens
+    ]
+
+
+def _step(
+    config: Config, run: TrainingRun, step: int, samples: Sequence[TrainedSample]
+) -> dict[str, float]:
+    """Take an optimizer step, unless there is nothing to learn from; return what it says."""
+    if not samples:
+        return {}
+    learning_rate = linear_schedule(
+        step,
+        peak=config.learning_rate,
+        num_steps=config.num_steps,
+        num_warmup_steps=config.num_warmup_steps,
+        floor=config.learning_rate_floor,
+    )
+    gradient = run.forward_backward([sample.to_datum() for sample in samples], config.loss)
+    update = run.optim_step(
+        AdamParams(learning_rate=learning_rate, grad_clip_norm=config.grad_clip_norm)
+    )
+    gaps = [
+        np.abs(output.logprobs[-sample.trajectory.tokens.size :] - sample.trajectory.logprobs)
+        for sample, output in zip(samples, gradient.result().outputs, strict=True)
+    ]
+    masks = [sample.trajectory.mask > 0 for sample in samples]
+    version = update.result().version
+    oldest = min(
+        int(sample.trajectory.versions[mask].min())
+        for sample, mask in zip(samples, masks, strict=True)
+    )
+    return {
+        "mismatch": max(float(gap[mask].max()) for gap, mask in zip(gaps, masks, strict=True)),
+        "staleness": float(version - 1 - oldest),
+    }
+
+
+def _describe(played: PlayedGroups, samples: Sequence[TrainedSample]) -> dict[str, float]:
+    episodes = [episode for group in played.groups for episode in group]
+    calls = [episode.num_model_calls for episode in episodes]
+    return {
+        "reward": _mean(played.rewards_PG),
+        "trained": float(len(samples)),
+        "calls": float(np.mean(calls)) if calls else 0.0,
+        "replaced": float(played.num_replaced),
+        "lost": float(played.num_lost),
+        "late": float(played.num_late),
+    }
+
+
+def _score(config: Config, groups: EpisodeGroups, tasks: TaskSet) -> list[float | None]:
+    """Return the reward of each validation task; None where its episode was lost."""
+    chosen: Sequence[AgentTask] = tasks.validation[: config.num_validation]
+    if not chosen:
+        return []
+    played = groups.play(chosen, group_size=1, episode_type="eval", timeout_s=config.step_timeout_s)
+    return [None if np.isnan(reward) else float(reward) for reward in played.rewards_PG[:, 0]]
+
+
+def _summarize(
+    run: TrainingRun,
+    checkpoint: str,
+    before: Sequence[float | None],
+    after: Sequence[float | None],
+) -> Summary:
+    """Compare the tasks that were played both times."""
+    pairs = [
+        (first, second)
+        for first, second in zip(before, after, strict=True)
+        if first is not None and second is not None
+    ]
+    return Summary(
+        run.name,
+        checkpoint,
+        before=_mean(np.asarray([first for first, _ in pairs])),
+        after=_mean(np.asarray([second for _, second in pairs])),
+        num_validation=len(pairs),
+    )
+
+
+def _mean(rewards: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> float:
+    """Return the mean of what is there; NaN if there is nothing."""
+    present = rewards[~np.isnan(rewards)]
+    return float(present.mean()) if present.size else float("nan")

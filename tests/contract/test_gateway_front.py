@@ -1,0 +1,447 @@
+"""One port for HTTP and gRPC: what the first bytes decide, and what is bounded before them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pyqwest
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tests.fakes.certificates import Certificates, make_certificates
+from tests.fakes.gateway_rig import RUN, TIMEOUT_S, GatewayRig, running_gateway
+
+from tinsmith_gateway import app as gateway_app
+from tinsmith_gateway.front import PREFACE, bind, load_tls
+from tinsmith_gateway.http import Call, endpoint
+from tinsmith_gateway.services import Services
+from tinsmith_runtime.errors import ConfigError, TinsmithError
+
+_HEALTHZ = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def _render(error: TinsmithError, status: int, headers: dict[str, str]) -> Response:
+    return JSONResponse({"reason": error.reason}, status_code=status, headers=headers)
+
+
+class Protocol:
+    """A small protocol beside the others: an echo, a wait and a task that tests hold."""
+
+    def __init__(self) -> None:
+        self.hold = asyncio.Event()
+        self.num_entered = 0
+
+    def routes(self, services: Services) -> list[Route]:
+        async def echo(call: Call) -> Response:
+            return Response(call.body, media_type="application/octet-stream")
+
+        async def held(call: Call) -> Response:
+            self.num_entered += 1
+            await self.hold.wait()
+            return JSONResponse({"project": call.credential.project})
+
+        async def tokens(call: Call) -> Response:
+            call.admission.add_tokens(int(call.body))
+            return await held(call)
+
+        return [
+            Route("/echo", endpoint(services, echo, _render), methods=["POST"]),
+            Route("/held", endpoint(services, held, _render), methods=["POST"]),
+            Route("/tokens", endpoint(services, tokens, _render), methods=["POST"]),
+            Route("/wait", endpoint(services, held, _render, is_wait=True), methods=["POST"]),
+        ]
+
+
+@pytest.fixture
+def protocol(monkeypatch: pytest.MonkeyPatch) -> Protocol:
+    """Serve the small protocol in place of the `tinker` wire."""
+    made = Protocol()
+    monkeypatch.setattr(gateway_app.tinker, "routes", made.routes)
+    return made
+
+
+@pytest_asyncio.fixture
+async def rig(tmp_path: Path, protocol: Protocol) -> AsyncIterator[GatewayRig]:
+    async with running_gateway(tmp_path, handshake_timeout_s=0.3, max_head_bytes=4096) as rig:
+        yield rig
+        protocol.hold.set()
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return make_certificates(tmp_path)
+
+
+@pytest_asyncio.fixture
+async def tls_rig(
+    tmp_path: Path, protocol: Protocol, certificates: Certificates
+) -> AsyncIterator[GatewayRig]:
+    async with running_gateway(
+        tmp_path,
+        handshake_timeout_s=0.5,
+        tls_certificate=certificates.certificate,
+        tls_key=certificates.key,
+    ) as rig:
+        yield rig
+        protocol.hold.set()
+
+
+def headers(rig: GatewayRig) -> dict[str, str]:
+    return {"x-api-key": rig.key}
+
+
+async def connect(rig: GatewayRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = rig.gateway.address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def until_closed(reader: asyncio.StreamReader) -> bytes:
+    """Return what arrives until the other side closes or cuts."""
+    received = b""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while chunk := await reader.read(65536):
+                received += chunk
+    except ConnectionError:
+        pass
+    return received
+
+
+# Both protocols.
+
+
+async def test_both_protocols_at_once(rig: GatewayRig) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http:
+        answers = await asyncio.gather(
+            *(http.get("/healthz") for _ in range(20)),
+            *(rig.get_run_status() for _ in range(20)),
+            *(http.post("/echo", content=b"a" * 300_000, headers=headers(rig)) for _ in range(5)),
+        )
+    assert all(answer.json() == {"status": "ok"} for answer in answers[:20])
+    assert all(answer.run == RUN for answer in answers[20:40])
+    assert all(answer.content == b"a" * 300_000 for answer in answers[40:])
+
+
+async def test_large_messages_pass_the_splice(rig: GatewayRig) -> None:
+    """More than any buffer between the ends, both with a reader that takes its time."""
+    body = b"\x0a" + bytes([len(RUN)]) + RUN.encode() + b"\xc2\x3e" + _varint(40 * 2**20)
+    body += bytes(40 * 2**20)
+    await rig.call("/tinsmith.v1.TrainerService/GetRunStatus", body, None)
+    assert rig.pod.requests[0].ByteSize() == len(body)
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+async def test_the_preface_may_come_byte_by_byte(rig: GatewayRig) -> None:
+    reader, writer = await connect(rig)
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    for byte in PREFACE:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0)
+    writer.write(settings)
+    # The server's first frame is its settings: type 4 on stream 0.
+    frame = await asyncio.wait_for(reader.readexactly(9), TIMEOUT_S)
+    assert (frame[3], frame[5:9]) == (4, b"\x00\x00\x00\x00")
+    writer.close()
+
+
+async def test_a_method_that_begins_like_the_preface(rig: GatewayRig) -> None:
+    reader, writer = await connect(rig)
+    writer.write(b"PRI")
+    await writer.drain()
+    await asyncio.sleep(0.01)
+    writer.write(b"VATE / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert (await until_closed(reader)).startswith(b"HTTP/1.1 400")
+    writer.close()
+
+
+async def test_http_after_http_on_one_connection(rig: GatewayRig) -> None:
+    reader, writer = await connect(rig)
+    writer.write(_HEALTHZ * 3)
+    received = b""
+    while received.count(b'{"status":"ok"}') < 3:
+        received += await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
+    writer.close()
+
+
+async def test_a_half_closed_http_connection_ends(rig: GatewayRig, protocol: Protocol) -> None:
+    """A client that closes looks the same: its answer would have no reader."""
+    reader, writer = await connect(rig)
+    key = rig.key.encode()
+    writer.write(b"POST /held HTTP/1.1\r\nhost: x\r\nx-api-key: " + key + b"\r\n\r\n")
+    while protocol.num_entered < 1:
+        await asyncio.sleep(0.001)
+    writer.write_eof()
+    assert await until_closed(reader) == b""
+    writer.close()
+
+
+async def test_a_half_closed_grpc_connection_ends(rig: GatewayRig) -> None:
+    reader, writer = await connect(rig)
+    writer.write(PREFACE + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+    await asyncio.wait_for(reader.readexactly(9), TIMEOUT_S)
+    writer.write_eof()
+    # The server learns of the end, closes, and so does the front.
+    await until_closed(reader)
+    writer.close()
+
+
+# What is bounded.
+
+
+async def test_garbage_is_refused(rig: GatewayRig) -> None:
+    reader, writer = await connect(rig)
+    writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
+    assert (await until_closed(reader)).startswith(b"HTTP/1.1 400")
+    writer.close()
+    assert (await rig.get_run_status()).run == RUN
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(PREFACE[:5], id="half-a-preface"),
+        pytest.param(b"GET /hea", id="half-a-head"),
+        pytest.param(b"\r\n", id="an-empty-line"),
+    ],
+)
+async def test_whoever_does_not_say_what_he_wants_is_dropped(rig: GatewayRig, begin: bytes) -> None:
+    reader, writer = await connect(rig)
+    writer.write(begin)
+    assert await until_closed(reader) == b""
+    writer.close()
+
+
+async def test_a_slow_second_head_is_dropped(rig: GatewayRig) -> None:
+    reader, writer = await connect(rig)
+    writer.write(_HEALTHZ)
+    received = b""
+    while not received.endswith(b'{"status":"ok"}'):
+        received += await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
+    writer.write(b"GET /healthz HTTP/1.1\r\nx: ")
+    assert await until_closed(reader) == b""
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"GET / HTTP/1.1\r\nx: " + b"a" * 5000 + b"\r\n\r\n", id="at-once"),
+        pytest.param(b"GET / HTTP/1.1\r\nx: " + b"a" * 5000, id="without-an-end"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 2000 + b"\r\n", id="many"),
+        pytest.param(b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\n\r\n", id="a-long-path"),
+    ],
+)
+async def test_an_oversized_head_is_refused(rig: GatewayRig, head: bytes) -> None:
+    reader, writer = await connect(rig)
+    writer.write(head)
+    assert (await until_closed(reader)).startswith(b"HTTP/1.1 431")
+    writer.close()
+
+
+async def test_a_large_body_is_no_large_head(rig: GatewayRig) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http:
+        for _ in range(3):
+            answer = await http.post("/echo", content=b"a" * 100_000, headers=headers(rig))
+            assert len(answer.content) == 100_000
+
+
+async def test_connections_are_bounded(tmp_path: Path, protocol: Protocol) -> None:
+    async with running_gateway(tmp_path, max_connections=2) as rig:
+        first, second = await connect(rig), await connect(rig)
+        await asyncio.sleep(0.05)
+        reader, writer = await connect(rig)
+        assert await until_closed(reader) == b""
+        writer.close()
+        first[1].close()
+        await first[1].wait_closed()
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                reader, writer = await connect(rig)
+                writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                if (await until_closed(reader)).startswith(b"HTTP/1.1 200"):
+                    break
+                writer.close()
+        writer.close()
+        second[1].close()
+
+
+async def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match="another process"):
+            bind(f"127.0.0.1:{port}")
+
+
+async def test_accepted_connections_send_at_once() -> None:
+    """asyncio sets TCP_NODELAY only on sockets whose protocol is named."""
+    with bind("127.0.0.1:0") as bound:
+        assert bound.proto == socket.IPPROTO_TCP
+
+
+async def test_http_requests_have_a_share_of_their_key(tmp_path: Path, protocol: Protocol) -> None:
+    async with (
+        running_gateway(tmp_path, max_requests_per_key=1, max_tokens_per_key=10) as rig,
+        httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http,
+    ):
+        running = asyncio.create_task(http.post("/held", headers=headers(rig)))
+        while protocol.num_entered < 1:
+            await asyncio.sleep(0)
+        refused = await http.post("/echo", headers=headers(rig))
+        assert (refused.status_code, refused.json()) == (429, {"reason": "RATE_LIMITED"})
+        assert int(refused.headers["retry-after"]) >= 1
+        waiting = asyncio.create_task(http.post("/wait", headers=headers(rig)))
+        other = {"x-api-key": rig.scheduler.new_key("q")}
+        another = asyncio.create_task(http.post("/tokens", content=b"11", headers=other))
+        while protocol.num_entered < 3:
+            await asyncio.sleep(0)
+        protocol.hold.set()
+        assert {(await task).status_code for task in (running, waiting, another)} == {200}
+
+
+# The end.
+
+
+async def test_the_end_finishes_requests_and_cuts_waits(
+    rig: GatewayRig, protocol: Protocol
+) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http:
+        running = asyncio.create_task(http.post("/held", headers=headers(rig)))
+        waiting = asyncio.create_task(http.post("/wait", headers=headers(rig)))
+        while protocol.num_entered < 2:
+            await asyncio.sleep(0)
+        idle, idle_writer = await connect(rig)
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(rig.gateway.stop())
+        cut = await waiting
+        assert (cut.status_code, cut.json()) == (503, {"reason": "DRAINING"})
+        assert await until_closed(idle) == b""
+        idle_writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await connect(rig)
+        assert not stopping.done()
+        protocol.hold.set()
+        assert (await running).status_code == 200
+        await stopping
+
+
+async def test_the_end_does_not_wait_for_ever(tmp_path: Path, protocol: Protocol) -> None:
+    async with running_gateway(tmp_path, drain_timeout_s=0.2) as rig:
+        rig.pod.hold.clear()
+        async with httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http:
+            running = asyncio.create_task(http.post("/held", headers=headers(rig)))
+            native = asyncio.ensure_future(rig.get_run_status())
+            while protocol.num_entered < 1 or not rig.pod.requests:
+                await asyncio.sleep(0)
+            await asyncio.wait_for(rig.gateway.stop(), TIMEOUT_S)
+            cut = await running
+            assert (cut.status_code, cut.json()) == (503, {"reason": "DRAINING"})
+            with pytest.raises(grpc.aio.AioRpcError):
+                await native
+
+
+async def test_hundreds_of_waits_leave_room(rig: GatewayRig, protocol: Protocol) -> None:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=f"http://{rig.gateway.address}", limits=limits, timeout=TIMEOUT_S
+    ) as http:
+        waiting = [
+            asyncio.create_task(http.post("/wait", headers=headers(rig))) for _ in range(300)
+        ]
+        while protocol.num_entered < 300:
+            await asyncio.sleep(0.001)
+        assert (await http.get("/healthz")).status_code == 200
+        assert (await rig.get_run_status()).run == RUN
+        protocol.hold.set()
+        assert {(await task).status_code for task in waiting} == {200}
+
+
+# TLS.
+
+
+async def test_tls_with_grpc(tls_rig: GatewayRig, certificates: Certificates) -> None:
+    address = tls_rig.gateway.address.removeprefix("https://")
+    credentials = grpc.ssl_channel_credentials(certificates.ca_file.read_bytes())
+    async with grpc.aio.secure_channel(address, credentials) as channel:
+        assert (await tls_rig.get_run_status(channel=channel)).run == RUN
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_tls_with_httpx(tls_rig: GatewayRig, certificates: Certificates) -> None:
+    context = ssl.create_default_context(cafile=str(certificates.ca_file))
+    async with httpx.AsyncClient(base_url=tls_rig.gateway.address, verify=context) as http:
+        answer = await http.post("/echo", content=b"a" * 10**6, headers=headers(tls_rig))
+        assert (answer.http_version, len(answer.content)) == ("HTTP/1.1", 10**6)
+
+
+async def test_tls_with_the_client_of_tinker(
+    tls_rig: GatewayRig, certificates: Certificates
+) -> None:
+    """It offers HTTP/2 and HTTP/1.1; only the latter is served to HTTP clients."""
+    transport = pyqwest.HTTPTransport(tls_ca_cert=certificates.ca_file.read_bytes())
+    client = pyqwest.Client(transport)
+    answer = await client.get(f"{tls_rig.gateway.address}/healthz")
+    assert (answer.status, bytes(answer.content)) == (200, b'{"status":"ok"}')
+    await transport.aclose()
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        (["h2", "http/1.1"], "http/1.1"),
+        (["http/1.1"], "http/1.1"),
+        (["h2"], "h2"),
+        ([], None),
+    ],
+)
+async def test_tls_prefers_http1(
+    tls_rig: GatewayRig, certificates: Certificates, offered: list[str], chosen: str | None
+) -> None:
+    context = ssl.create_default_context(cafile=str(certificates.ca_file))
+    if offered:
+        context.set_alpn_protocols(offered)
+    host, _, port = tls_rig.gateway.address.removeprefix("https://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == chosen
+    if chosen != "h2":
+        writer.write(_HEALTHZ)
+        received = b""
+        while not received.endswith(b'{"status":"ok"}'):
+            received += await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
+    writer.close()
+
+
+async def test_a_handshake_that_does_not_come_is_dropped(tls_rig: GatewayRig) -> None:
+    host, _, port = tls_rig.gateway.address.removeprefix("https://").rpartition(":")
+    for begin in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(begin)
+        await until_closed(reader)
+        writer.close()
+
+
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.pem"
+    wrong.write_text("nothing")
+    with pytest.raises(ConfigError, match="tls_certificate"):
+        load_tls(wrong, wrong)

@@ -1,0 +1,131 @@
+"""The recipe for remote agents, end to end: they play, it trains, and Ctrl-C loses nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.episode_player import EpisodeEndpoint, agents
+from tests.integration.servers import EmbeddedThread
+
+import tinsmith
+from tinsmith.recipes import rl_episodes
+from tinsmith.recipes.run_log import RunLog, read_metrics
+
+CONFIG = rl_episodes.Config(
+    num_steps=3, num_tasks=2, group_size=4, num_validation=3, step_timeout_s=60, save_every=1
+)
+TYPES = ("train", "train", "eval")
+
+
+@pytest.fixture
+def endpoint_of(
+    make_embedded: Callable[..., EmbeddedThread],
+) -> Iterator[tuple[tinsmith.Client, EpisodeEndpoint]]:
+    server = make_embedded()
+    deployment = server.start()
+    endpoint = EpisodeEndpoint(deployment.address, server.pod_key)
+    with deployment.client() as client:
+        yield client, endpoint
+    endpoint.close()
+
+
+class Player:
+    """Plays two turns and likes even tokens; the first episode that it gets goes wrong."""
+
+    def __init__(self, client: tinsmith.Client, endpoint: EpisodeEndpoint) -> None:
+        self._endpoint = endpoint
+        self._tokenizer = client.get_tokenizer("tiny")
+        self._unlucky = iter([True])
+
+    def __call__(self, episode: tinsmith.HeldEpisode) -> None:
+        if next(self._unlucky, False):
+            episode.abort("the tool broke")
+            return
+        messages = episode.task["messages"]
+        prompt = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        said: list[int] = []
+        for _ in range(2):
+            tokens = self._endpoint.complete(episode.openai.api_key, prompt, max_tokens=3)
+            said += tokens
+            prompt = [*prompt, *tokens, 5, 6]
+        num_even = sum(token % 2 == 0 for token in said)
+        episode.end(tinsmith.WorkflowOutput(num_even / len(said), log_metrics={"even": num_even}))
+
+
+@pytest.mark.parametrize("adapter", ["lora", "full"])
+def test_agents_play_and_the_recipe_trains(
+    endpoint_of: tuple[tinsmith.Client, EpisodeEndpoint], tmp_path: Path, adapter: str
+) -> None:
+    client, endpoint = endpoint_of
+    config = dataclasses.replace(CONFIG, adapter=adapter, output_dir=tmp_path)
+    with agents(client, Player(client, endpoint), queue="rl", types=TYPES) as failures:
+        summary = rl_episodes.main(config, client)
+    assert not failures
+    assert client.get_checkpoint(summary.checkpoint).version == CONFIG.num_steps
+    assert summary.num_validation == 3
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    for row in rows:
+        assert 0 <= row["reward"] <= 1
+        assert row["calls"] == 2
+        assert row["trained"] > 0
+        # Recorded as they were sampled: the trainer computes what the sampler said.
+        assert row["mismatch"] < 1e-3
+        assert row["staleness"] == 0
+        assert row["late"] == row["lost"] == 0
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_interrupted_loop_goes_on_where_it_saved(
+    endpoint_of: tuple[tinsmith.Client, EpisodeEndpoint],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client, endpoint = endpoint_of
+    config = dataclasses.replace(CONFIG, output_dir=tmp_path)
+    add = RunLog.add
+
+    def add_then_interrupt(log: RunLog, step: int, metrics: dict[str, float]) -> None:
+        add(log, step, metrics)
+        if step == 1:
+            raise KeyboardInterrupt
+
+    with agents(client, Player(client, endpoint), queue="rl", types=TYPES) as failures:
+        with monkeypatch.context() as patch:
+            patch.setattr(RunLog, "add", add_then_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                rl_episodes.main(config, client)
+        summary = rl_episodes.main(config, client)
+    assert not failures
+    assert client.get_checkpoint(summary.checkpoint).version == CONFIG.num_steps
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [0, 1, 2]
+
+
+def test_an_episode_goes_on_through_a_change_of_weights(
+    endpoint_of: tuple[tinsmith.Client, EpisodeEndpoint],
+) -> None:
+    client, endpoint = endpoint_of
+    run = client.create_lora_training_run("tiny", rank=4)
+    client.episodes.create([tinsmith.EpisodeSpec()], sampler=run.sampler())
+    with client.episodes.agent().episode() as episode:
+        first = endpoint.complete(episode.openai.api_key, [1, 2, 3], max_tokens=4)
+        data = [
+            tinsmith.Datum(
+                tinsmith.ModelInput.from_ints([1, 2, 3]),
+                {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]},
+            )
+        ]
+        run.forward_backward(data, "cross_entropy").result()
+        run.optim_step(tinsmith.AdamParams(learning_rate=1e-3)).result()
+        # Weights are published in the background; a call that asks for them waits.
+        run.sampler().sample([1, 2, 3], tinsmith.SamplingParams(max_tokens=1)).result()
+        second = endpoint.complete(episode.openai.api_key, [1, 2, 3, *first, 7], max_tokens=4)
+        ended = episode.end(tinsmith.WorkflowOutput(reward=[0.0, 1.0]))
+    [trajectory] = client.episodes.get(ended.name).trajectories
+    assert trajectory.tokens.tolist() == [*first, 7, *second]
+    assert trajectory.versions.tolist() == [0] * len(first) + [0] + [1] * len(second)
+    assert ended.outcome == tinsmith.EpisodeOutcome(1.0, [0.0, 1.0])

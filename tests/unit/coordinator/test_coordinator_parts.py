@@ -1,0 +1,95 @@
+"""Secrets, wake-ups and settings."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinsmith_coordinator.bells import Bells
+from tinsmith_coordinator.config import CoordinatorConfig
+from tinsmith_coordinator.secrets import (
+    EpisodeKey,
+    LeaseToken,
+    derive_secret,
+    hash_secret,
+    matches,
+)
+from tinsmith_runtime.errors import ConfigError, DrainingError, KeyInvalidError, LeaseLostError
+
+SALT = b"s" * 32
+REQUEST = "5f0c3d0e-3f8a-4a39-9d8f-0c1b2a3d4e5f"
+
+
+def test_secrets_of_an_attempt_are_made_again_and_told_apart() -> None:
+    secret = derive_secret(SALT, REQUEST, "lease")
+    assert secret == derive_secret(SALT, REQUEST, "lease")
+    others = {
+        derive_secret(SALT, REQUEST, "key"),
+        derive_secret(b"t" * 32, REQUEST, "lease"),
+        derive_secret(SALT, REQUEST.replace("5", "6"), "lease"),
+    }
+    assert secret not in others
+    assert len(others) == 3
+    assert matches(secret, hash_secret(secret))
+    assert not matches(secret + "x", hash_secret(secret))
+
+
+def test_tokens_and_keys_are_read_back_and_hide_their_secret() -> None:
+    secret = derive_secret(SALT, REQUEST, "key")
+    token = LeaseToken(3, secret)
+    key = EpisodeKey("0" * 24, 12, secret)
+    assert LeaseToken.parse(str(token)) == token
+    assert EpisodeKey.parse(str(key)) == key
+    assert secret not in repr(token) + repr(key)
+
+
+@pytest.mark.parametrize("text", ["", "tsl-0-", f"tsl-0-{'a' * 43}", f"tsl-1-{'a' * 44}", "tse-"])
+def test_other_texts_are_no_token(text: str) -> None:
+    with pytest.raises(LeaseLostError):
+        LeaseToken.parse(text)
+    with pytest.raises(KeyInvalidError):
+        EpisodeKey.parse(text)
+
+
+async def test_a_bell_wakes_as_many_as_there_is_something_for() -> None:
+    bells = Bells()
+    first, second, third = (bells.listen("queue") for _ in range(3))
+    bells.ring("queue")
+    assert await first.wait(0)
+    assert not await second.wait(0)
+    bells.forget(second)
+    bells.ring("queue", 5)
+    assert await third.wait(0)
+    assert not second.has_rung
+    bells.ring("queue")
+    # Nobody listened: what comes later looks first.
+    assert not await bells.listen("queue").wait(0)
+
+
+async def test_closing_wakes_everybody_and_lets_nobody_in() -> None:
+    bells = Bells()
+    waiting = [asyncio.create_task(bells.listen(key).wait(60)) for key in ("a", "b")]
+    await asyncio.sleep(0)
+    bells.close()
+    assert await asyncio.gather(*waiting) == [True, True]
+    with pytest.raises(DrainingError):
+        bells.listen("a")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_open_episodes": 0},
+        {"retention_s": 3600.0},
+        {"sweep_interval_s": float("inf")},
+        {"max_trajectory_bytes": 60 * 2**20},
+        {"drain_timeout_s": 0.0},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_wrong_settings_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        CoordinatorConfig(data_dir=tmp_path, **settings)

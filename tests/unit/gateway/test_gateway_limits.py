@@ -1,0 +1,177 @@
+"""What one key may have in flight: nothing leaks, nothing goes below zero, nobody is locked out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tinsmith_gateway.limits import Admission, Limits, LimitSettings
+from tinsmith_runtime.errors import ConfigError, RateLimitedError
+
+SMALL = LimitSettings(
+    max_requests_per_key=2, max_waits_per_key=3, max_bytes_per_key=100, max_tokens_per_key=50
+)
+
+
+def test_requests_beyond_the_limit_are_refused() -> None:
+    limits = Limits(SMALL)
+    with limits.admit("a"), limits.admit("a"):
+        with pytest.raises(RateLimitedError) as caught:
+            limits.admit("a")
+        assert caught.value.metadata == {"what": "requests", "limit": "2"}
+        assert caught.value.retry_after_s is not None
+    with limits.admit("a"):
+        pass
+
+
+def test_a_key_at_its_limit_takes_nothing_from_others() -> None:
+    limits = Limits(SMALL)
+    with limits.admit("a", 100), limits.admit("a"), limits.admit("b", 100), limits.admit("b"):
+        for key in ("a", "b"):
+            with pytest.raises(RateLimitedError):
+                limits.admit(key)
+
+
+def test_waits_are_counted_apart() -> None:
+    limits = Limits(SMALL)
+    with limits.admit("a"), limits.admit("a"):
+        waits = [limits.admit("a", is_wait=True) for _ in range(3)]
+        with pytest.raises(RateLimitedError, match="waits"):
+            limits.admit("a", is_wait=True)
+        for wait in waits:
+            limits.release(wait)
+
+
+def test_bytes_are_counted_as_they_arrive() -> None:
+    limits = Limits(SMALL)
+    with limits.admit("a", 60), limits.admit("a") as second:
+        second.add_bytes(40)
+        with pytest.raises(RateLimitedError, match="bytes"):
+            second.add_bytes(1)
+        assert limits.usage_of("a").num_bytes == 100
+    assert limits.num_keys == 0
+
+
+def test_tokens_are_counted_once_they_are_known() -> None:
+    limits = Limits(SMALL)
+    with limits.admit("a") as first, limits.admit("a") as second:
+        first.add_tokens(40)
+        second.add_tokens(10)
+        with pytest.raises(RateLimitedError, match="tokens"):
+            second.add_tokens(1)
+    with limits.admit("a") as again:
+        again.add_tokens(50)
+
+
+def test_a_single_request_gets_in_whatever_its_size() -> None:
+    limits = Limits(SMALL)
+    with limits.admit("a", 1000) as alone:
+        alone.add_bytes(1000)
+        alone.add_tokens(1000)
+        alone.add_tokens(1000)
+        with pytest.raises(RateLimitedError, match="bytes"):
+            limits.admit("a", 1)
+
+
+def test_zero_sets_no_limit() -> None:
+    limits = Limits(
+        LimitSettings(
+            max_requests_per_key=0, max_waits_per_key=0, max_bytes_per_key=0, max_tokens_per_key=0
+        )
+    )
+    for _ in range(1000):
+        limits.admit("a", 10**12).add_tokens(10**12)
+        limits.admit("a", is_wait=True)
+
+
+def test_negative_limits_are_refused() -> None:
+    with pytest.raises(ConfigError, match="max_bytes_per_key"):
+        LimitSettings(max_bytes_per_key=-1)
+
+
+def test_a_failure_releases() -> None:
+    limits = Limits(SMALL)
+    with pytest.raises(KeyError), limits.admit("a", 10):
+        raise KeyError
+    assert limits.num_keys == 0
+
+
+def test_the_delay_follows_the_rate_of_ends() -> None:
+    now_s = 0.0
+    limits = Limits(LimitSettings(max_requests_per_key=2), clock=lambda: now_s)
+    limits.admit("a")
+    for _ in range(5):
+        with limits.admit("a"):
+            now_s += 3.0
+    with limits.admit("a"), pytest.raises(RateLimitedError) as caught:
+        limits.admit("a")
+    assert caught.value.retry_after_s == 3.0
+    # Nothing has ended for long: the next end is likely far.
+    now_s += 40.0
+    with limits.admit("a"), pytest.raises(RateLimitedError) as caught:
+        limits.admit("a")
+    assert caught.value.retry_after_s == 10.4
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests of two keys begin, grow and end in any order, also twice."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.limits = Limits(SMALL)
+        self.open: list[tuple[Admission, bool, list[int]]] = []
+
+    @rule(key=st.sampled_from("ab"), size=st.integers(0, 150), is_wait=st.booleans())
+    def admit(self, key: str, size: int, is_wait: bool) -> None:
+        try:
+            admission = self.limits.admit(key, size, is_wait=is_wait)
+        except RateLimitedError:
+            # Whoever has nothing in flight gets in.
+            num_of_key = sum(kept.key_id == key for kept, _, _ in self.open)
+            if not num_of_key:
+                raise
+        else:
+            self.open.append((admission, is_wait, [size, 0]))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), num_bytes=st.integers(0, 80), num_tokens=st.integers(0, 40))
+    def grow(self, data: st.DataObject, num_bytes: int, num_tokens: int) -> None:
+        admission, _, sizes = data.draw(st.sampled_from(self.open))
+        for index, (add, amount) in enumerate(
+            [(admission.add_bytes, num_bytes), (admission.add_tokens, num_tokens)]
+        ):
+            try:
+                add(amount)
+            except RateLimitedError:
+                continue
+            sizes[index] += amount
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), times=st.integers(1, 2))
+    def end(self, data: st.DataObject, times: int) -> None:
+        index = data.draw(st.integers(0, len(self.open) - 1))
+        admission, _, _ = self.open.pop(index)
+        for _ in range(times):
+            self.limits.release(admission)
+
+    @invariant()
+    def counts_are_what_is_open(self) -> None:
+        for key in "ab":
+            usage = self.limits.usage_of(key)
+            of_key = [entry for entry in self.open if entry[0].key_id == key]
+            assert usage.num_waits == sum(is_wait for _, is_wait, _ in of_key)
+            assert usage.num_requests == sum(not is_wait for _, is_wait, _ in of_key)
+            assert usage.num_bytes == sum(sizes[0] for _, _, sizes in of_key)
+            assert usage.num_tokens == sum(sizes[1] for _, _, sizes in of_key)
+            assert usage.num_requests <= SMALL.max_requests_per_key
+            assert usage.num_waits <= SMALL.max_waits_per_key
+        assert self.limits.num_keys == len({entry[0].key_id for entry in self.open})
+
+    def teardown(self) -> None:
+        for admission, _, _ in self.open:
+            self.limits.release(admission)
+        assert self.limits.num_keys == 0
+
+
+TestAnyOrder = AnyOrder.TestCase
