@@ -308,6 +308,29 @@ def test_a_stream_says_what_the_whole_says(client: openai.OpenAI, rig: OpenAiRig
     assert [other.token for other in entry.top_logprobs] == ["bytes:\\xc3", "<|endoftext|>"]
 
 
+def test_the_real_sampler_streams_what_it_draws(client: openai.OpenAI) -> None:
+    options: Any = {
+        "model": BASE_MODEL,
+        "messages": MESSAGES,
+        "n": 2,
+        "seed": 11,
+        "max_tokens": 12,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "extra_body": EXACT,
+    }
+    whole: Any = client.chat.completions.create(**options)
+    chunks: list[Any] = list(client.chat.completions.create(**options, stream=True))
+    assert len(chunks) > 12
+    for index, choice in enumerate(whole.choices):
+        parts = [one for chunk in chunks for one in chunk.choices if one.index == index]
+        assert text_of_stream(chunks, index) == choice.message.content
+        assert [one for part in parts for one in getattr(part, "token_ids", [])] == choice.token_ids
+        entries = [one for part in parts if part.logprobs for one in part.logprobs.content]
+        assert entries == choice.logprobs.content
+        assert {len(entry.top_logprobs) for entry in entries} == {3}
+
+
 def test_a_stream_has_events_and_an_end(rig: OpenAiRig) -> None:
     body = {"model": SCRIPTED_MODEL, "messages": MESSAGES, "stream": True}
     with httpx.Client(base_url=rig.url, headers={"authorization": f"Bearer {rig.key}"}) as raw:
@@ -762,7 +785,7 @@ _MESSAGE = st.fixed_dictionaries(
 _BODY = st.dictionaries(_FIELDS, _JSON | st.integers(-2, 20), max_size=5)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(_BODY, st.lists(_MESSAGE, max_size=3), st.sampled_from([BASE_MODEL, SCRIPTED_MODEL, "r"]))
 def test_no_body_breaks_the_server(
     client: openai.OpenAI, body: dict[str, Any], messages: list[Any], model: str

@@ -59,6 +59,7 @@ class _ProjectSession:
     interval_s: float
     renewed_s: float
     has_ended: bool = False
+    is_full: bool = False
     handles: dict[Source, Handle] = field(default_factory=dict)
     credentials: list[Credential] = field(default_factory=list)
     """Of the requests that use it now."""
@@ -145,7 +146,7 @@ class SamplingHandles:
         if len(session.handles) >= _MAX_SESSIONS:
             # Sampling sessions end with their session alone: the next request begins another one,
             # and this one ends for want of a heartbeat once its requests have.
-            session.has_ended = True
+            session.is_full = True
         handle = session.handles[source] = Handle.of(found)
         return session, handle
 
@@ -172,7 +173,7 @@ class SamplingHandles:
 
     async def _session(self, credential: Credential) -> _ProjectSession:
         session = self._sessions.get(credential.project)
-        if session is None or session.has_ended:
+        if session is None or session.has_ended or session.is_full:
             return await self._open(credential)
         self._sessions.move_to_end(credential.project)
         if self._clock() - session.renewed_s > session.interval_s:
