@@ -64,9 +64,9 @@ class Protocol:
 
 @pytest.fixture
 def protocol(monkeypatch: pytest.MonkeyPatch) -> Protocol:
-    """Serve the small protocol in place of the `tinker` wire."""
+    """Serve the small protocol in place of the OpenAI API."""
     made = Protocol()
-    monkeypatch.setattr(gateway_app.tinker, "routes", made.routes)
+    monkeypatch.setattr(gateway_app.openai, "routes", made.routes)
     return made
 
 
