@@ -11,6 +11,7 @@ import torch
 import torch.fx
 from torch.fx.node import _get_qualified_name
 
+from tinsmith.v1 import trainer_pb2
 from tinsmith_engine import CustomInput, CustomLoss
 
 Loss = Callable[..., tuple[torch.Tensor, dict[str, torch.Tensor]]]
@@ -28,6 +29,17 @@ def custom_loss(
     """Return a custom loss of some nodes."""
     inputs = (CustomInput(key, rank) for key, rank in (ranks or {"logprobs": 1}).items())
     return CustomLoss(name, tuple(inputs), json.dumps({"format": 1, "nodes": nodes}))
+
+
+def encode_custom(custom: CustomLoss) -> trainer_pb2.CustomLoss:
+    """Return the message of a custom loss."""
+    return trainer_pb2.CustomLoss(
+        name=custom.name,
+        inputs=[
+            trainer_pb2.CustomLoss.Input(name=each.name, rank=each.rank) for each in custom.inputs
+        ],
+        graph_json=custom.graph_json,
+    )
 
 
 def placeholder(name: str = "logprobs") -> dict[str, Any]:

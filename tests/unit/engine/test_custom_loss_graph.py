@@ -547,9 +547,7 @@ def test_hostile_graphs_are_refused_before_anything_is_computed(nodes: list[Any]
 
 
 def test_the_node_is_named() -> None:
-    with pytest.raises(
-        CustomLossRefusedError, match=r"calls the function .os\.system."
-    ) as e:
+    with pytest.raises(CustomLossRefusedError, match=r"calls the function .os\.system.") as e:
         read_graph(custom_loss(of(call("x", "os.system", "true"))))
     assert e.value.metadata["node"] == "x"
 
