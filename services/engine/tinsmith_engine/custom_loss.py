@@ -187,15 +187,18 @@ class _Values:
         self, call: Call, growth: Growth, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> bool:
         """Whether the result of an operation is to be made without data first."""
-        tensors = [*_tensors([*args, *kwargs.values()])]
+        tensors = _tensors([*args, *kwargs.values()])
+        limit = min(MAX_ELEMENTS, self._num_left)
         match growth:
             case Growth.BOUNDED:
                 return False
+            case Growth.BROADCAST:
+                shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+                return shape.numel() > limit
             case Growth.PRODUCT:
-                sizes = [max(tensor.numel(), 1) for tensor in tensors]
-                return math.prod(sizes) > min(_FREE_ELEMENTS, self._num_left)
+                return math.prod(max(tensor.numel(), 1) for tensor in tensors) > limit
             case Growth.FREE:
-                return call.target != "operator.getitem" or isinstance(args[0], Tensor)
+                return call.target != "operator.getitem" or not _is_view(args[1])
 
     def _check_size(self, found: Any) -> int:
         """Return how many elements a result has, if that is not too many."""
@@ -301,6 +304,12 @@ def _with_places(args: Sequence[Any]) -> list[Any]:
         else:
             found.append(entry)
     return [owner, tuple(found)]
+
+
+def _is_view(index: Any) -> bool:
+    """Whether an index takes a part of a tensor, rather than looking elements up."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return not any(isinstance(each, Tensor | list | tuple) for each in entries)
 
 
 def _checked(value: Any) -> Any:

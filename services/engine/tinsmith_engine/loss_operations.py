@@ -19,8 +19,10 @@ class Growth(enum.Enum):
 
     BOUNDED = "bounded"
     """No more than the tensors among the arguments have together."""
+    BROADCAST = "broadcast"
+    """As many as their shapes give when they are broadcast."""
     PRODUCT = "product"
-    """No more than the product of their sizes: whatever broadcasts or multiplies matrices."""
+    """No more than the product of their sizes: products of matrices and look-ups."""
     FREE = "free"
     """Numbers among the arguments decide."""
 
@@ -60,8 +62,8 @@ _BROADCASTING = (
     *("clamp", "clip", "clamp_min", "clamp_max", "where", "masked_fill"),
     *("eq", "ne", "lt", "le", "gt", "ge", "isclose"),
     *("logical_and", "logical_or", "logical_xor", "addcmul", "addcdiv"),
-    *("outer", "dot", "matmul", "mm", "mv", "bmm", "gather", "index_select"),
 )
+_PRODUCTS = ("outer", "dot", "matmul", "mm", "mv", "bmm", "gather", "index_select")
 _OF_TENSOR_ALONE = (
     *("size", "dim", "ndimension", "float", "double", "long", "int", "bool", "to", "type_as"),
     *("contiguous", "view", "view_as", "reshape_as"),
@@ -95,10 +97,11 @@ _NN_BINARY = frozenset(
     }
 )
 
-_BOUNDED, _PRODUCT, _FREELY = (Operation(growth) for growth in Growth)
+_BOUNDED, _BROADCAST, _PRODUCT, _FREELY = (Operation(growth) for growth in Growth)
 _SHARED = {
     **dict.fromkeys((*_UNARY, *_REDUCTIONS, *_SCANS, *_SHAPES), _BOUNDED),
-    **dict.fromkeys(_BROADCASTING, _PRODUCT),
+    **dict.fromkeys(_BROADCASTING, _BROADCAST),
+    **dict.fromkeys(_PRODUCTS, _PRODUCT),
     **dict.fromkeys(_FREE, _FREELY),
 }
 
@@ -119,17 +122,18 @@ FUNCTIONS: Mapping[str, Operation] = MappingProxyType(
         **{f"torch.{name}": _FREELY for name in ("linspace", "eye")},
         **{
             f"torch.nn.functional.{name}": Operation(
-                Growth.PRODUCT if name in _NN_BINARY else Growth.BOUNDED, max_args
+                Growth.BROADCAST if name in _NN_BINARY else Growth.BOUNDED, max_args
             )
             for name, max_args in _NN.items()
         },
         "torch.nn.functional.pad": Operation(Growth.FREE, 2),
         **{f"torch.special.{name}": _BOUNDED for name in ("expm1", "log1p", "entr", "logit")},
-        "torch.special.xlogy": _PRODUCT,
+        "torch.special.xlogy": _BROADCAST,
+        "operator.matmul": _PRODUCT,
         **{
-            f"operator.{name}": _PRODUCT
+            f"operator.{name}": _BROADCAST
             for name in (
-                *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+                *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"),
                 *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor"),
             )
         },
