@@ -193,8 +193,8 @@ class _Values:
             case Growth.BOUNDED:
                 return False
             case Growth.BROADCAST:
-                shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
-                return shape.numel() > limit
+                shape = np.broadcast_shapes(*(tuple(tensor.shape) for tensor in tensors))
+                return math.prod(shape) > limit
             case Growth.PRODUCT:
                 return math.prod(max(tensor.numel(), 1) for tensor in tensors) > limit
             case Growth.FREE:
