@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tinsmith_engine.batches import validate_adam, validate_batch
     from tinsmith_engine.engine import Engine
-    from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec
+    from tinsmith_engine.loss_specs import LOSS_NAMES, LOSS_SPECS, LossSpec
     from tinsmith_engine.requests import (
         PromptAlternatives,
         PromptLogprobs,
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         AdamParams,
         AdapterConfig,
         BatchRequest,
+        CustomInput,
+        CustomLoss,
         Datum,
         ForwardResult,
         FullConfig,
@@ -44,11 +46,14 @@ _HOMES = {
     "AdamParams": "values",
     "AdapterConfig": "values",
     "BatchRequest": "values",
+    "CustomInput": "values",
+    "CustomLoss": "values",
     "Datum": "values",
     "Engine": "engine",
     "EngineThread": "thread",
     "ForwardResult": "values",
     "FullConfig": "values",
+    "LOSS_NAMES": "loss_specs",
     "LOSS_SPECS": "loss_specs",
     "LoraConfig": "values",
     "LossSpec": "loss_specs",
@@ -70,10 +75,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "LOSS_NAMES",
     "LOSS_SPECS",
     "AdamParams",
     "AdapterConfig",
     "BatchRequest",
+    "CustomInput",
+    "CustomLoss",
     "Datum",
     "Engine",
     "EngineThread",

@@ -16,8 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinsmith_engine.images import place_datum
-from tinsmith_engine.loss_specs import CLIP_BOUNDS, LOSS_SPECS, LossSpec, full_config
-from tinsmith_engine.values import AdamParams, Datum, ModelInfo
+from tinsmith_engine.loss_graphs import read_graph
+from tinsmith_engine.loss_specs import (
+    CLIP_BOUNDS,
+    CUSTOM,
+    LOSS_NAMES,
+    LossSpec,
+    full_config,
+    spec_of,
+)
+from tinsmith_engine.values import AdamParams, CustomInput, CustomLoss, Datum, ModelInfo
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
@@ -35,17 +43,25 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def validate_batch(
-    batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float], info: ModelInfo
+    batch: Sequence[Datum],
+    loss: str,
+    loss_config: Mapping[str, float],
+    info: ModelInfo,
+    *,
+    custom: CustomLoss | None = None,
 ) -> None:
     """Raise the error that names the first fault of a batch, or return if it can be trained on.
 
     Args:
         batch: The datums of one operation.
-        loss: Name of a loss in `LOSS_SPECS`.
+        loss: Name of a loss in `LOSS_NAMES`.
         loss_config: Settings of the loss; defaults fill what is absent.
         info: The model that the batch is for: gives vocabulary and longest sequence.
+        custom: The client's own loss, for the name `custom` alone.
 
     Raises:
+        CustomLossRefusedError: The client's own loss is not well formed or calls what is not
+            allowed.
         EmptyBatchError: No datum, or a datum without tokens.
         UnknownLossError: No loss has this name.
         MissingLossInputError: A datum lacks an input of the loss.
@@ -59,18 +75,26 @@ def validate_batch(
         SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
         InvalidFieldError: An image can not be read, or the model reads none.
     """
-    spec = LOSS_SPECS.get(loss)
-    if spec is None:
+    if loss not in LOSS_NAMES:
         raise UnknownLossError(
-            "loss.name", f"{loss!r} is not one of {', '.join(LOSS_SPECS)}", loss=loss
+            "loss.name", f"{loss!r} is not one of {', '.join(LOSS_NAMES)}", loss=loss
         )
+    if (custom is not None) != (loss == CUSTOM):
+        problem = "is required by loss custom" if custom is None else f"is no part of loss {loss}"
+        raise InvalidFieldError("loss.custom", problem)
+    if custom is not None:
+        read_graph(custom)
+    spec = spec_of(loss, custom)
     _check_config(spec, loss_config)
     config = full_config(loss, loss_config)
     if not batch:
         raise EmptyBatchError("data", "holds no datum")
     for index, datum in enumerate(batch):
         path = f"data[{index}]"
-        _check_datum(path, place_datum(datum, info, path), spec, config, info)
+        placed = place_datum(datum, info, path)
+        _check_datum(path, placed, spec, config, info)
+        if custom is not None:
+            _check_custom_inputs(path, placed, custom.inputs)
 
 
 def validate_adam(params: AdamParams) -> None:
@@ -139,7 +163,8 @@ def _check_datum(
         field = f'{path}.loss_inputs["{name}"]'
         if name not in (*spec.inputs, *spec.optional_inputs):
             raise InvalidFieldError(field, f"is not an input of loss {spec.name}")
-        _check_array(field, values, num_tokens, _NUMBERS, num_targets)
+        if not spec.is_custom:
+            _check_array(field, values, num_tokens, _NUMBERS, num_targets)
         if not np.isfinite(values).all():
             position = _row_of_first(~np.isfinite(values))
             value = values.flat[int(np.argmin(np.isfinite(values)))]
@@ -150,6 +175,29 @@ def _check_datum(
                 field, f"must be 0 or 1, got {values[position]} at position {position}"
             )
     _check_clip_bounds(path, datum, config)
+
+
+def _check_custom_inputs(path: str, datum: Datum, inputs: Sequence[CustomInput]) -> None:
+    """Check the ranks that a client's own loss declares; the first axis is that of the tokens."""
+    num_tokens = datum.tokens_T.size
+    for each in inputs:
+        is_of_targets = each is inputs[0] or each.name == "target_tokens"
+        values = datum.targets_T if is_of_targets else datum.loss_inputs[each.name]
+        field = f'{path}.loss_inputs["{"target_tokens" if is_of_targets else each.name}"]'
+        if values.ndim != each.rank:
+            raise ShapeMismatchError(
+                field,
+                f"has shape {list(values.shape)}, the loss declares {each.name} of rank "
+                f"{each.rank}",
+            )
+        if each.rank and (values.shape[0] != num_tokens or values.shape[-1] == 0):
+            raise ShapeMismatchError(
+                field, f"has shape {list(values.shape)}, the datum has {num_tokens} tokens"
+            )
+        if each.rank == 2 and values.shape[1] > MAX_TARGETS:
+            raise ShapeMismatchError(
+                field, f"has shape {list(values.shape)}; a position has at most {MAX_TARGETS}"
+            )
 
 
 def _check_targets(field: str, datum: Datum, spec: LossSpec) -> int | None:
@@ -234,5 +282,5 @@ def _check_vocabulary(field: str, ids: NDArray[np.int64], vocab_size: int) -> No
 
 
 def _row_of_first(is_wrong: NDArray[np.bool_]) -> int:
-    """Return the first row [T] or [T, K] in which something is wrong."""
-    return int(np.argmax(is_wrong.reshape(len(is_wrong), -1).any(axis=1)))
+    """Return the first row [T] or [T, K] in which something is wrong; 0 of a scalar."""
+    return int(np.argmax(is_wrong.reshape(is_wrong.shape[0] if is_wrong.ndim else 1, -1).any(1)))

@@ -116,7 +116,12 @@ def decode_input(
 
 
 def decode_array(
-    message: Any, path: str, dtype: type[np.generic], *, allows_several: bool = False
+    message: Any,
+    path: str,
+    dtype: type[np.generic],
+    *,
+    allows_several: bool = False,
+    allows_scalar: bool = False,
 ) -> Any:
     """Return an array, converted within its kind: ids stay ids, numbers stay numbers.
 
@@ -125,12 +130,14 @@ def decode_array(
         path: The field that it is, for errors.
         dtype: What to convert to.
         allows_several: Whether the shape may be [T, K] as well as [T].
+        allows_scalar: Whether it may be [] too.
     """
     try:
         array = decode_tensor(message)
     except TensorFormatError as error:
         raise ShapeMismatchError(path, f"is not a tensor: {error}") from error
-    if array.ndim != 1 and not (allows_several and array.ndim == 2):
+    ranks = {1} | ({2} if allows_several else set()) | ({0} if allows_scalar else set())
+    if array.ndim not in ranks:
         wanted = "[T] or [T, K]" if allows_several else "[T]"
         raise ShapeMismatchError(path, f"must have shape {wanted}, got {list(array.shape)}")
     is_float = np.issubdtype(array.dtype, np.floating)

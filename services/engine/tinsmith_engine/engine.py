@@ -202,7 +202,9 @@ class Engine:
                     for place, datum in enumerate(request.batch)
                 ]
                 request = dataclasses.replace(request, batch=placed)
-                validate_batch(placed, request.loss, request.loss_config, self.info)
+                validate_batch(
+                    placed, request.loss, request.loss_config, self.info, custom=request.custom
+                )
                 valid.append((index, request, run))
             except TinsmithError as error:
                 found[index] = error

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tinsmith_engine.adam import grad_norm
-from tinsmith_engine.loss_specs import LOSS_SPECS, LossSpec, full_config, token_settings
+from tinsmith_engine.loss_specs import LossSpec, full_config, spec_of, token_settings
 from tinsmith_engine.losses import metrics
 from tinsmith_engine.packing import segment_rows, split_batch
 from tinsmith_engine.routing import Routes
+from tinsmith_engine.row_losses import LossRows, OfSequence
 from tinsmith_engine.run_store import Run
-from tinsmith_engine.values import BatchRequest, Datum, FloatArray, ForwardResult
-from tinsmith_runtime.errors import NonFiniteLossError, TinsmithError
+from tinsmith_engine.values import BatchRequest, CustomFound, Datum, FloatArray, ForwardResult
+from tinsmith_runtime.errors import CustomLossRefusedError, NonFiniteLossError, TinsmithError
+
+_FoundDatum = tuple[FloatArray, FloatArray, OfSequence | None]
 
 
 @dataclass(slots=True)
@@ -49,14 +53,14 @@ class Job:
     _num_done: int = 0
     _logprobs: dict[int, FloatArray] = field(default_factory=dict)
     _losses: dict[int, FloatArray] = field(default_factory=dict)
-    _ratios: dict[int, float] = field(default_factory=dict)
+    _of_sequences: dict[int, OfSequence] = field(default_factory=dict)
     _experts: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
     _gradient_before: Tensor | None = None
 
     @property
     def spec(self) -> LossSpec:
         """The loss."""
-        return LOSS_SPECS[self.request.loss]
+        return spec_of(self.request.loss, self.request.custom)
 
     @property
     def accumulates(self) -> bool:
@@ -71,6 +75,7 @@ class Job:
         self._pieces = split_batch(lengths, self.micro_batch_tokens)
         self._num_done = 0
         self._experts = {}
+        self._of_sequences = {}
         if self.run is not None and self.request.is_backward and self.run.has_gradient:
             self._gradient_before = self.run.row.grad_P.clone()
 
@@ -95,13 +100,25 @@ class Job:
             return self.spec.is_active(datum)
         return np.ones(datum.tokens_T.size, dtype=bool)
 
-    def loss_inputs(self, index: int, is_scored: NDArray[np.bool_]) -> dict[str, FloatArray]:
+    def loss_inputs(self, index: int, is_scored: NDArray[np.bool_]) -> dict[str, Any]:
         """Return the inputs and settings of the loss for the scored tokens of a datum."""
         datum = self.request.batch[index]
+        if self.spec.is_custom:
+            # Of ranks of their own, and of all tokens.
+            return {"target_tokens": datum.targets_T, **datum.loss_inputs}
         config = full_config(self.request.loss, self.request.loss_config)
         found = {name: datum.loss_inputs[name] for name in self.spec.inputs}
         found |= token_settings(datum, config, datum.tokens_T.size)
         return {name: values[is_scored] for name, values in found.items()}
+
+    def loss_rows(self, index: int, is_scored: NDArray[np.bool_]) -> LossRows:
+        """Return what the loss of the scored tokens of a datum is computed from."""
+        return LossRows(
+            self.request.loss,
+            self.loss_inputs(index, is_scored),
+            int(is_scored.sum()),
+            self.request if self.spec.is_custom else None,
+        )
 
     def take(
         self,
@@ -109,7 +126,7 @@ class Job:
         is_scored: NDArray[np.bool_],
         logprobs: FloatArray,
         losses: FloatArray,
-        ratio: float | None,
+        of_sequence: OfSequence | None,
     ) -> None:
         """Keep what a pass found for the scored tokens of a datum, [n, K] each."""
         datum = self.request.batch[index]
@@ -120,23 +137,22 @@ class Job:
         is_active = self.spec.is_active(datum)[is_scored]
         summed = losses.sum(axis=1) if losses.shape[1] > 1 else losses[:, 0]
         self._losses[index] = np.where(is_active, summed, np.float32(0.0))
-        if ratio is not None and is_active.any():
-            self._ratios[index] = ratio
+        if of_sequence is not None and is_active.any():
+            self._of_sequences[index] = of_sequence
 
-    def found(self, piece: Sequence[int]) -> list[tuple[FloatArray, FloatArray, float | None]]:
+    def found(self, piece: Sequence[int]) -> list[_FoundDatum]:
         """Return what a pass found for the datums of a piece, for another process."""
         return [
-            (self._logprobs[index], self._losses[index], self._ratios.get(index)) for index in piece
+            (self._logprobs[index], self._losses[index], self._of_sequences.get(index))
+            for index in piece
         ]
 
-    def take_found(
-        self, piece: Sequence[int], found: Sequence[tuple[FloatArray, FloatArray, float | None]]
-    ) -> None:
+    def take_found(self, piece: Sequence[int], found: Sequence[_FoundDatum]) -> None:
         """Keep what a pass of another process found for the datums of a piece."""
-        for index, (logprobs, losses, ratio) in zip(piece, found, strict=True):
+        for index, (logprobs, losses, of_sequence) in zip(piece, found, strict=True):
             self._logprobs[index], self._losses[index] = logprobs, losses
-            if ratio is not None:
-                self._ratios[index] = ratio
+            if of_sequence is not None:
+                self._of_sequences[index] = of_sequence
 
     def note_experts(self, routes: Mapping[int, Routes], tokens: slice) -> None:
         """Keep which experts of each layer saw the tokens of a piece."""
@@ -166,6 +182,10 @@ class Job:
         self._num_done = 0
 
     def _end(self) -> None:
+        fault = self._custom_fault()
+        if fault is not None:
+            self.fail(fault)
+            return
         # Sums of infinities of both signs are no numbers, which is for the caller to hear.
         with np.errstate(over="ignore", invalid="ignore"):
             found = self._metrics()
@@ -193,7 +213,40 @@ class Job:
         in_order = range(len(self.request.batch))
         self.outcome = ForwardResult([self._logprobs[index] for index in in_order], found)
 
+    def _custom_fault(self) -> CustomLossRefusedError | None:
+        """Return why the first datum whose custom loss could not be computed has none."""
+        for index, found in sorted(self._of_sequences.items()):
+            if isinstance(found, CustomFound) and found.problem:
+                return CustomLossRefusedError(
+                    "loss.custom",
+                    f"failed at node {found.node} for data[{index}]: {found.problem}; a gradient "
+                    "accumulated before it is unchanged",
+                    node=found.node,
+                )
+        return None
+
     def _metrics(self) -> dict[str, float]:
+        found = self._custom_metrics() if self.spec.is_custom else self._loss_metrics()
+        if self._experts:
+            fractions = [float(seen.mean()) for seen in self._experts.values()]
+            found["e_frac_with_tokens:mean"] = float(np.mean(fractions))
+        return found
+
+    def _custom_metrics(self) -> dict[str, float]:
+        """Return the sums and means over datums, in the order of the batch."""
+        by_datum = [found for _, found in sorted(self._of_sequences.items())]
+        of_custom = [found for found in by_datum if isinstance(found, CustomFound)]
+        losses = [float(self._losses[index].sum()) for index in range(len(self.request.batch))]
+        found = {
+            "loss:sum": math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses),
+            "num_loss_tokens:sum": float(sum(one.num_tokens for one in of_custom)),
+        }
+        for name in of_custom[0].metrics:
+            reduced = np.sum([one.metrics[name] for one in of_custom], dtype=np.float64)
+            found[name] = float(reduced / len(of_custom) if name.endswith(":mean") else reduced)
+        return found
+
+    def _loss_metrics(self) -> dict[str, float]:
         batch = self.request.batch
         scored = [self.scored(index) for index in range(len(batch))]
         config = full_config(self.request.loss, self.request.loss_config)
@@ -211,12 +264,11 @@ class Job:
             _joined([self._logprobs[i][is_scored] for i, is_scored in enumerate(scored)]),
             {name: _joined([one[name] for one in inputs]) for name in names},
         )
-        if self._ratios:
-            # In the order of the batch, not of the passes that found them.
-            found |= _sequence_metrics(batch, dict(sorted(self._ratios.items())), config)
-        if self._experts:
-            fractions = [float(seen.mean()) for seen in self._experts.values()]
-            found["e_frac_with_tokens:mean"] = float(np.mean(fractions))
+        # In the order of the batch, not of the passes that found them.
+        in_order = sorted(self._of_sequences.items())
+        ratios = {index: ratio for index, ratio in in_order if isinstance(ratio, float)}
+        if ratios:
+            found |= _sequence_metrics(batch, ratios, config)
         return found
 
 

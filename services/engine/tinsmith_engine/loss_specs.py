@@ -13,12 +13,14 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from tinsmith_engine.values import Datum, FloatArray
+from tinsmith_engine.values import CustomLoss, Datum, FloatArray
 
 CLIP_BOUNDS: Mapping[str, float] = MappingProxyType(
     {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 )
 """Bounds of a probability ratio: the ratios themselves, not half-widths."""
+CUSTOM = "custom"
+"""The name of every loss that a client wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,18 @@ class LossSpec:
     """Whether a position may have K targets, with inputs [T, K]."""
     is_of_sequence: bool = False
     """Whether a token's loss depends on other tokens of its sequence."""
+    is_custom: bool = False
+    """Whether it is a client's own: it sees all tokens of a datum, and inputs of its own ranks."""
 
     def is_active(self, datum: Datum) -> NDArray[np.bool_]:
         """Return which tokens of a datum have a loss, bool [T].
 
         A token has none if its weight is zero or, in a policy-gradient loss, if neither an
-        advantage nor a recorded log-probability says that the model sampled it.
+        advantage nor a recorded log-probability says that the model sampled it. A custom loss may
+        depend on any.
         """
+        if self.is_custom:
+            return np.ones(datum.tokens_T.size, dtype=bool)
         if "weights" in self.inputs:
             weights = datum.loss_inputs["weights"]
             return np.asarray(np.abs(weights).reshape(len(weights), -1).max(axis=1) != 0)
@@ -73,9 +80,32 @@ LOSS_SPECS: Mapping[str, LossSpec] = MappingProxyType(
 )
 
 
+LOSS_NAMES = (*LOSS_SPECS, CUSTOM)
+"""What `Loss.name` may be."""
+
+
+def spec_of(loss: str, custom: CustomLoss | None) -> LossSpec:
+    """Return what a loss takes.
+
+    Args:
+        loss: One of `LOSS_NAMES`.
+        custom: The client's own loss, if that is what it names.
+    """
+    if custom is None:
+        return LOSS_SPECS[loss]
+    return LossSpec(
+        CUSTOM,
+        tuple(each.name for each in custom.inputs[1:] if each.name != "target_tokens"),
+        allows_several_targets=True,
+        is_of_sequence=True,
+        is_custom=True,
+    )
+
+
 def full_config(loss: str, config: Mapping[str, float]) -> dict[str, float]:
     """Return the settings of a loss, defaults filled in."""
-    return {**LOSS_SPECS[loss].config, **config}
+    defaults = LOSS_SPECS[loss].config if loss != CUSTOM else {}
+    return {**defaults, **config}
 
 
 def token_settings(

@@ -9,12 +9,23 @@ from __future__ import annotations
 import ctypes
 import platform
 
+import torch
+
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 # The largest value that glibc takes; a larger one is ignored without a word.
 _LARGEST_MMAP_THRESHOLD = 32 << 20
+_OUT_OF_MEMORY_PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory does not suffice; the CPU's is a plain one."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
+        phrase in text for phrase in _OUT_OF_MEMORY_PHRASES
+    )
 
 
 def keep_freed_memory() -> None:

@@ -2,7 +2,8 @@
 
 All pieces that are next in their runs go through the model together, as many as a pass holds; then
 the pieces after them. Forward passes need no order and take what fits. A full-parameter run has
-weights of its own and so passes of its own.
+weights of its own and so passes of its own; so has a loss that a client wrote, which nobody shall
+wait for in the middle of a pass.
 
 What fails is an operation, never its neighbours. A non-finite loss or gradient is found by run. An
 exception of a pass (out of memory, a bug) does not say whose it is: every operation that had not
@@ -24,9 +25,10 @@ import torch
 from tinsmith_engine.head import HeadGroup
 from tinsmith_engine.images import rope_positions
 from tinsmith_engine.jobs import Job
+from tinsmith_engine.memory import is_out_of_memory
 from tinsmith_engine.models import BoundRows, Model, Pass, RunTensors
 from tinsmith_engine.packing import PackedRows, pack
-from tinsmith_engine.row_losses import LossRows, MixedLosses, SequenceLosses
+from tinsmith_engine.row_losses import CustomLosses, MixedLosses, SequenceLosses, losses_of
 from tinsmith_engine.run_store import Run, adapter_scale
 from tinsmith_engine.stacks import Wearer, fill_passes, stack_wearers
 from tinsmith_engine.values import BatchRequest, ForwardResult, IntArray, LoraConfig
@@ -36,7 +38,6 @@ from tinsmith_runtime.status import internal_error
 logger = logging.getLogger(__name__)
 
 _MAX_BOUND_STACKS = 64
-_OUT_OF_MEMORY_PHRASES = ("out of memory", "can't allocate memory", "not enough memory")
 
 Segment = tuple[Job, list[int]]
 """A job and the datums of its piece."""
@@ -195,11 +196,11 @@ class PassRunner:
         return job.accumulates or not (job.request.is_backward and self._overwrites(run))
 
     def _passes(self, segments: Sequence[Segment]) -> list[list[Segment]]:
-        """Part segments into passes: full-parameter runs by themselves, others by their rows."""
-        full = [[one] for one in segments if one[0].run is not None and one[0].run.is_full]
-        shared = [one for one in segments if one[0].run is None or not one[0].run.is_full]
+        """Part segments into passes: some by themselves, others by their rows."""
+        alone = [[one] for one in segments if _is_alone(one[0])]
+        shared = [one for one in segments if not _is_alone(one[0])]
         sized = ((one, one[0].rows_of(one[1])) for one in shared)
-        return full + fill_passes(sized, self._pass_rows)
+        return alone + fill_passes(sized, self._pass_rows)
 
     def _run_pass(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
         stacks = stack_wearers(
@@ -283,6 +284,11 @@ class PassRunner:
         return run.bound
 
 
+def _is_alone(job: Job) -> bool:
+    """Whether the passes of a job hold nothing else."""
+    return job.spec.is_custom or (job.run is not None and job.run.is_full)
+
+
 class _Heads:
     """Which rows of a pass are scored: grouped by targets, kind of loss and adapter of the head."""
 
@@ -295,7 +301,7 @@ class _Heads:
         device: torch.device,
     ) -> None:
         self._parts: dict[tuple[object, ...], list[_Part]] = {}
-        self._losses: list[MixedLosses | SequenceLosses] = []
+        self._losses: list[MixedLosses | SequenceLosses | CustomLosses] = []
         self.groups: list[HeadGroup] = []
         loras = _head_adapters(model, rows, adapted)
         for segment, (job, piece) in enumerate(segments):
@@ -311,15 +317,8 @@ class _Heads:
                 key: tuple[object, ...] = (num_targets, job.spec.is_of_sequence, adapter)
                 self._parts.setdefault(key, []).append(_Part(job, index, start, is_scored))
         for key, parts in self._parts.items():
-            losses = [
-                LossRows(
-                    part.job.request.loss,
-                    part.job.loss_inputs(part.index, part.is_scored),
-                    int(part.is_scored.sum()),
-                )
-                for part in parts
-            ]
-            found = SequenceLosses(losses) if key[1] else MixedLosses(losses, device)
+            losses = [part.job.loss_rows(part.index, part.is_scored) for part in parts]
+            found = losses_of(losses, device, is_of_sequence=bool(key[1]))
             self._losses.append(found)
             self.groups.append(
                 HeadGroup(
@@ -336,13 +335,16 @@ class _Heads:
         """Give each job what was found for its datums."""
         for parts, losses, found in zip(self._parts.values(), self._losses, scores, strict=True):
             logprobs, loss = (values.cpu().numpy() for values in found)
-            ratios = losses.ratios if isinstance(losses, SequenceLosses) else []
+            of_sequences = losses.of_sequences
             start = 0
             for number, part in enumerate(parts):
                 stop = start + int(part.is_scored.sum())
-                ratio = ratios[number] if ratios else None
                 part.job.take(
-                    part.index, part.is_scored, logprobs[start:stop], loss[start:stop], ratio
+                    part.index,
+                    part.is_scored,
+                    logprobs[start:stop],
+                    loss[start:stop],
+                    of_sequences[number] if of_sequences else None,
                 )
                 start = stop
 
@@ -393,11 +395,3 @@ def _first_of_each_run(jobs: Iterable[Job]) -> list[Job]:
             raise ValueError("the base model has no gradient")
         first.setdefault(job.run.name, job)
     return list(first.values())
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory does not suffice; the CPU's is a plain one."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        phrase in text for phrase in _OUT_OF_MEMORY_PHRASES
-    )

@@ -10,7 +10,7 @@ from google.longrunning import operations_pb2
 
 from tinsmith import names
 from tinsmith.v1 import trainer_pb2
-from tinsmith_engine import LOSS_SPECS, validate_batch
+from tinsmith_engine import LOSS_NAMES, validate_batch
 from tinsmith_engine import codec as engine_codec
 from tinsmith_engine.catalog import ModelCatalog
 from tinsmith_runtime.auth import POD_SCOPE, current_caller
@@ -88,7 +88,7 @@ class TrainerServicer(CheckpointServicer):
     ) -> trainer_pb2.TrainerCapabilities:
         return trainer_pb2.TrainerCapabilities(
             models=self._catalog.select(request.base_model),
-            losses=sorted(LOSS_SPECS),
+            losses=sorted(LOSS_NAMES),
             max_batch_tokens=self._config.max_batch_tokens,
             max_batch_datums=self._config.max_batch_datums,
             max_queued_operations=self._config.max_queued_operations,
@@ -254,7 +254,9 @@ class TrainerServicer(CheckpointServicer):
                     f"{self._config.max_batch_tokens} are allowed; send it in parts",
                     limit=self._config.max_batch_tokens,
                 )
-            validate_batch(work.batch, work.loss, work.loss_config, run.engine.info)
+            validate_batch(
+                work.batch, work.loss, work.loss_config, run.engine.info, custom=work.custom
+            )
 
     async def _check_foreign(self, work: LoadCheckpointWork) -> None:
         """Refuse a load of what another project did not publish, as if it did not exist.

@@ -497,7 +497,9 @@ class CustomLoss(_message.Message):
 
     The loss of a batch is the sum over its datums. The function takes the log-probabilities of the
     targets and further inputs, and gives a scalar and metrics. It is rebuilt from a list of allowed
-    operations of tensors; nothing of it is code. It is computed in float32 on the CPU, alone.
+    operations of tensors; nothing of it is code. It is computed in float32 on the CPU, alone, and sees
+    all tokens of a datum. Inputs that it does not name are ignored. There are at most 512 nodes; a
+    tensor has at most 2^24 elements, all of a datum together at most 2^27, less for short ones.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -511,7 +513,9 @@ class CustomLoss(_message.Message):
         NAME_FIELD_NUMBER: _builtins.int
         RANK_FIELD_NUMBER: _builtins.int
         name: _builtins.str
-        """Names the entry of `Datum.loss_inputs`; `logprobs` for the first argument."""
+        """Names the entry of `Datum.loss_inputs`, of float32, or `target_tokens`, which are int64;
+        `logprobs` for the first argument, which are those of the current weights.
+        """
         rank: _builtins.int
         """Gives the number of axes: 1 for [T], 2 for [T, K], 0 for a scalar."""
         def __init__(
@@ -568,7 +572,7 @@ class DatumOutput(_message.Message):
 
         `ForwardBackward` does not compute tokens without a loss and reports 0 for them: those with
         weight 0 (for all K targets), or in the other losses with 0 for every input of the loss.
-        `Forward` computes all.
+        `Forward` computes all, and so does a custom loss.
         """
 
     def __init__(
@@ -667,6 +671,9 @@ class ForwardResponse(_message.Message):
         trainer), and `entropy:mean` (of -lp). Those with clip bounds add `clip_fraction:mean`, the
         share of tokens whose ratio is above the upper bound with an advantage above 0, or below the
         lower one with an advantage below 0; `gspo` adds `sequence_ratio:mean`, over datums.
+
+        A custom loss has its own, `custom/<name>:sum` and `custom/<name>:mean`, over datums; there
+        `num_loss_tokens:sum` counts the tokens whose log-probability has a derivative that is not 0.
         """
 
     def __init__(

@@ -35,7 +35,7 @@ from tinsmith_engine.distributed.full_steps import FullRun, full_grad_norm, full
 from tinsmith_engine.distributed.ranks import RankFault, Ranks
 from tinsmith_engine.distributed.wire import decode, encode
 from tinsmith_engine.jobs import Job
-from tinsmith_engine.row_losses import LossRows, MixedLosses, SequenceLosses
+from tinsmith_engine.row_losses import CustomLosses, MixedLosses, SequenceLosses, losses_of
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.values import (
     AdamParams,
@@ -277,11 +277,8 @@ class FullRuns:
         """Compute a unit; an empty one only helps the other ranks to theirs."""
         batch = job.request.batch
         scored = [job.scored(index) for index in unit]
-        parts = [
-            LossRows(job.request.loss, job.loss_inputs(index, of), int(of.sum()))
-            for index, of in zip(unit, scored, strict=True)
-        ]
-        losses: MixedLosses | SequenceLosses | None = None
+        parts = [job.loss_rows(index, of) for index, of in zip(unit, scored, strict=True)]
+        losses: MixedLosses | SequenceLosses | CustomLosses | None = None
         tokens = rows = targets = torch.zeros(0, dtype=torch.int64)
         if unit:
             tokens = torch.from_numpy(np.stack([batch[index].tokens_T for index in unit]))
@@ -292,11 +289,7 @@ class FullRuns:
             ).to(torch.int64)
         if len(rows):
             some = [part for part in parts if part.num_rows]
-            losses = (
-                SequenceLosses(some)
-                if job.spec.is_of_sequence
-                else MixedLosses(some, self._ranks.device)
-            )
+            losses = losses_of(some, self._ranks.device, is_of_sequence=job.spec.is_of_sequence)
         found = run.module.score(
             tokens.to(torch.int64) if unit else None,
             rows,
@@ -304,7 +297,7 @@ class FullRuns:
             losses,
             needs_gradient=job.request.is_backward,
         )
-        ratios = iter(losses.ratios if isinstance(losses, SequenceLosses) else ())
+        of_sequences = iter(losses.of_sequences if losses is not None else ())
         start = 0
         for index, of in zip(unit, scored, strict=True):
             stop = start + int(of.sum())
@@ -313,7 +306,9 @@ class FullRuns:
                 job.take(index, of, nothing, nothing, None)
                 continue
             logprobs, loss = found[0][start:stop], found[1].loss_NK[start:stop]
-            job.take(index, of, logprobs.cpu().numpy(), loss.cpu().numpy(), next(ratios, None))
+            job.take(
+                index, of, logprobs.cpu().numpy(), loss.cpu().numpy(), next(of_sequences, None)
+            )
             start = stop
 
     def _gradient_before(self, run: FullRun) -> list[Tensor] | None:

@@ -165,7 +165,13 @@ class RankedEngine(Engine):
 
     def _compute_full(self, request: BatchRequest) -> ForwardResult | TinsmithError:
         try:
-            validate_batch(request.batch, request.loss, request.loss_config, self.info)
+            validate_batch(
+                request.batch,
+                request.loss,
+                request.loss_config,
+                self.info,
+                custom=request.custom,
+            )
         except TinsmithError as error:
             return error
         return self._full.compute(request)

@@ -23,8 +23,9 @@ from tinsmith_engine.distributed.ranks import Ranks
 from tinsmith_engine.distributed.sharded_base import GatherStream
 from tinsmith_engine.distributed.wire import decode, encode
 from tinsmith_engine.jobs import Job
+from tinsmith_engine.memory import is_out_of_memory
 from tinsmith_engine.models import Model
-from tinsmith_engine.pass_runner import PassRunner, Segment, is_out_of_memory
+from tinsmith_engine.pass_runner import PassRunner, Segment
 from tinsmith_engine.run_store import Run
 from tinsmith_engine.values import BatchRequest, ForwardResult
 from tinsmith_runtime.errors import TinsmithError

@@ -20,6 +20,9 @@ from torch import Tensor
 from tinsmith_engine.values import (
     AdamParams,
     BatchRequest,
+    CustomFound,
+    CustomInput,
+    CustomLoss,
     Datum,
     ForwardResult,
     FullConfig,
@@ -35,6 +38,9 @@ _CLASSES: Mapping[str, type[Any]] = {
     for one in (
         AdamParams,
         BatchRequest,
+        CustomFound,
+        CustomInput,
+        CustomLoss,
         Datum,
         ForwardResult,
         FullConfig,

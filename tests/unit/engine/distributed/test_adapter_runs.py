@@ -128,6 +128,7 @@ def test_errors_are_typed_and_of_one_operation(sharded: Path) -> None:
         "bad": "NonFiniteLossError",
         "good": "ForwardResult",
         "unknown": "RunNotFoundError",
+        "fault": "CustomLossRefusedError",
         "twice": "AlreadyExistsError",
     }
 
