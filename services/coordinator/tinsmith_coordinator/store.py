@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -17,7 +18,7 @@ Clock = Callable[[sa.Connection], float]
 SCHEMA = "coordinator"
 """The PostgreSQL schema of the tables: pods may share a database."""
 
-_now: dict[str, sa.Select[tuple[float]]] = {}
+_now: dict[str, sa.Select[Any]] = {}
 
 
 async def open_database(
