@@ -23,7 +23,7 @@ from tinsmith.errors import decode_status
 from tinsmith.v1 import episode_pb2, episode_pb2_grpc
 
 _TIMEOUT_S = 60.0
-_WAIT_S = 0.5
+_WAIT_S = 20.0
 _MARGIN_S = 0.1
 _MANY_ATTEMPTS = 100
 
@@ -52,7 +52,7 @@ class Outcome:
     """What agents and watcher saw.
 
     Attributes:
-        claim_s: Durations of the claims that found an episode at once.
+        claim_s: Durations of claims, until each episode was claimed once.
         acknowledged: Reward that was acknowledged, by episode.
         ends: Episodes in the order in which the watcher saw them end.
         num_attempts: Claims that gave an episode.
@@ -106,7 +106,7 @@ class AgentCrowd:
         self._random = random.Random(seed)
         self._rewards = itertools.count(1)
         self._outcome = Outcome()
-        self._is_over = asyncio.Event()
+        self._all_acknowledged = asyncio.Event()
         self._begin_s = 0.0
 
     async def run(self, num_agents: int, num_episodes: int) -> Outcome:
@@ -115,10 +115,16 @@ class AgentCrowd:
             stub: Any = episode_pb2_grpc.EpisodeServiceStub(channel)
             await self._register(stub, num_episodes)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._watch(stub, num_episodes))
                 self._begin_s = time.perf_counter()
-                for number in range(num_agents):
+                watch = tasks.create_task(self._watch(stub, num_episodes))
+                agents = [
                     tasks.create_task(self._play(number, num_episodes))
+                    for number in range(num_agents)
+                ]
+                # An end may be seen before its submit is answered.
+                await asyncio.gather(watch, self._all_acknowledged.wait())
+                for agent in agents:
+                    agent.cancel()
         self._outcome.duration_s = time.perf_counter() - self._begin_s
         return self._outcome
 
@@ -149,34 +155,33 @@ class AgentCrowd:
                 ends.append(episode)
                 if len(ends) >= num_episodes:
                     break
-        self._is_over.set()
 
     async def _play(self, number: int, num_episodes: int) -> None:
         async with self._channel() as channel:
             stub: Any = episode_pb2_grpc.EpisodeServiceStub(channel)
             await channel.channel_ready()
-            while not self._is_over.is_set():
+            while True:
                 begin_s = time.perf_counter()
-                claimed = await self._claim(stub, number, wait_s=0)
-                if claimed.HasField("episode"):
+                claimed = await self._claim(stub, number)
+                if not claimed.HasField("episode"):
+                    continue
+                if self._outcome.num_attempts < num_episodes:
+                    # Until each was claimed once, there is always one that waits.
                     self._outcome.claim_s.append(time.perf_counter() - begin_s)
-                else:
-                    claimed = await self._claim(stub, number, wait_s=_WAIT_S)
-                if claimed.HasField("episode"):
-                    self._outcome.num_attempts += 1
-                    if self._outcome.num_attempts == num_episodes:
-                        self._outcome.first_claims_s = time.perf_counter() - self._begin_s
-                    await self._end(stub, claimed)
+                self._outcome.num_attempts += 1
+                if self._outcome.num_attempts == num_episodes:
+                    self._outcome.first_claims_s = time.perf_counter() - self._begin_s
+                await self._end(stub, claimed)
+                if len(self._outcome.acknowledged) == num_episodes:
+                    self._all_acknowledged.set()
 
-    async def _claim(
-        self, stub: Any, number: int, *, wait_s: float
-    ) -> episode_pb2.ClaimEpisodeResponse:
+    async def _claim(self, stub: Any, number: int) -> episode_pb2.ClaimEpisodeResponse:
         request = episode_pb2.ClaimEpisodeRequest(
             parent="projects/default",
             request_id=str(uuid.uuid4()),
             client_id=f"agent-{number}",
             lease_duration=_duration(self._habits.lease_s),
-            timeout=_duration(wait_s),
+            timeout=_duration(_WAIT_S),
         )
         answer: episode_pb2.ClaimEpisodeResponse = await stub.ClaimEpisode(
             request, metadata=self._metadata, timeout=_TIMEOUT_S
@@ -190,6 +195,7 @@ class AgentCrowd:
             lease_token=claimed.lease_token,
             outcome=episode_pb2.EpisodeOutcome(reward=float(next(self._rewards))),
         )
+        await asyncio.sleep(habits.play_s * self._random.uniform(0.5, 1.5))
         if draw < habits.dying:
             self._outcome.num_dead += 1
             return
@@ -198,7 +204,6 @@ class AgentCrowd:
             assert await self._submit(stub, request) is None, "taken after the lease ran out"
             self._outcome.num_fenced += 1
             return
-        await asyncio.sleep(habits.play_s * self._random.uniform(0.5, 1.5))
         is_twice = draw < habits.dying + habits.late + habits.twice
         first = await self._submit(stub, request)
         if first is None:

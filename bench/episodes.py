@@ -1,7 +1,7 @@
 """Many unreliable agents on one coordinator: what a claim costs, and that nothing is lost.
 
 `python -m bench.episodes` starts a scheduler and a coordinator as processes, and 500 agents in
-this one, each with a connection of its own. They play 2,000 episodes, a second each; of all
+this one, each with a connection of its own. They play 2,000 episodes, two seconds each; of all
 attempts 30 % are left by agents that die, 5 % are submitted after their lease ran out, 5 % twice.
 Every round checks that each episode was counted once, with the reward that was acknowledged, and
 none was lost.
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 async def _round(address: str, key: str, num_agents: int, num_episodes: int, seed: int) -> Outcome:
-    crowd = AgentCrowd(address, key, Habits(lease_s=4.0, play_s=1.0), seed=seed)
+    crowd = AgentCrowd(address, key, Habits(lease_s=6.0, play_s=2.0), seed=seed)
     outcome = await crowd.run(num_agents, num_episodes)
     outcome.check(num_episodes)
     return outcome

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 
 from tinsmith.names import EpisodeName
 from tinsmith_coordinator import rows
+from tinsmith_coordinator.proofs import EpisodeKey, LeaseToken, matches
 from tinsmith_coordinator.records import AttemptEnd, Episode
-from tinsmith_coordinator.secrets import EpisodeKey, LeaseToken, matches
 from tinsmith_coordinator.tables import attempts
 from tinsmith_runtime.errors import EpisodeEndedError, KeyInvalidError, LeaseLostError
 

@@ -24,6 +24,7 @@ from tinsmith.names import (
     is_valid_id,
 )
 from tinsmith.v1 import episode_pb2
+from tinsmith_coordinator.proofs import EpisodeKey, LeaseToken
 from tinsmith_coordinator.records import (
     Claim,
     Episode,
@@ -36,7 +37,6 @@ from tinsmith_coordinator.records import (
     QueueKey,
     RequestIdentity,
 )
-from tinsmith_coordinator.secrets import EpisodeKey, LeaseToken
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError
 
 DOMAIN = "coordinator.tinsmith"

@@ -22,6 +22,7 @@ from tinsmith_coordinator.attempts import find_by_key, find_by_token, require_ac
 from tinsmith_coordinator.bells import Bell, Bells
 from tinsmith_coordinator.episodes import announce, held_key, request_id_reused
 from tinsmith_coordinator.finishing import see_through
+from tinsmith_coordinator.proofs import EpisodeKey, LeaseToken, derive_secret, hash_secret
 from tinsmith_coordinator.records import (
     AttemptEnd,
     Claim,
@@ -33,7 +34,6 @@ from tinsmith_coordinator.records import (
     Outcome,
     RequestIdentity,
 )
-from tinsmith_coordinator.secrets import EpisodeKey, LeaseToken, derive_secret, hash_secret
 from tinsmith_coordinator.store import Clock
 from tinsmith_coordinator.tables import attempts, episodes, model_calls
 from tinsmith_runtime.errors import (

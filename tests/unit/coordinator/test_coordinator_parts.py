@@ -11,7 +11,7 @@ import pytest
 from tinsmith_coordinator.bells import Bells
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.finishing import see_through
-from tinsmith_coordinator.secrets import (
+from tinsmith_coordinator.proofs import (
     EpisodeKey,
     LeaseToken,
     derive_secret,
