@@ -274,7 +274,8 @@ class FakeCoordinator(_Worker, episode_pb2_grpc.EpisodeServiceServicer):
     """Knows the keys of episodes, keeps the calls that are recorded."""
 
     def __init__(self, scheduler_address: str, pod_key: str) -> None:
-        super().__init__("fake-coordinator", scheduler_address, pod_key)
+        # Of several coordinators the gateway takes the first by name: this one, not the real one.
+        super().__init__("0-fake-coordinator", scheduler_address, pod_key)
         self.lease_s = 60.0
         self.episodes: dict[str, episode_pb2.Episode] = {}
         self.ended: dict[str, TinsmithError] = {}
