@@ -131,7 +131,7 @@ async def _measure(pods: Pods, work: Work, num_polls: int) -> list[report.Row]:
             lambda: caller.submit(through, 1, _SUBMITS),
         )
         rows += await _throughput(caller, direct, through)
-        rows += await _loads(pods, caller, through)
+        rows += await _loads(pods, caller, direct, through)
         rows += await _long_polls(pods, caller, through, num_polls)
     return rows
 
@@ -246,7 +246,7 @@ async def _throughput(caller: Caller, direct: Way, through: Way) -> list[report.
     ]
 
 
-async def _loads(pods: Pods, caller: Caller, through: Way) -> list[report.Row]:
+async def _loads(pods: Pods, caller: Caller, direct: Way, through: Way) -> list[report.Row]:
     """Requests as fast as they are answered, on connections that stay open."""
     rows = []
     for path in LIGHT_ENDPOINTS:
@@ -255,17 +255,31 @@ async def _loads(pods: Pods, caller: Caller, through: Way) -> list[report.Row]:
             _console.print(f"{path}: not served")
             continue
         rows.append(_row(f"HTTP {path}, {_CONNECTIONS} connections", rate, "1/s", "higher"))
+    name = f"gRPC GetTrainingRun, {_CONNECTIONS} at once"
+    straight = await _grpc_load(caller, direct)
+    before_s = pods.gateway.cpu_time_s()
+    by_gateway = await _grpc_load(caller, through)
+    used_s = pods.gateway.cpu_time_s() - before_s
+    return [
+        *rows,
+        _row(f"{name}: direct", straight / _LOAD_S, "1/s", "higher"),
+        _row("... through the gateway", by_gateway / _LOAD_S, "1/s", "higher"),
+        _row("... CPU time of the gateway for each", 1000 * used_s / by_gateway, "ms", "lower"),
+    ]
+
+
+async def _grpc_load(caller: Caller, way: Way) -> int:
+    """Return how many calls were answered."""
     num_calls, end_s = 0, time.perf_counter() + _LOAD_S
 
     async def ask() -> None:
         nonlocal num_calls
         while time.perf_counter() < end_s:
-            await caller.get_run(through, 1)
+            await caller.get_run(way, 1)
             num_calls += 1
 
     await asyncio.gather(*(ask() for _ in range(_CONNECTIONS)))
-    name = f"gRPC GetTrainingRun through the gateway, {_CONNECTIONS} at once"
-    return [*rows, _row(name, num_calls / _LOAD_S, "1/s", "higher")]
+    return num_calls
 
 
 async def _http_load(pods: Pods, path: str) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.gateway_rig import RUN, TIMEOUT_S, GatewayRig, running_gateway
 
 from tinsmith_gateway import app as gateway_app
-from tinsmith_gateway.front import PREFACE, bind, load_tls
+from tinsmith_gateway.front import PREFACE, bind, load_tls, raise_file_limit
 from tinsmith_gateway.http import Call, endpoint
 from tinsmith_gateway.services import Services
 from tinsmith_runtime.errors import ConfigError, TinsmithError
@@ -301,6 +302,18 @@ async def test_accepted_connections_send_at_once() -> None:
     """asyncio sets TCP_NODELAY only on sockets whose protocol is named."""
     with bind("127.0.0.1:0") as bound:
         assert bound.proto == socket.IPPROTO_TCP
+
+
+def test_the_process_may_open_as_many_files_as_it_needs() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+        raise_file_limit(before[0])
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+        raise_file_limit(1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_http_requests_have_a_share_of_their_key(tmp_path: Path, protocol: Protocol) -> None:

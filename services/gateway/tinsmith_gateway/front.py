@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import ssl
 from collections.abc import Callable, Coroutine
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """How every HTTP/2 connection begins (RFC 9113, section 3.4)."""
 _BACKLOG = 2048
+# Its own socket, and both ends of that to the gRPC server.
+_FILES_PER_CONNECTION, _OTHER_FILES = 3, 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +87,14 @@ def bind(address: str) -> socket.socket:
     return bound
 
 
+def raise_file_limit(wanted: int) -> None:
+    """Let this process open so many files, or as many as its hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
 class Front:
     """Accepts connections and hands them on.
 
@@ -108,6 +119,7 @@ class Front:
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections."""
+        raise_file_limit(_FILES_PER_CONNECTION * self.settings.max_connections + _OTHER_FILES)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
             lambda: _Connection(self), sock=listener, backlog=_BACKLOG
@@ -228,7 +240,7 @@ class _Connection(asyncio.Protocol):
             self._spawn(self._splice(self._transport))
 
     async def _splice(self, transport: asyncio.Transport) -> None:
-        near, far = _Pipe(), _Pipe()
+        near, far = _Pipe(may_half_close=True), _Pipe(may_half_close=False)
         try:
             far_transport, _ = await asyncio.get_running_loop().create_unix_connection(
                 lambda: far, str(self._front.native_socket)
@@ -279,13 +291,17 @@ class _Pipe(asyncio.Protocol):
 
     Neither end is read while the other can not be written, so a slow reader holds up its sender and
     no memory.
+
+    Args:
+        may_half_close: Whether the other side may have more to say after this one has ended. A
+            client may; a server that ended has closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_half_close: bool) -> None:
+        self._may_half_close = may_half_close
         self._transport: asyncio.Transport
         self._other: _Pipe
         self._on_lost: Callable[[], None] | None = None
-        self._has_ended = False
 
     def join(
         self,
@@ -313,12 +329,10 @@ class _Pipe(asyncio.Protocol):
         self._other._transport.resume_reading()
 
     def eof_received(self) -> bool:
-        self._has_ended = True
-        other = self._other
-        if other._has_ended or not other._transport.can_write_eof():
-            other._transport.close()
+        other = self._other._transport
+        if not self._may_half_close or not other.can_write_eof():
             return False
-        other._transport.write_eof()
+        other.write_eof()
         return self._transport.can_write_eof()
 
     def connection_lost(self, exc: Exception | None) -> None:
