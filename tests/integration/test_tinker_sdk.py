@@ -198,6 +198,33 @@ def test_a_client_side_loss_gives_the_gradient_of_the_built_in_one(
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
 
 
+def test_a_traced_loss_runs_on_the_server(service: tinker.ServiceClient) -> None:
+    def weighted(
+        logprobs: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = -(logprobs * weights).sum()
+        return loss, {"custom/most:mean": -logprobs.min()}
+
+    handle = service.create_custom_loss(weighted, {"logprobs": 1, "weights": 1}).result()
+    assert handle.loss_id is not None
+    data = [supervised(TOKENS), supervised(TOKENS[::-1], weight=0.5)]
+    found = []
+    for loss in (handle, None):
+        model = service.create_lora_training_client(BASE_MODEL, rank=8, seed=9).result()
+        gradient = (
+            model.forward_backward(data, "cross_entropy")
+            if loss is None
+            else model.forward_backward_custom(data, loss)
+        )
+        update = model.optim_step(types.AdamParams()).result()
+        assert update.metrics is not None
+        found.append((gradient.result().metrics, update.metrics["grad_norm"]))
+    (custom, custom_norm), (built_in, norm) = found
+    assert custom["loss:sum"] == pytest.approx(built_in["loss:sum"], rel=1e-6)
+    assert custom_norm == pytest.approx(norm, rel=1e-6)
+    assert custom["custom/most:mean"] > 0
+
+
 class TestMistakes:
     """A user's mistake is a failed future, and the next call goes on."""
 
@@ -226,6 +253,17 @@ class TestMistakes:
         with pytest.raises(tinker.RequestFailedError, match="GRADIENT_INCOMPLETE"):
             update.result()
         train(model, 1)
+
+    def test_a_loss_with_an_operation_that_is_not_listed_is_refused(
+        self, service: tinker.ServiceClient, model: tinker.TrainingClient
+    ) -> None:
+        def noisy(logprobs: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return (logprobs + torch.rand_like(logprobs)).sum(), {}
+
+        handle = service.create_custom_loss(noisy, {"logprobs": 1}).result()
+        refused = model.forward_backward_custom([supervised(TOKENS)], handle)
+        with pytest.raises(tinker.RequestFailedError, match="rand_like"):
+            refused.result()
 
     def test_another_optimizer_is_refused_and_the_next_step_works(
         self, model: tinker.TrainingClient
