@@ -30,6 +30,7 @@ import tinsmith
 from bench import report
 from bench.crowd import make_datum
 from bench.pods import Pods
+from bench.wires import tinker_rows
 from tinsmith.tensors import decode_tensor, encode_tokens
 from tinsmith.v1 import (
     sampler_pb2,
@@ -44,8 +45,7 @@ from tinsmith_local.tiny_model import build_tiny_model
 
 BASE_MODEL = "bench"
 LIGHT_ENDPOINTS = ("/healthz", "/api/v1/get_server_capabilities", "/v1/models")
-"""HTTP requests that cost little but their way: one without a key, one of each protocol. Endpoints
-that wait, such as `retrieve_future`, belong into `_long_polls`."""
+"""HTTP requests that cost little but their way: one without a key, one of each protocol."""
 
 _CALLS, _REPEATS = 300, 5
 _SUBMITS = 40
@@ -88,6 +88,7 @@ def main() -> int:
             with tinsmith.Client(pods.scheduler_address, pods.api_key) as client:
                 work = _prepare(client, pods.api_key)
                 rows = asyncio.run(_measure(pods, work, arguments.polls))
+            rows += tinker_rows(pods, BASE_MODEL, arguments.polls)
     machine = report.machine() | {"threads": 1}
     report.write("gateway", rows, machine)
     report.show("Gateway", rows, machine)
