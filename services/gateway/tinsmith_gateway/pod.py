@@ -135,7 +135,10 @@ class GatewayPod:
         logger.info("serving", extra={"address": self.address})
 
     async def stop(self) -> None:
-        """Refuse new requests, let running ones finish, close; what only waits is cut."""
+        """Refuse new requests, let running ones finish, close; what only waits is cut.
+
+        Repeating it changes nothing.
+        """
         self._drain.begin()
         if self._front is not None:
             self._front.stop_accepting()
@@ -147,14 +150,17 @@ class GatewayPod:
             await self._front.close()
         if self._listener is not None:
             self._listener.close()
-        if self._tinker is not None:
-            await self._tinker.stop()
-        if self._metrics is not None:
-            await asyncio.to_thread(self._metrics.stop)
+        tinker, self._tinker = self._tinker, None
+        if tinker is not None:
+            await tinker.stop()
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            await asyncio.to_thread(metrics.stop)
         await self._upstream.close()
         await self._scheduler.close()
-        if self._database is not None:
-            await self._database.close()
+        database, self._database = self._database, None
+        if database is not None:
+            await database.close()
         logger.info("stopped", extra={"address": self.address})
 
     def _native_config(self) -> ServerConfig:
