@@ -23,6 +23,10 @@ from tinsmith_runtime.scheduler_client import open_channel, typed_errors
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
+# What a pod may say that does not hold the resource any more, or is not there.
+_ELSEWHERE_CODES = frozenset(
+    {ErrorCode.UNAVAILABLE, ErrorCode.NOT_FOUND, ErrorCode.DEADLINE_EXCEEDED}
+)
 
 
 class Upstream:
@@ -85,7 +89,8 @@ class Upstream:
                     owner, service, method, request, response, credential, left_s
                 )
             except TinsmithError as error:
-                self._directory.forget(owner)
+                if error.code in _ELSEWHERE_CODES:
+                    self._directory.forget(owner)
                 may_pass = error.code is ErrorCode.UNAVAILABLE
                 if not may_pass or time.monotonic() + pause_s >= deadline_s:
                     raise
@@ -119,8 +124,9 @@ class Upstream:
             async with typed_errors(service, may_move=True):
                 async for message in streamed:
                     yield message
-        except TinsmithError:
-            self._directory.forget(owner)
+        except TinsmithError as error:
+            if error.code in _ELSEWHERE_CODES:
+                self._directory.forget(owner)
             raise
         finally:
             # Whoever stops reading tells the pod to stop working.
