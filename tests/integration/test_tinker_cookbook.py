@@ -14,6 +14,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,13 +123,7 @@ def questions(user: User) -> Path:
 @pytest.fixture(scope="module")
 def trained(user: User) -> Path:
     """The log of a training that was interrupted and went on; it knows words and shouted words."""
-    rows = []
-    for word in WORDS:
-        rows.append([_says("user", word), _says("assistant", word)])
-        rows.append([_says("system", PROMPT), *rows[-1][:1], _says("assistant", word.upper())])
-    conversations = user.write_lines(
-        "conversations.jsonl", [json.dumps({"messages": row}) for row in rows * 5]
-    )
+    conversations = _write_conversations(user, num_copies=5)
     log = user.folder / "supervised"
     arguments = {"model_name": MODEL_NAME, "file_path": conversations, "log_path": log}
     assert "the lights went out" in user.fail_program("supervised", **arguments, outage=True)
@@ -158,16 +153,20 @@ class TestSupervised:
         assert names[-1] == "final"
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["in turns", "beside"])
-def test_the_reward_rises(user: User, asynchronous: bool) -> None:
-    prompts = user.write_lines("prompts.txt", [f"{word}?" for word in WORDS * 4])
-    log = user.folder / f"reinforce-{asynchronous}"
+@pytest.fixture(scope="module")
+def prompts(user: User) -> Path:
+    return user.write_lines("prompts.txt", [f"{word}?" for word in WORDS * 4])
+
+
+@pytest.mark.parametrize("loss_beside", ["", "importance_sampling"], ids=["in turns", "beside"])
+def test_the_reward_rises(user: User, prompts: Path, loss_beside: str) -> None:
+    log = user.folder / f"reinforce-{loss_beside}"
     user.run_program(
         "reinforce",
         model_name=MODEL_NAME,
         file_path=prompts,
         log_path=log,
-        asynchronous=asynchronous,
+        loss_beside=loss_beside,
     )
     # A last row sums up what was used.
     rows = [row for row in _metrics(log) if "env/all/reward/total" in row]
@@ -177,8 +176,21 @@ def test_the_reward_rises(user: User, asynchronous: bool) -> None:
     assert statistics.mean(rewards[-4:]) > 0.7
     # What the sampler said of its tokens is what the trainer says of them, for as long as both
     # have the same weights.
-    same = rows[:1] if asynchronous else rows
+    same = rows[:1] if loss_beside else rows
     assert max(abs(row["optim/kl_sample_train_v1"]) for row in same) < 1e-4
+
+
+def test_who_asks_for_the_loss_that_is_not_published_is_told_what_to_use(
+    user: User, prompts: Path
+) -> None:
+    output = user.fail_program(
+        "reinforce",
+        model_name=MODEL_NAME,
+        file_path=prompts,
+        log_path=user.folder / "refused",
+        loss_beside="stable_reinforce",
+    )
+    assert "train with 'importance_sampling' or 'ppo'" in output
 
 
 def test_preferences_are_learned(user: User) -> None:
@@ -242,11 +254,23 @@ def test_a_student_comes_to_its_teacher_by_what_it_says_itself(
         log_path=log,
     )
     divergences = [row["teacher_kl"] for row in _metrics(log)]
-    assert statistics.mean(divergences[-3:]) < 0.75 * statistics.mean(divergences[:3])
+    assert statistics.mean(divergences[-4:]) < 0.85 * statistics.mean(divergences[:4])
 
 
-# PEFT is right that this could not be merged: the tiny model has tied embeddings.
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+def test_a_student_learns_the_likeliest_tokens_of_its_teacher(user: User, trained: Path) -> None:
+    log = user.folder / "distill_off_policy"
+    user.run_program(
+        "distill_off_policy",
+        model_name=MODEL_NAME,
+        teacher_path=_checkpoints(trained)[-1]["sampler_path"],
+        file_path=_write_conversations(user, num_copies=15),
+        log_path=log,
+    )
+    losses = [row["train/loss:sum"] / row["train/num_loss_tokens:sum"] for row in _metrics(log)]
+    assert len(losses) == 15
+    assert losses[-1] < 0.4 * losses[0]
+
+
 def test_an_exported_checkpoint_answers_elsewhere_as_it_was_taught(
     user: User, trained: Path, model_dir: Path
 ) -> None:
@@ -257,8 +281,11 @@ def test_an_exported_checkpoint_answers_elsewhere_as_it_was_taught(
         "adapter_model.safetensors",
     ]
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
-    base = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    model = peft.PeftModel.from_pretrained(base, folder / "peft")
+    with warnings.catch_warnings():
+        # PEFT warns of tied embeddings, which matter only to who merges; and of itself.
+        warnings.simplefilter("ignore")
+        base = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        model = peft.PeftModel.from_pretrained(base, folder / "peft")
     for word in WORDS:
         prompt = tokenizer.apply_chat_template(
             [_says("user", word)], add_generation_prompt=True, return_tensors="pt"
@@ -291,6 +318,17 @@ def _command(program: str, arguments: dict[str, object]) -> list[str]:
 
 def _says(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
+
+
+def _write_conversations(user: User, *, num_copies: int) -> Path:
+    """Write conversations of words said after the user and, where the prompt asks, shouted."""
+    rows = []
+    for word in WORDS:
+        asked = _says("user", word)
+        rows.append([asked, _says("assistant", word)])
+        rows.append([_says("system", PROMPT), asked, _says("assistant", word.upper())])
+    lines = [json.dumps({"messages": row}) for row in rows * num_copies]
+    return user.write_lines(f"conversations-{num_copies}.jsonl", lines)
 
 
 def _metrics(log: Path) -> list[dict[str, Any]]:

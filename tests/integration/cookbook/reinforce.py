@@ -66,12 +66,14 @@ class LetterDatasetBuilder(RLDatasetBuilder):
         return LetterDataset(Path(self.file_path).read_text().splitlines(), renderer), None
 
 
-def main(model_name: str, file_path: str, log_path: str, asynchronous: bool = False) -> None:
-    """Train, in turns with sampling or beside it."""
+def main(model_name: str, file_path: str, log_path: str, loss_beside: str = "") -> None:
+    """Train in turns with sampling or, if a loss for that is given, beside it."""
     renderer_name = model_info.get_recommended_renderer_name(model_name)
-    beside = train.AsyncConfig(
-        max_steps_off_policy=1, groups_per_batch=GROUPS_PER_BATCH, loss_fn="importance_sampling"
-    )
+    beside = None
+    if loss_beside:
+        beside = train.AsyncConfig(
+            max_steps_off_policy=1, groups_per_batch=GROUPS_PER_BATCH, loss_fn=loss_beside
+        )
     config = train.Config(
         log_path=log_path,
         model_name=model_name,
@@ -80,8 +82,7 @@ def main(model_name: str, file_path: str, log_path: str, asynchronous: bool = Fa
         dataset_builder=LetterDatasetBuilder(
             file_path=file_path, model_name=model_name, renderer_name=renderer_name
         ),
-        loss_fn="importance_sampling",
-        async_config=beside if asynchronous else None,
+        async_config=beside,
         learning_rate=2e-2,
         max_tokens=2,
         num_epochs=3,
