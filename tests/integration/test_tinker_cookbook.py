@@ -14,6 +14,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,11 +53,11 @@ class User:
         """Run a command to its end; return what it wrote.
 
         Raises:
-            AssertionError: If it failed; says what it wrote.
+            AssertionError: If it failed or took too long; says what it wrote.
         """
-        done = self._run(*command)
-        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}"
-        return done.stdout
+        status, output = self._run(*command)
+        assert status == 0, f"{command} ended with {status}:\n{output}"
+        return output
 
     def run_program(self, name: str, **arguments: object) -> str:
         """Run a program of `cookbook/` to its end; return what it wrote."""
@@ -64,9 +65,9 @@ class User:
 
     def fail_program(self, name: str, **arguments: object) -> str:
         """Run a program that is to fail; return what it wrote."""
-        done = self._run(*_command(name, arguments))
-        assert done.returncode != 0, f"{name} did not fail:\n{done.stdout}"
-        return done.stdout
+        status, output = self._run(*_command(name, arguments))
+        assert status == 1, f"{name} ended with {status}, not 1:\n{output}"
+        return output
 
     def write_lines(self, name: str, lines: list[str]) -> Path:
         """Write a file of the user's."""
@@ -74,17 +75,22 @@ class User:
         path.write_text("".join(f"{line}\n" for line in lines))
         return path
 
-    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command,
-            env=self.environment,
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_PROGRAM_TIMEOUT_S,
-            check=False,
-        )
+    def _run(self, *command: str) -> tuple[int | str, str]:
+        with tempfile.TemporaryFile("w+", dir=self.folder) as output:
+            try:
+                status: int | str = subprocess.run(
+                    command,
+                    env=self.environment,
+                    cwd=self.folder,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=_PROGRAM_TIMEOUT_S,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                status = f"no end after {_PROGRAM_TIMEOUT_S} s"
+            output.seek(0)
+            return status, output.read()
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +146,12 @@ class TestSupervised:
         losses = [row["train_mean_nll"] for row in rows]
         evaluated = [row["test/nll"] for row in rows if "test/nll" in row]
         assert losses[-1] < 0.1 * losses[0]
-        assert len(evaluated) == 3
+        assert len(evaluated) == 4
         assert evaluated[-1] < 0.2 * evaluated[0]
 
     def test_a_training_goes_on_where_it_was_interrupted(self, trained: Path) -> None:
         rows = _metrics(trained)
-        assert [row["step"] for row in rows] == list(range(32))
+        assert [row["step"] for row in rows] == list(range(40))
         # Step 10 is the first after the last checkpoint before the outage.
         assert rows[10]["train_mean_nll"] < 0.5 * rows[0]["train_mean_nll"]
         names = [record["name"] for record in _checkpoints(trained)]

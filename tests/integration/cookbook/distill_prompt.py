@@ -78,7 +78,7 @@ async def main(
             ),
         ),
         learning_rate=5e-3,
-        num_epochs=6,
+        num_epochs=10,
         save_every=0,
     )
     await train.main(config)

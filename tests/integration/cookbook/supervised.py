@@ -25,7 +25,7 @@ class Outage(TrainingClientEvaluator):
 
 
 def main(model_name: str, file_path: str, log_path: str, outage: bool = False) -> None:
-    """Train for 32 steps, or until the outage."""
+    """Train for 40 steps, or until the outage."""
     renderer_name = model_info.get_recommended_renderer_name(model_name)
     dataset = FromConversationFileBuilder(
         file_path=file_path,
@@ -45,7 +45,7 @@ def main(model_name: str, file_path: str, log_path: str, outage: bool = False) -
         dataset_builder=dataset,
         evaluator_builders=[Outage] if outage else [],
         learning_rate=1e-2,
-        num_epochs=8,
+        num_epochs=10,
         save_every=5,
         eval_every=12,
     )
