@@ -14,7 +14,7 @@ from tinker_cookbook.distillation.datasets import (
 from tinker_cookbook.rl.types import RLDatasetBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-NUM_STEPS = 14
+NUM_STEPS = 20
 
 
 @chz.chz
@@ -31,7 +31,7 @@ class PromptFileBuilder(RLDatasetBuilder):
         dataset = PromptOnlyDataset(
             prompts=prompts * NUM_STEPS,
             batch_size=len(prompts),
-            group_size=8,
+            group_size=4,
             renderer=renderers.get_renderer(self.renderer_name, tokenizer),
             tokenizer=tokenizer,
         )
@@ -58,7 +58,7 @@ def main(model_name: str, teacher_path: str, file_path: str, log_path: str) -> N
             )
         ],
         learning_rate=1e-2,
-        max_tokens=4,
+        max_tokens=8,
         eval_every=0,
         save_every=0,
     )
