@@ -23,8 +23,12 @@ def main() -> int:
     begin_s = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="tinsmith-fuzz-") as name:
         folder = Path(name)
-        model_dir = build_tiny_model(folder / "model", TinyModelConfig(hidden_size=32, num_layers=1))
-        with embedded_server(folder / "data", model_dir, gateway={"long_poll_s": 0.05}) as deployment:
+        model_dir = build_tiny_model(
+            folder / "model", TinyModelConfig(hidden_size=32, num_layers=1)
+        )
+        with embedded_server(
+            folder / "data", model_dir, gateway={"long_poll_s": 0.05}
+        ) as deployment:
             tally = asyncio.run(
                 attack(
                     f"http://{deployment.address}",

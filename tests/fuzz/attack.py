@@ -152,7 +152,10 @@ class User:
 async def user(url: str, key: str, base_model: str) -> AsyncIterator[User]:
     """Yield a user with a session, a model and a sampling session."""
     async with httpx.AsyncClient(
-        base_url=url, headers={"x-api-key": key}, timeout=120.0, limits=httpx.Limits(max_connections=4)
+        base_url=url,
+        headers={"x-api-key": key},
+        timeout=120.0,
+        limits=httpx.Limits(max_connections=4),
     ) as http:
         made = User(http)
         await made.begin(base_model)
@@ -175,7 +178,9 @@ async def attack(
     tally = Tally()
     async with user(url, neighbour_key, base_model) as neighbour:
         calm = await neighbour.train(_STEPS)
-        shares = [count // _NUM_WORKERS + (index < count % _NUM_WORKERS) for index in range(_NUM_WORKERS)]
+        shares = [
+            count // _NUM_WORKERS + (index < count % _NUM_WORKERS) for index in range(_NUM_WORKERS)
+        ]
         async with asyncio.TaskGroup() as group:
             workers = [
                 group.create_task(
@@ -338,9 +343,17 @@ def _valid_words(attacker: User, chance: random.Random) -> tuple[str, str, Any]:
         ("POST", "save_weights", {**ordered, "path": "x", "ttl_seconds": 3600, "overwrite": True}),
         ("POST", "save_weights_for_sampler", {**ordered, "path": "x", "kind": "snapshot"}),
         ("POST", "save_weights_for_sampler", {**ordered, "sampling_session_seq_id": 4}),
-        ("POST", "save_weights_external", {**ordered, "path": "x", "age_encryption_recipients": ["age1x"]}),
+        (
+            "POST",
+            "save_weights_external",
+            {**ordered, "path": "x", "age_encryption_recipients": ["age1x"]},
+        ),
         ("POST", "load_weights", {**ordered, "path": path, "optimizer": True}),
-        ("POST", "load_weights", {"session_id": session, "model_seq_id": 3, "path": path, "optimizer": True}),
+        (
+            "POST",
+            "load_weights",
+            {"session_id": session, "model_seq_id": 3, "path": path, "optimizer": True},
+        ),
         (
             "POST",
             "create_custom_loss",
@@ -380,7 +393,11 @@ def _valid_words(attacker: User, chance: random.Random) -> tuple[str, str, Any]:
                 "prompt_logprobs_last_n": 2,
             },
         ),
-        ("POST", "retrieve_future", {"request_id": f"sample.{sampler}.{number}", "allow_metadata_only": True}),
+        (
+            "POST",
+            "retrieve_future",
+            {"request_id": f"sample.{sampler}.{number}", "allow_metadata_only": True},
+        ),
         (
             "POST",
             "retrieve_futures",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,19 @@ from tinsmith_gateway.metrics import REFUSED_CONNECTIONS
 _KEEP_ALIVE_S = 75
 """Longer than clients keep unused connections: the one that closes first must be the client, or
 its next request may meet a connection that is just being closed."""
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-length: 0\r\nconnection: close\r\n\r\n"
-)
+
+
+def _refusal(status: str, problem: str) -> bytes:
+    """Return an answer; with a body, since clients take a bare 400 for the fault of a proxy."""
+    body = json.dumps({"error": problem, "detail": problem})
+    return (
+        f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}"
+    ).encode()
+
+
+_TOO_LARGE = _refusal("431 Request Header Fields Too Large", "the head of the request is too large")
+_MALFORMED = _refusal("400 Bad Request", "the request is not HTTP/1.1")
 
 
 class HttpServer:
@@ -148,12 +158,14 @@ class _BoundedHttp(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what can not be parsed."""
+        del msg
         self._stop_timer()
         if self._is_too_large:
             self._end_large()
         elif not self.transport.is_closing():
             REFUSED_CONNECTIONS.labels("malformed").inc()
-            super().send_400_response(msg)
+            self.transport.write(_MALFORMED)
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the front know."""

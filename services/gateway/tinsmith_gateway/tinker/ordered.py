@@ -23,13 +23,16 @@ from tinsmith_gateway.tinker import futures, ids
 from tinsmith_gateway.tinker.future_store import REFUSAL, FutureStore
 from tinsmith_gateway.tinker.native import Native
 from tinsmith_gateway.tinker.rendering import future
-from tinsmith_runtime.errors import ErrorCode, TinsmithError
+from tinsmith_runtime.errors import BatchTooLargeError, ErrorCode, TinsmithError
 from tinsmith_runtime.logs import bind_log_fields
+from tinsmith_runtime.scheduler_client import MAX_MESSAGE_BYTES
 
 OrderedRequest = Any
 """One of the five ordered requests of the trainer's contract."""
 
 _MAX_KNOWN_RUNS = 100_000
+_ENVELOPE_BYTES = 1024
+"""Room for run, number and request id."""
 # These say that no operation exists; every other refusal is one.
 _NOT_ACCEPTED = frozenset(
     {
@@ -103,6 +106,7 @@ class OrderedCalls:
         bind_log_fields(resource=run)
         try:
             prepared = await prepare(run, number)
+            _check_size(prepared.request)
         except TinsmithError as error:
             if error.retry_after_s is not None or error.code in _NOT_ACCEPTED_CODES:
                 raise
@@ -131,6 +135,15 @@ class OrderedCalls:
 def _future(run: str, number: int, prepared: Prepared) -> futures.OperationFuture:
     run_id = run.rpartition("/")[2]
     return futures.OperationFuture(run_id, str(number), prepared.kind, prepared.number)
+
+
+def _check_size(request: OrderedRequest) -> None:
+    # What the connection refuses, the trainer never sees, and can not count as refused.
+    if request.ByteSize() > MAX_MESSAGE_BYTES - _ENVELOPE_BYTES:
+        raise BatchTooLargeError(
+            f"the call is larger than {MAX_MESSAGE_BYTES} bytes; send it in parts",
+            limit=MAX_MESSAGE_BYTES,
+        )
 
 
 _METHODS = {

@@ -124,7 +124,7 @@ class Sampling:
         native = user_native(call)
         session = ids.sampling_session_name(native.project, body.target.sampling_session_id)
         for retrieved in body.retrieved_request_ids:
-            self._store.note_retrieved(retrieved)
+            self._store.note_retrieved(native.project, retrieved)
         wanted_s = self._default_poll_s if body.timeout is None else body.timeout
         timeout_s = min(max(wanted_s, 0.0), _MAX_POLL_S)
         loop = asyncio.get_running_loop()
