@@ -24,6 +24,7 @@ PROTOBUF = {"content-type": "application/x-protobuf"}
 JSON = {"content-type": "application/json"}
 _NUM_WORKERS = 8
 _STEPS = 3
+_HEARTBEAT_S = 10.0
 _MAX_FAILURES = 50
 _HEAD_TIMEOUT_S = 10.0
 # These are no answers of the wire: nothing was asked, or HTTP/2 was spoken.
@@ -94,6 +95,12 @@ class User:
         self.model_id = (await self.result(created["request_id"]))["model_id"]
         self.seq_id = 0
 
+    async def keep_alive(self) -> None:
+        """Send heartbeats until this is cancelled."""
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            await self.call("session_heartbeat", session_id=self.session_id)
+
     async def call(self, path: str, **body: Any) -> dict[str, Any]:
         """Send JSON and return JSON."""
         answer = await self.http.post(f"/api/v1/{path}", json=body)
@@ -159,7 +166,11 @@ async def user(url: str, key: str, base_model: str) -> AsyncIterator[User]:
     ) as http:
         made = User(http)
         await made.begin(base_model)
-        yield made
+        heart = asyncio.create_task(made.keep_alive())
+        try:
+            yield made
+        finally:
+            heart.cancel()
 
 
 async def attack(
