@@ -174,6 +174,22 @@ def _overflowing_rows(model: Model) -> str:
     return model.submit(batch)
 
 
+def _huge_axis(model: Model) -> str:
+    batch = model.batch()
+    tensor = batch.data[0].loss_fn_inputs["weights"]
+    tensor.sparse_csr.crow_indices = bytes(8)
+    tensor.shape[:] = [0, 2**63 - 1]
+    return model.submit(batch)
+
+
+def _huge_empty_axis(model: Model) -> str:
+    batch = model.batch()
+    tensor = batch.data[0].loss_fn_inputs["weights"]
+    tensor.dense = b""
+    tensor.shape[:] = [2**62, 0]
+    return model.submit(batch)
+
+
 def _huge_claims(model: Model) -> str:
     batch = model.batch()
     for index in range(100):
@@ -214,6 +230,8 @@ def _not_json(model: Model, path: str, fields: str) -> str:
 REFUSED: dict[str, Callable[[Model], str]] = {
     "tensor": _broken_tensor,
     "overflowing rows": _overflowing_rows,
+    "huge axis": _huge_axis,
+    "huge empty axis": _huge_empty_axis,
     "huge claims": _huge_claims,
     "large body": _large_body,
     "zstd bomb": _bomb,

@@ -1,4 +1,4 @@
-"""Protobuf that is wrong on purpose: valid forward_backward bodies, damaged in bytes or in meaning."""
+"""Protobuf that is wrong on purpose: valid batches, damaged in their bytes or their meaning."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _sparse(request: wire_pb2.ForwardBackwardRequest, chance: random.Random) -> 
 
 
 def _any(size: int, chance: random.Random) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array([chance.choice(_NUMBERS[:7] + [2**62]) for _ in range(size)], dtype="<i8")
+    return np.array([chance.choice([*_NUMBERS[:7], 2**62]) for _ in range(size)], dtype="<i8")
 
 
 def _loss(request: wire_pb2.ForwardBackwardRequest, chance: random.Random) -> None:

@@ -99,17 +99,18 @@ def hostile_request(key: str, chance: random.Random) -> bytes:
     if chance.random() < 0.05:
         # HTTP/2, which does not go on as it begins.
         return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + chance.randbytes(chance.randint(0, 60))
-    version = chance.choice(["HTTP/1.1"] * 8 + ["HTTP/1.0", "HTTP/9.9", "", "HTTP/1.1 x"])
-    lines = [f"{chance.choice(_METHODS[:7] + _METHODS)} {chance.choice(_TARGETS)} {version}"]
+    version = chance.choice(["HTTP/1.1"] * 20 + ["HTTP/1.0", "HTTP/9.9", "", "HTTP/1.1 x"])
+    lines = [f"{chance.choice(_METHODS[:2] * 12 + _METHODS)} {chance.choice(_TARGETS)} {version}"]
     if chance.random() < 0.7:
         lines.append("Host: localhost")
     if chance.random() < 0.5:
         lines.append(f"X-API-Key: {key}")
-    lines += chance.sample(_LINES, chance.randint(0, 4))
+    lines += chance.sample(_LINES, chance.choice([0, 0, 1, 1, 1, 2, 4]))
     chance.shuffle(lines[1:])
     end = chance.choice(["\r\n"] * 9 + ["\n"])
     head = end.join([*lines, "", ""]).encode(
         "utf-8" if chance.random() < 0.5 else "latin-1", "replace"
     )
-    body = chance.choice(_BODIES)
+    # What follows a head that announces nothing is the next request.
+    body = chance.choice(_BODIES) if chance.random() < 0.2 else b""
     return head + body

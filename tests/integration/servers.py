@@ -25,6 +25,7 @@ from tinsmith_runtime.auth import ApiKey
 
 BASE_MODEL = "tiny"
 TIMEOUT_S = 60.0
+POD_KEY = "pod-key-of-the-tests"
 _POLL_S = 0.05
 
 
@@ -168,7 +169,7 @@ def pods(
     address = f"127.0.0.1:{free_port()}"
     api_key = str(ApiKey.generate())
     shared = {
-        "POD_KEY": "pod-key-of-the-tests",
+        "POD_KEY": POD_KEY,
         "SCHEDULER_ADDRESS": address,
         "LISTEN_ADDRESS": "127.0.0.1:0",
         "DRAIN_TIMEOUT_S": "5",
@@ -196,6 +197,7 @@ def pods(
             **shared,
             "DATA_DIR": str(folder / "gateway"),
             "LISTEN_ADDRESS": served,
+            "LONG_POLL_S": "2",
         }
     processes = {pod: PodProcess(pod, folder, values) for pod, values in settings.items()}
     try:
@@ -225,13 +227,13 @@ class PodProcess:
         variables = {f"TINSMITH_{key}": value for key, value in settings.items()}
         self._environment = {**inherited, **variables}
         self._pod = pod
-        self._log = folder / f"{pod}.log"
+        self.log = folder / f"{pod}.log"
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         """Start the pod, and do not wait for it."""
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"tinsmith_{self._pod}"],
                 env=self._environment,

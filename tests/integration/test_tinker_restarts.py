@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 import tinker
-from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, PodProcess, pods
+from tests.fakes.tinker_wire import Wire
+from tests.integration.servers import (
+    BASE_MODEL,
+    POD_KEY,
+    TIMEOUT_S,
+    Deployment,
+    PodProcess,
+    pods,
+)
 from tests.integration.tinker_users import PROMPT, TOKENS, connected, supervised
 from tinker import types
 
@@ -49,6 +57,7 @@ class Work:
         """
         calls = [self._step(number) for number in range(NUM_STEPS // 2)]
         samples = [self._sample(seed) for seed in range(4)]
+        exported = self.model.save_weights_external("halfway")
         calls[0][1].result()
         disturb()
         calls += [self._step(number) for number in range(NUM_STEPS // 2, NUM_STEPS)]
@@ -57,6 +66,7 @@ class Work:
         outputs = [gradient.result() for gradient, _ in calls]
         updates = [update.result() for _, update in calls]
         learned = saved.result().sample(PROMPT, num_samples=2, sampling_params=LONG).result()
+        assert exported.result().path == f"tinker://{self.model.model_id}/external_weights/halfway"
         return {
             "losses": [output.metrics["loss:sum"] for output in outputs],
             "scores": [list(output.loss_fn_outputs[0]["logprobs"].data) for output in outputs],
@@ -154,3 +164,38 @@ def _killed_over_and_over(process: PodProcess, *, num_times: int) -> Iterator[No
     finally:
         killer.join(TIMEOUT_S)
     assert not killer.is_alive()
+
+
+def test_a_sample_says_that_its_sampler_is_away(
+    cluster: tuple[Deployment, dict[str, PodProcess]],
+) -> None:
+    deployment, processes = cluster
+    url = f"http://{deployment.address}"
+    client = Wire(url, {"x-api-key": deployment.api_key}, BASE_MODEL)
+    try:
+        handle = client.sampler()
+        expected = client.samples(client.sample(handle, 0)["request_id"])
+        processes["sampler"].kill()
+        promised = client.sample(handle, 1)["request_id"]
+        reason = ""
+        while not reason:
+            # Long polls tell the state at their end; a fresh promise is asked for at once.
+            listed = client.post("retrieve_future", request_id=promised)
+            assert listed.status_code == 408
+            reason = listed.json().get("queue_state_reason", "")
+        assert listed.json()["queue_state"] == "paused_capacity"
+        assert "can not be reached" in reason or "no sampler" in reason
+        processes["sampler"].start()
+        assert client.samples(promised).sequences == expected.sequences
+    finally:
+        client.close()
+
+
+def test_no_key_is_in_a_log(cluster: tuple[Deployment, dict[str, PodProcess]]) -> None:
+    deployment, processes = cluster
+    secret = deployment.api_key.rpartition("_")[2]
+    for pod, process in processes.items():
+        text = process.log.read_text()
+        assert text, f"{pod} logged nothing"
+        assert secret not in text
+        assert POD_KEY not in text

@@ -79,8 +79,11 @@ def shaped(array: Array, shape: tuple[int, ...], field: str) -> Array:
     Raises:
         ShapeMismatchError: If it does not fill it.
     """
-    if len(shape) > _MAX_AXES or any(extent < 0 for extent in shape):
-        raise ShapeMismatchError(field, f"has shape {list(shape)[:8]}; at most two axes are taken")
+    if len(shape) > _MAX_AXES or not _is_bounded(shape):
+        raise ShapeMismatchError(
+            field,
+            f"has shape {list(shape)[:8]}; at most two axes of at most {MAX_ELEMENTS} are taken",
+        )
     if math.prod(shape) != array.size:
         raise ShapeMismatchError(
             field, f"has {array.size} elements, its shape {list(shape)} needs {math.prod(shape)}"
@@ -96,7 +99,7 @@ def from_csr(
     Raises:
         ShapeMismatchError: If the parts do not fit together.
     """
-    if len(shape) != _MAX_AXES or min(shape) < 0 or math.prod(shape) > MAX_ELEMENTS:
+    if len(shape) != _MAX_AXES or not _is_bounded(shape) or math.prod(shape) > MAX_ELEMENTS:
         raise ShapeMismatchError(
             field,
             f"is sparse with shape {list(shape)[:8]}; two axes and at most {MAX_ELEMENTS} "
@@ -148,6 +151,11 @@ def encode_csr(
             col_indices=col_indices.astype(_INDEX).tobytes(),
         ),
     )
+
+
+def _is_bounded(shape: tuple[int, ...]) -> bool:
+    # By axis, since numpy refuses a huge one of an array that has no elements.
+    return all(0 <= extent <= MAX_ELEMENTS for extent in shape)
 
 
 def _row_counts(crow_indices: Array) -> NDArray[np.int64]:

@@ -240,7 +240,11 @@ class Samples:
         request.weight_updates = sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT
         credential = self._callers.for_pods(pending.project)
         pause_s = _FIRST_PAUSE_S
-        pending.waiting_for = ""
+
+        def wait_for(what: str) -> None:
+            pending.waiting_for = what
+
+        wait_for("")
         while True:
             try:
                 response = await self._upstream.call(
@@ -250,6 +254,7 @@ class Samples:
                     sampler_pb2.SampleResponse,
                     credential,
                     timeout_s=_CALL_TIMEOUT_S,
+                    on_wait=wait_for,
                 )
                 break
             except TinsmithError as error:
@@ -257,7 +262,7 @@ class Samples:
                 may_pass = error.code is ErrorCode.UNAVAILABLE or is_full
                 if not may_pass or error.retry_after_s is None:
                     raise
-                pending.waiting_for = error.message
+                wait_for(error.message)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
         self._count(pending, response)
