@@ -24,8 +24,16 @@ from tests.fakes.tinker_wire import (
     sample_body,
     sparse,
 )
-from tests.integration.servers import BASE_MODEL, Deployment, EmbeddedThread, create_key
+from tests.integration.servers import (
+    BASE_MODEL,
+    Deployment,
+    EmbeddedThread,
+    bearer,
+    create_key,
+    new_request_id,
+)
 
+from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.metrics import PENDING_SAMPLES
 from tinsmith_gateway.tinker import arrays, downloads, retrieval, wire, wire_pb2
 from tinsmith_runtime.errors import ShapeMismatchError
@@ -676,6 +684,36 @@ def test_ends_are_listed_once_by_cursor_and_clone(ours: Wire, server: EmbeddedTh
         waiting = pool.submit(ended, cursor, 30)
         later = str(ours.sample(handle, 2)["request_id"])
     assert waiting.result(30)[0] == {later: "finished"}
+
+
+@pytest.mark.parametrize("num_samples", [0, -1, 2**16, 2**31 - 1, 2**70])
+def test_a_number_of_samples_is_bounded(ours: Wire, sampler: str, num_samples: int) -> None:
+    answer = ours.post("asample", **sample_body(sampler, 600, num_samples=num_samples))
+    assert answer.status_code == 400
+    assert "num_samples" in answer.json()["error"]
+
+
+def test_a_number_of_a_handle_is_that_of_its_weights(
+    ours: Wire, model: Model, deployment: Deployment
+) -> None:
+    model.train()
+    path = ours.result(model.ask("save_weights_for_sampler", path="taken"))["path"]
+    wanted = {"session_id": ours.session_id, "sampling_session_seq_id": 700}
+    with deployment.scheduler_stub() as scheduler:
+        # As opened by a request that nobody remembers any more.
+        scheduler.CreateSamplingSession(
+            scheduler_pb2.CreateSamplingSessionRequest(
+                parent=f"projects/default/sessions/{ours.session_id}",
+                request_id=new_request_id(),
+                sampling_session_id=f"{ours.session_id}-sample-700",
+                base_model=BASE_MODEL,
+            ),
+            metadata=bearer(deployment.api_key),
+        )
+    opened = ours.post("create_sampling_session", base_model=BASE_MODEL, **wanted)
+    assert opened.status_code == 200
+    other = ours.post("create_sampling_session", model_path=path, **wanted)
+    assert (other.status_code, other.json()["reason"]) == (400, "RESOURCE_ALREADY_EXISTS")
 
 
 def test_clients_that_join_get_numbers_of_their_own(ours: Wire, theirs: Wire, sampler: str) -> None:

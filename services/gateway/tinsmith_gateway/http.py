@@ -201,7 +201,8 @@ async def _read_body(
     request: Request, limit: int, admission: Admission
 ) -> tuple[bytes, BatchTooLargeError | None]:
     """Return a body, or the beginning of one that is too large."""
-    chunks, size = [], 0
+    chunks: list[bytes] = []
+    size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > limit:

@@ -53,6 +53,8 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            # What strangers send is counted, not logged line by line.
+            log_level="error",
             access_log=False,
             proxy_headers=False,
             server_header=False,

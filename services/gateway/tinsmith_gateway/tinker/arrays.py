@@ -112,7 +112,7 @@ def from_csr(
         and crow_indices[0] == 0
         and crow_indices[-1] == values.size
         # Compared, because a difference of two large ones may overflow into what looks right.
-        and bool((crow_indices[1:] >= crow_indices[:-1]).all())
+        and bool(np.greater_equal(crow_indices[1:], crow_indices[:-1]).all())
         and (
             col_indices.size == 0
             or (int(col_indices.min()) >= 0 and int(col_indices.max()) < num_columns)

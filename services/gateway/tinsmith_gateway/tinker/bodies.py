@@ -272,7 +272,7 @@ class Sample(Body):
     seq_id: Annotated[int, Field(ge=0, lt=2**62)]
     prompt: ModelInput
     sampling_params: SamplingParams
-    num_samples: int = Field(default=1, ge=1, lt=2**31)
+    num_samples: int = Field(default=1, ge=1, lt=2**16)
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Number = 0
     topk_sample_logprobs: Number = 0

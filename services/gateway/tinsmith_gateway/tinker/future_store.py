@@ -23,6 +23,7 @@ CUSTOM_LOSS = "custom_loss"
 REFUSAL = "refusal"
 
 _DOMAIN = "gateway.tinsmith"
+_MAX_NOTED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,14 @@ class FutureStore:
                 sa.update(futures)
                 .where(futures.c.project == project, futures.c.future == future)
                 .where(futures.c.revision == 0)
-                .values(result=result, error=_encode(error), revision=revision, finish_time_s=now_s)
+                .values(
+                    result=result,
+                    error=_encode(error),
+                    revision=revision,
+                    finish_time_s=now_s,
+                    # Kept to be drawn again, which is over.
+                    request=b"",
+                )
             )
         )
         return revision
@@ -216,7 +224,7 @@ class FutureStore:
 
     def note_retrieved(self, project: str, future: str) -> None:
         """Note that a client got a result; of what is no future of the project nothing comes."""
-        if "\0" not in future:
+        if "\0" not in future and len(self._retrieved) < _MAX_NOTED:
             self._retrieved.add((project, future))
 
     async def sweep(self, *, retrieved_s: float, unretrieved_s: float) -> int:

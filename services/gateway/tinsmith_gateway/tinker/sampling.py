@@ -181,8 +181,14 @@ async def create_sampling_session(
     except TinsmithError as error:
         if error.reason != "RESOURCE_ALREADY_EXISTS":
             raise
-        # Opened by a request that is not remembered any more.
-        return ids.sampling_session_name(native.project, handle)
+        # Opened by a request that is not remembered any more, if it is on the same weights.
+        found = await _get_session(native, handle)
+        if any(
+            getattr(request, source) and getattr(request, source) != getattr(found, source)
+            for source in ("base_model", "checkpoint", "run")
+        ):
+            raise
+        return found.name
     name: str = created.name
     return name
 
