@@ -152,6 +152,26 @@ def test_a_number_is_used_once(model: Model) -> None:
     model.train()
 
 
+def test_a_call_sent_again_does_not_look_at_what_has_changed_since(
+    ours: Wire, model: Model
+) -> None:
+    model.train()
+    path = ours.result(model.ask("save_weights", path="soon-gone"))["path"]
+    number = model.number()
+    future = model.ask("load_weights", number, path=path, optimizer=True)
+    expected = ours.retrieve(future).content
+    gone = ours.http.delete(f"training_runs/{model.id}/checkpoints/weights/soon-gone")
+    assert gone.status_code == 200
+    assert model.ask("load_weights", number, path=path, optimizer=True) == future
+    assert ours.retrieve(future).content == expected
+    # A new call does.
+    assert (
+        "does not exist"
+        in ours.result(model.ask("load_weights", path=path, optimizer=True))["error"]
+    )
+    model.train()
+
+
 def test_numbers_come_in_any_order(ours: Wire) -> None:
     def run(order: list[int]) -> list[bytes]:
         model = ours.model()

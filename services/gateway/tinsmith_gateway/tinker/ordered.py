@@ -23,7 +23,12 @@ from tinsmith_gateway.tinker import futures, ids
 from tinsmith_gateway.tinker.future_store import REFUSAL, FutureStore
 from tinsmith_gateway.tinker.native import Native
 from tinsmith_gateway.tinker.rendering import future
-from tinsmith_runtime.errors import BatchTooLargeError, ErrorCode, TinsmithError
+from tinsmith_runtime.errors import (
+    BatchTooLargeError,
+    ErrorCode,
+    RequestIdReusedError,
+    TinsmithError,
+)
 from tinsmith_runtime.logs import bind_log_fields
 from tinsmith_runtime.scheduler_client import MAX_MESSAGE_BYTES
 
@@ -104,13 +109,14 @@ class OrderedCalls:
         run = ids.run_name(native.project, model_id)
         number = seq_id + await self._offset(native, model_id, run)
         bind_log_fields(resource=run)
+        is_refused = False
         try:
             prepared = await prepare(run, number)
             _check_size(prepared.request)
         except TinsmithError as error:
             if error.retry_after_s is not None or error.code in _NOT_ACCEPTED_CODES:
                 raise
-            prepared = empty
+            prepared, is_refused = empty, True
             await self._store.add_ended(
                 native.project, str(_future(run, number, prepared)), REFUSAL, error=error
             )
@@ -118,7 +124,13 @@ class OrderedCalls:
         setattr(request, request.DESCRIPTOR.fields[0].name, run)
         request.sequence_number = number
         request.request_id = ids.request_id(run, number)
-        await _send(native, request)
+        try:
+            await _send(native, request)
+        except TinsmithError as error:
+            # Accepted before, and sent again because the answer was lost: what has changed since,
+            # such as a checkpoint that is deleted by now, does not matter to it any more.
+            if not is_refused or error.reason != RequestIdReusedError.reason:
+                raise
         return future(str(_future(run, number, prepared)), model_id)
 
     async def _offset(self, native: Native, model_id: str, run: str) -> int:

@@ -131,18 +131,21 @@ class Sampling:
         deadline_s = loop.time() + timeout_s
         cursor = body.prev_cursor
         while True:
-            waiting = asyncio.ensure_future(
+            waiting = asyncio.create_task(
                 self._samples.wait_any(session, max(deadline_s - loop.time(), 0.0))
             )
-            # Begun before the look, so that an end in between is not missed.
-            await asyncio.sleep(0)
-            ended = await self._store.ended(session, after=cursor, limit=_MAX_COMPLETIONS)
-            cursor = ended[-1].revision if ended else cursor
-            mine = [one for one in ended if _clone_of(one.future) == body.target.cloned_sampler_id]
-            if mine or loop.time() >= deadline_s:
+            try:
+                # Begun before the look, so that an end in between is not missed.
+                await asyncio.sleep(0)
+                ended = await self._store.ended(session, after=cursor, limit=_MAX_COMPLETIONS)
+                cursor = ended[-1].revision if ended else cursor
+                clone_id = body.target.cloned_sampler_id
+                mine = [one for one in ended if _clone_of(one.future) == clone_id]
+                if mine or loop.time() >= deadline_s:
+                    break
+                await waiting
+            finally:
                 waiting.cancel()
-                break
-            await waiting
         completions = [
             {"state": "failed", "request_id": one.future}
             if one.num_bytes is None
