@@ -8,14 +8,16 @@ PIP_TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL),)
 TEST_THREADS ?= 1
 SEEDS ?= 0
 KILLS ?= 8
+FUZZ_COUNT ?= 20000
+FUZZ_SEED ?= 0
 POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
 SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto sampler.proto scheduler.proto trainer.proto)
 SOURCES := clients services tests bench
 
 .PHONY: help venv demo test test-postgres unit verify lint format types proto proto-check proto-baseline \
-	manifests-check chaos chaos-long bench bench-engine bench-tenants bench-durability bench-gateway \
-	bench-episodes bench-gpu thin-client clean
+	manifests-check chaos chaos-long fuzz bench bench-engine bench-tenants bench-durability \
+	bench-gateway bench-episodes bench-gpu thin-client clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +90,9 @@ chaos: venv ## Kill, stop, cut off and fill up while tenants train; every acknow
 
 chaos-long: venv ## The same with 100 kills, every failpoint and 400 cuts
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size long
+
+fuzz: venv ## Send FUZZ_COUNT hostile requests to the gateway, made by the seed FUZZ_SEED
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
 
 bench: venv ## Compare with plain transformers and PEFT, side by side; writes bench/results/
 	$(BIN)/python -m bench.service

@@ -25,6 +25,7 @@ from tinsmith_runtime.auth import ApiKey
 
 BASE_MODEL = "tiny"
 TIMEOUT_S = 60.0
+POD_KEY = "pod-key-of-the-tests"
 _POLL_S = 0.05
 
 
@@ -155,69 +156,124 @@ def embedded_server(
 @contextlib.contextmanager
 def pod_processes(folder: Path, model_dir: Path) -> Iterator[Deployment]:
     """Run scheduler, trainer and sampler as processes that share nothing but the store."""
+    with pods(folder, model_dir) as (deployment, _):
+        yield deployment
+
+
+@contextlib.contextmanager
+def pods(
+    folder: Path, model_dir: Path, *, with_gateway: bool = False
+) -> Iterator[tuple[Deployment, dict[str, PodProcess]]]:
+    """Run the pods as processes, which may be killed and started again.
+
+    Args:
+        folder: Of their data, logs and store.
+        model_dir: Of the base model.
+        with_gateway: Whether there is a gateway, whose address the deployment then has.
+    """
     address = f"127.0.0.1:{free_port()}"
     api_key = str(ApiKey.generate())
     shared = {
-        "POD_KEY": "pod-key-of-the-tests",
+        "POD_KEY": POD_KEY,
         "SCHEDULER_ADDRESS": address,
-        "BASE_MODELS": f"{BASE_MODEL}={model_dir}",
-        "STORAGE_URI": f"file://{folder / 'store'}",
-        "NUM_THREADS": "1",
         "LISTEN_ADDRESS": "127.0.0.1:0",
         "DRAIN_TIMEOUT_S": "5",
     }
+    engine = {
+        **shared,
+        "BASE_MODELS": f"{BASE_MODEL}={model_dir}",
+        "STORAGE_URI": f"file://{folder / 'store'}",
+        "NUM_THREADS": "1",
+    }
     settings = {
         "scheduler": {
-            **shared,
+            **engine,
             "DATA_DIR": str(folder / "scheduler"),
             "BOOTSTRAP_KEY": api_key,
             "LISTEN_ADDRESS": address,
         },
-        "trainer": {**shared, "DATA_DIR": str(folder / "trainer")},
-        "sampler": shared,
+        "trainer": {**engine, "DATA_DIR": str(folder / "trainer")},
+        "sampler": engine,
     }
-    with contextlib.ExitStack() as stack:
-        processes = {
-            pod: stack.enter_context(_process(pod, folder, values))
-            for pod, values in settings.items()
+    served = address
+    if with_gateway:
+        served = f"127.0.0.1:{free_port()}"
+        settings["gateway"] = {
+            **shared,
+            "DATA_DIR": str(folder / "gateway"),
+            "LISTEN_ADDRESS": served,
+            "LONG_POLL_S": "2",
         }
-        deployment = Deployment(address, api_key, model_dir)
-        try:
-            _wait_until_served(deployment, processes, folder)
-            yield deployment
-        finally:
-            # All at once: they drain beside each other.
-            for process in processes.values():
-                process.terminate()
-
-
-@contextlib.contextmanager
-def _process(
-    pod: str, folder: Path, settings: Mapping[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    inherited = {key: value for key, value in os.environ.items() if "TINSMITH_" not in key}
-    variables = {f"TINSMITH_{key}": value for key, value in settings.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{pod}.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", f"tinsmith_{pod}"],
-            env={**inherited, **variables},
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            yield process
-        finally:
+    processes = {pod: PodProcess(pod, folder, values) for pod, values in settings.items()}
+    try:
+        for process in processes.values():
+            process.start()
+        _wait_until_served(Deployment(address, api_key, model_dir), processes, folder)
+        yield Deployment(served, api_key, model_dir), processes
+    finally:
+        # All at once: they drain beside each other.
+        for process in processes.values():
             process.terminate()
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        for process in processes.values():
+            process.wait()
+
+
+class PodProcess:
+    """One pod as a process.
+
+    Args:
+        pod: Its name.
+        folder: Where its log goes.
+        settings: By name, in capitals.
+    """
+
+    def __init__(self, pod: str, folder: Path, settings: Mapping[str, str]) -> None:
+        inherited = {key: value for key, value in os.environ.items() if "TINSMITH_" not in key}
+        variables = {f"TINSMITH_{key}": value for key, value in settings.items()}
+        self._environment = {**inherited, **variables}
+        self._pod = pod
+        self.log = folder / f"{pod}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        """Start the pod, and do not wait for it."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"tinsmith_{self._pod}"],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """Send SIGKILL to the pod, and reap it."""
+        assert self._process is not None, "the pod was not started"
+        self._process.kill()
+        self._process.wait()
+
+    def poll(self) -> int | None:
+        """Return how the pod ended; None if it has not."""
+        assert self._process is not None, "the pod was not started"
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        """Ask the pod to drain and end."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def wait(self) -> None:
+        """Wait until the pod has ended; kill it if it does not."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
 
 def _wait_until_served(
-    deployment: Deployment, processes: Mapping[str, subprocess.Popen[bytes]], folder: Path
+    deployment: Deployment, processes: Mapping[str, PodProcess], folder: Path
 ) -> None:
     deadline_s = time.monotonic() + TIMEOUT_S
     pause = threading.Event()

@@ -27,7 +27,10 @@ def create_app(services: Services, tinker: TinkerWire) -> Starlette:
     routes += tinker.routes()
     routes += openai.routes(services)
     routes += episodes.routes(services)
-    return Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+    app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+    # A redirect would lead wherever the Host header of anybody's request says.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _healthz(request: Request) -> Response:

@@ -28,6 +28,7 @@ from tinsmith_runtime.errors import (
     InvalidFieldError,
     MalformedRequestError,
     TinsmithError,
+    WorkerUnavailableError,
 )
 from tinsmith_runtime.logs import bind_log_fields
 from tinsmith_runtime.status import internal_error
@@ -65,6 +66,7 @@ class Call:
         request: Path, query and headers.
         body: The body, whole.
         admission: Counts the request; tokens are added once they are known.
+        excess: Why the body is only the beginning of what was sent; None if it is whole.
     """
 
     services: Services
@@ -72,6 +74,7 @@ class Call:
     request: Request
     body: bytes
     admission: Admission
+    excess: BatchTooLargeError | None = None
 
     def parse(self, model: type[BodyT]) -> BodyT:
         """Return the JSON body as a model.
@@ -94,6 +97,8 @@ def endpoint(
     *,
     needs_key: bool = True,
     is_wait: bool = False,
+    takes_excess: bool = False,
+    max_body_bytes: int | None = None,
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return a Starlette endpoint around a handler.
 
@@ -104,8 +109,12 @@ def endpoint(
         needs_key: Whether a caller is needed; without one the credential is that of nobody.
         is_wait: Whether it only waits for what goes on anyway, or keeps something alive: it is
             counted apart from other requests, and cut when the gateway shuts down.
+        takes_excess: Whether the handler is given the beginning of a body that is too large,
+            because it has to count the request; else the request is refused here.
+        max_body_bytes: Limit of its body; None for that of the gateway.
     """
     name = handler.__name__
+    limit = min(max_body_bytes or services.config.max_body_bytes, services.config.max_body_bytes)
 
     async def serve(request: Request) -> Response:
         begin_s = time.perf_counter()
@@ -120,8 +129,11 @@ def endpoint(
                 services.limits.admit(key_id, is_wait=is_wait) as admission,
                 services.drain.running(is_wait=is_wait),
             ):
-                body = await _read_body(request, services.config.max_body_bytes, admission)
-                response = await handler(Call(services, credential, request, body, admission))
+                body, excess = await _read_body(request, limit, admission)
+                if excess is not None and not takes_excess:
+                    raise excess
+                call = Call(services, credential, request, body, admission, excess)
+                response = await handler(call)
             status = response.status_code
         except ClientDisconnect:
             status = _CLIENT_GONE
@@ -130,6 +142,13 @@ def endpoint(
             status = status_of(error)
             HTTP_ERRORS.labels(name, error.reason).inc()
             response = render_error(error, status, retry_headers(error))
+        except TimeoutError:
+            status = 503
+            slow = WorkerUnavailableError(
+                "what the request needs lasts too long; send it again", retry_after_s=1.0
+            )
+            HTTP_ERRORS.labels(name, slow.reason).inc()
+            response = render_error(slow, status, retry_headers(slow))
         except Exception:
             logger.exception("request failed by a bug", extra={"endpoint": name})
             HTTP_ERRORS.labels(name, "INTERNAL").inc()
@@ -172,14 +191,21 @@ def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
         raise InvalidFieldError(field, first["msg"]) from error
 
 
-async def _read_body(request: Request, limit: int, admission: Admission) -> bytes:
-    chunks, size = [], 0
+def too_large(what: str, limit: int) -> BatchTooLargeError:
+    """Return the refusal of a body, or of what it stands for."""
+    return BatchTooLargeError(f"{what} is larger than {limit} bytes; send it in parts", limit=limit)
+
+
+async def _read_body(
+    request: Request, limit: int, admission: Admission
+) -> tuple[bytes, BatchTooLargeError | None]:
+    """Return a body, or the beginning of one that is too large."""
+    chunks: list[bytes] = []
+    size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > limit:
-            raise BatchTooLargeError(
-                f"the body is larger than {limit} bytes; send it in parts", limit=limit
-            )
+            return b"".join(chunks), too_large("the body", limit)
         admission.add_bytes(len(chunk))
         chunks.append(chunk)
-    return b"".join(chunks)
+    return b"".join(chunks), None

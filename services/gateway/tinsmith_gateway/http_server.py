@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,19 @@ _KEEP_ALIVE_S = 75
 its next request may meet a connection that is just being closed."""
 _LINE_BYTES = len(b": \r\n")
 _CUT_TIMEOUT_S = 1.0
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-length: 0\r\nconnection: close\r\n\r\n"
-)
+
+
+def _refusal(status: str, problem: str) -> bytes:
+    """Return an answer; with a body, since clients take a bare 400 for the fault of a proxy."""
+    body = json.dumps({"error": problem, "detail": problem})
+    return (
+        f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n{body}"
+    ).encode()
+
+
+_TOO_LARGE = _refusal("431 Request Header Fields Too Large", "the head of the request is too large")
+_MALFORMED = _refusal("400 Bad Request", "the request is not HTTP/1.1")
 
 
 class HttpServer:
@@ -45,6 +55,8 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            # What strangers send is counted, not logged line by line.
+            log_level="error",
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -157,12 +169,14 @@ class _BoundedHttp(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what can not be parsed."""
+        del msg
         self._stop_timer()
         if self._is_too_large:
             self._end_large()
         elif not self.transport.is_closing():
             REFUSED_CONNECTIONS.labels("malformed").inc()
-            super().send_400_response(msg)
+            self.transport.write(_MALFORMED)
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the front know."""

@@ -17,8 +17,10 @@ metadata = sa.MetaData()
 futures = sa.Table(
     "futures",
     metadata,
+    # Clients compute parts of an id, so it is one of its project alone: what one project promises
+    # must not stand in the way of another.
+    sa.Column("project", sa.Text, primary_key=True),
     sa.Column("future", sa.Text, primary_key=True),
-    sa.Column("project", sa.Text, nullable=False),
     sa.Column("kind", sa.Text, nullable=False),
     # The sampling session or model that it belongs to; empty for none.
     sa.Column("owner", sa.Text, nullable=False),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -65,6 +65,7 @@ class Upstream:
         credential: Credential,
         *,
         timeout_s: float | None = None,
+        on_wait: Callable[[str], None] = lambda _: None,
     ) -> ResponseT:
         """Send a request to the pod that owns field 1 of it, and return the answer.
 
@@ -75,6 +76,7 @@ class Upstream:
             response: Type of the answer.
             credential: Whose call it is.
             timeout_s: Time for all attempts together.
+            on_wait: Told why the next attempt is waited for, and nothing when it begins.
 
         Raises:
             TinsmithError: What the pod answered; the last passing failure if time ran out.
@@ -94,7 +96,9 @@ class Upstream:
                 may_pass = error.code is ErrorCode.UNAVAILABLE
                 if not may_pass or time.monotonic() + pause_s >= deadline_s:
                     raise
+                on_wait(error.message)
             await asyncio.sleep(pause_s)
+            on_wait("")
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
     async def stream(

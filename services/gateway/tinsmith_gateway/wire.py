@@ -55,6 +55,36 @@ def read_first_field(body: bytes) -> str:
     return found
 
 
+def leading_fields(body: bytes, last: int) -> bytes:
+    """Return the fields that a message begins with, up to number `last`; the rest may be cut off.
+
+    Raises:
+        MalformedRequestError: If they are not whole.
+    """
+    position, end = 0, len(body)
+    while position < end:
+        key, after = _read_varint(body, position)
+        if key >> 3 > last:
+            break
+        position = _skip_value(body, after, key & 7)
+    return body[:position]
+
+
+def _skip_value(body: bytes, position: int, wire_type: int) -> int:
+    if wire_type == _VARINT:
+        return _read_varint(body, position)[1]
+    if wire_type == _BYTES:
+        size, position = _read_varint(body, position)
+        position += size
+    elif wire_type in _FIXED_SIZES:
+        position += _FIXED_SIZES[wire_type]
+    else:
+        raise _malformed(f"wire type {wire_type} is not in use")
+    if position > len(body):
+        raise _malformed("a field is longer than the message")
+    return position
+
+
 def _read_varint(body: bytes, position: int) -> tuple[int, int]:
     value = 0
     for index in range(_MAX_VARINT_BYTES):

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.auth import Authenticator, CachingKeyVerifier, Caller
 from tinsmith_runtime.errors import (
+    BatchTooLargeError,
     InternalError,
     KeyInvalidError,
     KeyRevokedError,
@@ -34,9 +36,11 @@ Metadata = tuple[tuple[str, str], ...]
 
 _CALL_TIMEOUT_S = 10.0
 _RETRY_DELAY_S = 0.5
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Limit of one request or answer between pods."""
 _CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", 64 * 2**20),
-    ("grpc.max_send_message_length", 64 * 2**20),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # The keepalive only says how long acknowledgements of the kernel may take; this is the answer.
@@ -70,9 +74,17 @@ async def typed_errors(peer: str, *, may_move: bool = False) -> AsyncIterator[No
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        status = rpc_status.from_call(error)
+        status = _status_of(error)
         if status is not None:
             raise decode_status(status) from error
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (
+            error.details() or ""
+        ):
+            # Too large for this connection; sent again it would be no smaller.
+            raise BatchTooLargeError(
+                f"the request to the {peer}, or its answer, is larger than a message may be; send "
+                "it in parts"
+            ) from error
         is_unknown = error.code() is grpc.StatusCode.UNIMPLEMENTED
         if is_unknown and not may_move:
             raise InternalError(
@@ -82,6 +94,16 @@ async def typed_errors(peer: str, *, may_move: bool = False) -> AsyncIterator[No
             f"the {peer} can not be reached ({error.code().name}); send the request again",
             peer=peer,
         ) from error
+
+
+def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+    """Return the status that a server made; None if the transport failed the call."""
+    try:
+        found: status_pb2.Status | None = rpc_status.from_call(error)
+    except ValueError:
+        # The transport replaced the code of a status that it could not pass whole.
+        return None
+    return found
 
 
 class SchedulerClient:

@@ -21,6 +21,11 @@ _BASE_CLASSES: dict[int, type[TinsmithError]] = {
     base.code.value: base for base in TinsmithError.__subclasses__()
 }
 
+# gRPC drops a status whose trailers are over 8 KiB, and its meaning with it. A text may be in there
+# four times, and is written as base64.
+_MAX_TEXT_BYTES = 1000
+_MAX_VIOLATIONS = 2
+
 
 def internal_error() -> InternalError:
     """Return what a caller may learn of a bug: nothing but where to look."""
@@ -38,19 +43,24 @@ def encode_status(error: TinsmithError, *, domain: str) -> status_pb2.Status:
         A status whose details begin with `ErrorInfo`, followed by `BadRequest`, `QuotaFailure` and
         `RetryInfo` where they apply.
     """
-    status = status_pb2.Status(code=error.code.value, message=error.message)
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=domain, metadata=error.metadata)
+    message = _bounded(error.message)
+    status = status_pb2.Status(code=error.code.value, message=message)
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason,
+        domain=domain,
+        metadata={key: _bounded(value) for key, value in error.metadata.items()},
+    )
     status.details.add().Pack(info)
     if error.violations:
         bad_request = error_details_pb2.BadRequest()
-        for violation in error.violations:
+        for violation in error.violations[:_MAX_VIOLATIONS]:
             bad_request.field_violations.add(
-                field=violation.field, description=violation.description
+                field=_bounded(violation.field), description=_bounded(violation.description)
             )
         status.details.add().Pack(bad_request)
     if isinstance(error, ResourceExhaustedError):
         quota = error_details_pb2.QuotaFailure()
-        quota.violations.add(subject=error.reason, description=error.message)
+        quota.violations.add(subject=error.reason, description=message)
         status.details.add().Pack(quota)
     if error.retry_after_s is not None:
         retry = error_details_pb2.RetryInfo(retry_delay=_duration(error.retry_after_s))
@@ -86,6 +96,14 @@ def decode_status(status: status_pb2.Status) -> TinsmithError:
     error.metadata = metadata
     error.reason = reason
     return error
+
+
+def _bounded(text: str) -> str:
+    """Return a text of bounded size in UTF-8, since a message may quote what a client sent."""
+    encoded = text.encode()
+    if len(encoded) <= _MAX_TEXT_BYTES:
+        return text
+    return encoded[:_MAX_TEXT_BYTES].decode(errors="ignore") + "..."
 
 
 def _duration(seconds: float) -> duration_pb2.Duration:

@@ -70,3 +70,17 @@ def test_a_bug_tells_nothing_of_itself() -> None:
 def test_a_status_of_somebody_else_is_read_as_far_as_it_goes() -> None:
     found = decode_status(status_pb2.Status(code=2, message="what?"))
     assert (found.code, found.reason, found.message) == (ErrorCode.INTERNAL, "INTERNAL", "what?")
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\U0001f9e8"])
+def test_a_text_that_quotes_much_fits_into_the_trailers_of_a_call(letter: str) -> None:
+    error = InvalidFieldError(
+        f"data[0].{letter * 50_000}", f"is {letter * 50_000}", more=letter * 50_000
+    )
+    wire = encode_status(error, domain="trainer.tinsmith").SerializeToString()
+    # gRPC takes 8 KiB, and writes bytes as base64.
+    assert len(wire) * 4 / 3 < 8000
+    found = decode_status(status_pb2.Status.FromString(wire))
+    assert found.message.startswith("data[0].")
+    assert found.message.endswith("...")
+    assert (found.reason, found.code) == (error.reason, error.code)

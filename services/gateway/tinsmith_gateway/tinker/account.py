@@ -18,6 +18,7 @@ from tinsmith_runtime.errors import InvalidFieldError, ScopeMissingError
 
 _MAX_WINDOW = datetime.timedelta(days=14)
 _DAY = datetime.timedelta(days=1)
+_FIRST_YEAR, _LAST_YEAR = 1970, 9999
 _PAGE_SIZE = 1000
 _GIGABYTE = 10**9
 _AUDIT_RESOURCES = {
@@ -230,7 +231,9 @@ def _day(text: str | None) -> datetime.datetime:
         )
     except ValueError as error:
         raise InvalidFieldError("day", "must be a date as YYYY-MM-DD") from error
-    return datetime.datetime.combine(day, datetime.time(), tzinfo=datetime.UTC)
+    begin = datetime.datetime.combine(day, datetime.time(), tzinfo=datetime.UTC)
+    _check_year(begin, "day")
+    return begin
 
 
 def _hour(call: Call, name: str) -> datetime.datetime:
@@ -241,9 +244,16 @@ def _hour(call: Call, name: str) -> datetime.datetime:
         raise InvalidFieldError(name, f"must be a time in ISO 8601, got {text[:64]!r}") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
+    _check_year(moment, name)
     if moment.timestamp() % HOUR_S:
         raise InvalidFieldError(name, "must be a whole hour, UTC")
     return moment
+
+
+def _check_year(moment: datetime.datetime, field: str) -> None:
+    # Nearer the ends of what a date can hold, a day more or an hour less is none.
+    if not _FIRST_YEAR <= moment.year < _LAST_YEAR:
+        raise InvalidFieldError(field, f"must be of a year from {_FIRST_YEAR} to {_LAST_YEAR}")
 
 
 def _stamp(moment: datetime.datetime) -> timestamp_pb2.Timestamp:

@@ -52,6 +52,14 @@ def decode_tensor(message: wire_pb2.Tensor, field: str) -> Array:
     return array
 
 
+def claimed_bytes(message: wire_pb2.Tensor) -> int:
+    """Return what a sparse tensor takes once it is dense; 0 for a dense one, which is there."""
+    dtype = _DTYPES.get(message.dtype)
+    if dtype is None or not message.HasField("sparse_csr") or min(message.shape, default=-1) < 0:
+        return 0
+    return math.prod(message.shape) * dtype.itemsize
+
+
 def read_array(data: bytes, dtype: np.dtype[Any], field: str) -> Array:
     """Return bytes as a flat array.
 
@@ -71,8 +79,11 @@ def shaped(array: Array, shape: tuple[int, ...], field: str) -> Array:
     Raises:
         ShapeMismatchError: If it does not fill it.
     """
-    if len(shape) > _MAX_AXES or any(extent < 0 for extent in shape):
-        raise ShapeMismatchError(field, f"has shape {list(shape)[:8]}; at most two axes are taken")
+    if len(shape) > _MAX_AXES or not _is_bounded(shape):
+        raise ShapeMismatchError(
+            field,
+            f"has shape {list(shape)[:8]}; at most two axes of at most {MAX_ELEMENTS} are taken",
+        )
     if math.prod(shape) != array.size:
         raise ShapeMismatchError(
             field, f"has {array.size} elements, its shape {list(shape)} needs {math.prod(shape)}"
@@ -88,20 +99,20 @@ def from_csr(
     Raises:
         ShapeMismatchError: If the parts do not fit together.
     """
-    if len(shape) != _MAX_AXES or min(shape) < 0 or math.prod(shape) > MAX_ELEMENTS:
+    if len(shape) != _MAX_AXES or not _is_bounded(shape) or math.prod(shape) > MAX_ELEMENTS:
         raise ShapeMismatchError(
             field,
             f"is sparse with shape {list(shape)[:8]}; two axes and at most {MAX_ELEMENTS} "
             "elements are taken",
         )
     num_rows, num_columns = shape
-    counts = _row_counts(crow_indices)
     is_consistent = (
         crow_indices.size == num_rows + 1
         and values.size == col_indices.size
         and crow_indices[0] == 0
         and crow_indices[-1] == values.size
-        and bool((counts >= 0).all())
+        # Compared, because a difference of two large ones may overflow into what looks right.
+        and bool(np.greater_equal(crow_indices[1:], crow_indices[:-1]).all())
         and (
             col_indices.size == 0
             or (int(col_indices.min()) >= 0 and int(col_indices.max()) < num_columns)
@@ -112,7 +123,8 @@ def from_csr(
             field, f"is sparse, and its indices do not fit its shape {list(shape)}"
         )
     dense = np.zeros(shape, dtype=values.dtype)
-    dense[np.repeat(np.arange(num_rows), counts), col_indices.astype(np.int64)] = values
+    rows = np.repeat(np.arange(num_rows), _row_counts(crow_indices))
+    dense[rows, col_indices.astype(np.int64)] = values
     return dense
 
 
@@ -139,6 +151,11 @@ def encode_csr(
             col_indices=col_indices.astype(_INDEX).tobytes(),
         ),
     )
+
+
+def _is_bounded(shape: tuple[int, ...]) -> bool:
+    # By axis, since numpy refuses a huge one of an array that has no elements.
+    return all(0 <= extent <= MAX_ELEMENTS for extent in shape)
 
 
 def _row_counts(crow_indices: Array) -> NDArray[np.int64]:

@@ -1,13 +1,29 @@
-"""JSON bodies of the Tinker wire. Unknown fields are let be, as older and newer SDKs send them."""
+"""JSON bodies of the Tinker wire; unknown fields are let be, as older and newer SDKs send them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
+
+ItemT = TypeVar("ItemT")
+
+
+class _FirstError(FailFast):
+    """Ends at the first error: one for each of millions of items would cost gigabytes."""
+
+    def __hash__(self) -> int:
+        # Members of a union have to be hashable.
+        return hash(self.fail_fast)
+
+
+List = Annotated[list[ItemT], _FirstError()]
 
 Seconds = Annotated[int, Field(ge=1, le=10 * 366 * 24 * 3600)]
 Number = Annotated[int, Field(ge=0, lt=2**31)]
+Index = Annotated[int, Field(ge=0, lt=10**9)]
+"""Number of a model or a sampling session; its digits are part of an id."""
 SequenceNumber = Annotated[int, Field(ge=1, lt=2**53)]
 Label = Annotated[str, Field(max_length=1024)]
 Identifier = Annotated[str, Field(max_length=256)]
@@ -23,7 +39,7 @@ class Body(BaseModel):
 class CreateSession(Body):
     """Opens a session."""
 
-    tags: list[Label] = Field(default=[], max_length=64)
+    tags: List[Label] = Field(default=[], max_length=64)
     user_metadata: dict[str, Any] | None = None
     sdk_version: Label = ""
     project_id: Identifier | None = None
@@ -58,7 +74,7 @@ class SessionProject(Body):
 class LoraConfig(Body):
     """What of a model is adapted."""
 
-    rank: int = 32
+    rank: int = Field(default=32, ge=1, lt=2**31)
     seed: int | None = Field(default=None, ge=0, lt=2**64)
     train_unembed: bool = True
     train_mlp: bool = True
@@ -75,7 +91,7 @@ class CreateModel(Body):
     """Creates a model."""
 
     session_id: Identifier
-    model_seq_id: Number
+    model_seq_id: Index
     base_model: Identifier
     lora_config: LoraConfig | None = None
     optimizer_config: OptimizerConfig | None = None
@@ -132,7 +148,7 @@ class SaveWeightsForSampler(Body):
     model_id: Identifier
     seq_id: SequenceNumber
     path: Path | None = None
-    sampling_session_seq_id: Number | None = None
+    sampling_session_seq_id: Index | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     ttl_seconds: Seconds | None = None
     user_metadata: dict[str, Any] | None = None
@@ -145,16 +161,14 @@ class SaveWeightsExternal(Body):
     seq_id: SequenceNumber
     path: Path
     ttl_seconds: Seconds | None = None
-    age_encryption_recipients: list[Label] | None = Field(default=None, max_length=16)
+    age_encryption_recipients: List[Label] | None = Field(default=None, max_length=16)
 
 
 class LoadWeightsTarget(Body):
     """What weights are to be loaded into."""
 
-    model_id: Identifier | None = None
-    seq_id: SequenceNumber | None = None
-    session_id: Identifier | None = None
-    model_seq_id: Number | None = None
+    model_id: Any = None
+    seq_id: Any = None
 
 
 class LoadWeights(Body):
@@ -165,7 +179,7 @@ class LoadWeights(Body):
     model_id: Identifier | None = None
     seq_id: SequenceNumber | None = None
     session_id: Identifier | None = None
-    model_seq_id: Number | None = None
+    model_seq_id: Index | None = None
     base_model: Identifier | None = None
     user_metadata: dict[str, Any] | None = None
     optimizer_config: OptimizerConfig | None = None
@@ -176,7 +190,7 @@ class CreateSamplingSession(Body):
     """Opens a handle to sample with."""
 
     session_id: Identifier
-    sampling_session_seq_id: Number
+    sampling_session_seq_id: Index
     base_model: Identifier | None = None
     model_path: Path | None = None
 
@@ -190,18 +204,18 @@ class JoinSamplingSession(Body):
 class TensorData(Body):
     """A tensor as JSON: dense, or rows of listed cells."""
 
-    data: list[int] | list[float]
+    data: List[int] | List[float]
     dtype: Literal["int64", "float32"]
-    shape: list[Number] | None = Field(default=None, max_length=2)
-    sparse_crow_indices: list[Number] | None = None
-    sparse_col_indices: list[Number] | None = None
+    shape: List[Number] | None = Field(default=None, max_length=2)
+    sparse_crow_indices: List[Number] | None = None
+    sparse_col_indices: List[Number] | None = None
 
 
 class TextChunk(Body):
     """Tokens of a prompt."""
 
     type: Literal["encoded_text"] = "encoded_text"
-    tokens: list[Annotated[int, Field(ge=-(2**31), lt=2**31)]]
+    tokens: List[Annotated[int, Field(ge=-(2**31), lt=2**31)]]
 
 
 class ImageChunk(Body):
@@ -219,10 +233,25 @@ class OtherChunk(Body):
     type: Literal["image_asset_pointer", "dmel"]
 
 
+def _kind_of_chunk(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    if kind == "image":
+        return "image"
+    return "other" if kind in ("image_asset_pointer", "dmel") else "text"
+
+
+Chunk = Annotated[
+    Annotated[ImageChunk, Tag("image")]
+    | Annotated[OtherChunk, Tag("other")]
+    | Annotated[TextChunk, Tag("text")],
+    Discriminator(_kind_of_chunk),
+]
+
+
 class ModelInput(Body):
     """A prompt."""
 
-    chunks: list[Annotated[ImageChunk | OtherChunk | TextChunk, Field(union_mode="left_to_right")]]
+    chunks: List[Chunk]
 
 
 class SamplingParams(Body):
@@ -230,7 +259,7 @@ class SamplingParams(Body):
 
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     seed: int | None = None
-    stop: str | list[str] | list[int] | None = None
+    stop: str | List[str] | List[int] | None = None
     temperature: float = 1.0
     top_k: int = Field(default=-1, ge=-1, lt=2**31)
     top_p: float = 1.0
@@ -243,7 +272,7 @@ class Sample(Body):
     seq_id: Annotated[int, Field(ge=0, lt=2**62)]
     prompt: ModelInput
     sampling_params: SamplingParams
-    num_samples: int = Field(default=1, ge=1, lt=2**31)
+    num_samples: int = Field(default=1, ge=1, lt=2**16)
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Number = 0
     topk_sample_logprobs: Number = 0
@@ -274,7 +303,7 @@ class RetrieveFutures(Body):
     target: FuturesTarget
     prev_cursor: int = Field(default=0, ge=0, lt=2**62)
     timeout: float | None = None
-    retrieved_request_ids: list[Identifier] = []
+    retrieved_request_ids: List[Identifier] = []
 
 
 class CancelFuture(Body):
@@ -294,9 +323,9 @@ class CreateCustomLoss(Body):
     """Brings a loss function of the client's own, as the graph of its operations."""
 
     session_id: Identifier
-    custom_loss_seq_id: Number
+    custom_loss_seq_id: Index
     name: Label
-    inputs: list[CustomLossInput] = Field(min_length=1, max_length=16)
+    inputs: List[CustomLossInput] = Field(min_length=1, max_length=16)
     graph: dict[str, Any]
 
 
@@ -318,7 +347,7 @@ class CopyWeights(Body):
     source_path: Path
     destination_project_id: Identifier | None = None
     session_id: Identifier | None = None
-    model_seq_id: Number | None = None
+    model_seq_id: Index | None = None
     ttl_seconds: Seconds | None = None
     weights_access_token: str | None = None
 
@@ -327,7 +356,7 @@ class StatusQuery(Body):
     """Which sessions are searched for."""
 
     type: str
-    reasons: list[str] | None = None
+    reasons: List[str] | None = None
 
 
 class SearchOwner(Body):
@@ -347,10 +376,10 @@ class SearchSessions(Body):
     """Searches sessions."""
 
     session_id: Identifier | None = None
-    project_ids: list[Identifier] | None = None
-    user_metadata: dict[str, str] = {}
+    project_ids: List[Identifier] | None = None
+    user_metadata: dict[str, Any] = {}
     display_name: Label | None = None
     owner: SearchOwner = SearchOwner()
-    statuses: list[StatusQuery] | None = None
+    statuses: List[StatusQuery] | None = None
     limit: int = Field(default=50, ge=1, le=200)
     cursor: SearchCursor | None = None

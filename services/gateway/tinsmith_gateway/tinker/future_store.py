@@ -23,6 +23,7 @@ CUSTOM_LOSS = "custom_loss"
 REFUSAL = "refusal"
 
 _DOMAIN = "gateway.tinsmith"
+_MAX_NOTED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class FutureStore:
         self._database = database
         self._wall_clock = wall_clock
         self._revision = 0
-        self._retrieved: set[str] = set()
+        self._retrieved: set[tuple[str, str]] = set()
 
     async def load(self) -> None:
         """Go on behind the last revision; call once, before anything ends."""
@@ -145,7 +146,12 @@ class FutureStore:
         )
 
     async def finish(
-        self, future: str, *, result: bytes | None = None, error: TinsmithError | None = None
+        self,
+        project: str,
+        future: str,
+        *,
+        result: bytes | None = None,
+        error: TinsmithError | None = None,
     ) -> int:
         """Keep how a future ended, and return its revision; the first end counts."""
         self._revision += 1
@@ -153,14 +159,25 @@ class FutureStore:
         await self._database.write(
             lambda connection: connection.execute(
                 sa.update(futures)
-                .where(futures.c.future == future, futures.c.revision == 0)
-                .values(result=result, error=_encode(error), revision=revision, finish_time_s=now_s)
+                .where(futures.c.project == project, futures.c.future == future)
+                .where(futures.c.revision == 0)
+                .values(
+                    result=result,
+                    error=_encode(error),
+                    revision=revision,
+                    finish_time_s=now_s,
+                    # Kept to be drawn again, which is over.
+                    request=b"",
+                )
             )
         )
         return revision
 
     async def get(self, project: str, future: str) -> FutureRecord | None:
         """Return a future of a project, or None."""
+        if "\0" in future:
+            # No id has one, and PostgreSQL takes no text with one.
+            return None
         query = sa.select(futures).where(futures.c.future == future, futures.c.project == project)
 
         def read(connection: sa.Connection) -> FutureRecord | None:
@@ -205,9 +222,10 @@ class FutureStore:
             lambda connection: [Span(*row) for row in connection.execute(query)]
         )
 
-    def note_retrieved(self, future: str) -> None:
-        """Note that a client got a result."""
-        self._retrieved.add(future)
+    def note_retrieved(self, project: str, future: str) -> None:
+        """Note that a client got a result; of what is no future of the project nothing comes."""
+        if "\0" not in future and len(self._retrieved) < _MAX_NOTED:
+            self._retrieved.add((project, future))
 
     async def sweep(self, *, retrieved_s: float, unretrieved_s: float) -> int:
         """Forget what was kept long enough, and return how many futures that were.
@@ -223,10 +241,14 @@ class FutureStore:
             if retrieved:
                 connection.execute(
                     sa.update(futures)
-                    .where(futures.c.future == sa.bindparam("name"))
+                    .where(futures.c.project == sa.bindparam("its_project"))
+                    .where(futures.c.future == sa.bindparam("its_future"))
                     .where(futures.c.retrieve_time_s.is_(None))
                     .values(retrieve_time_s=now_s),
-                    [{"name": future} for future in sorted(retrieved)],
+                    [
+                        {"its_project": project, "its_future": future}
+                        for project, future in sorted(retrieved)
+                    ],
                 )
             # A custom loss lives as long as its session may, and is small.
             is_swept = futures.c.kind != CUSTOM_LOSS

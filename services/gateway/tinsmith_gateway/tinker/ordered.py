@@ -23,13 +23,21 @@ from tinsmith_gateway.tinker import futures, ids
 from tinsmith_gateway.tinker.future_store import REFUSAL, FutureStore
 from tinsmith_gateway.tinker.native import Native
 from tinsmith_gateway.tinker.rendering import future
-from tinsmith_runtime.errors import ErrorCode, TinsmithError
+from tinsmith_runtime.errors import (
+    BatchTooLargeError,
+    ErrorCode,
+    RequestIdReusedError,
+    TinsmithError,
+)
 from tinsmith_runtime.logs import bind_log_fields
+from tinsmith_runtime.scheduler_client import MAX_MESSAGE_BYTES
 
 OrderedRequest = Any
 """One of the five ordered requests of the trainer's contract."""
 
 _MAX_KNOWN_RUNS = 100_000
+_ENVELOPE_BYTES = 1024
+"""Room for run, number and request id."""
 # These say that no operation exists; every other refusal is one.
 _NOT_ACCEPTED = frozenset(
     {
@@ -101,12 +109,14 @@ class OrderedCalls:
         run = ids.run_name(native.project, model_id)
         number = seq_id + await self._offset(native, model_id, run)
         bind_log_fields(resource=run)
+        is_refused = False
         try:
             prepared = await prepare(run, number)
+            _check_size(prepared.request)
         except TinsmithError as error:
             if error.retry_after_s is not None or error.code in _NOT_ACCEPTED_CODES:
                 raise
-            prepared = empty
+            prepared, is_refused = empty, True
             await self._store.add_ended(
                 native.project, str(_future(run, number, prepared)), REFUSAL, error=error
             )
@@ -114,7 +124,13 @@ class OrderedCalls:
         setattr(request, request.DESCRIPTOR.fields[0].name, run)
         request.sequence_number = number
         request.request_id = ids.request_id(run, number)
-        await _send(native, request)
+        try:
+            await _send(native, request)
+        except TinsmithError as error:
+            # Accepted before, and sent again because the answer was lost: what has changed since,
+            # such as a checkpoint that is deleted by now, does not matter to it any more.
+            if not is_refused or error.reason != RequestIdReusedError.reason:
+                raise
         return future(str(_future(run, number, prepared)), model_id)
 
     async def _offset(self, native: Native, model_id: str, run: str) -> int:
@@ -131,6 +147,15 @@ class OrderedCalls:
 def _future(run: str, number: int, prepared: Prepared) -> futures.OperationFuture:
     run_id = run.rpartition("/")[2]
     return futures.OperationFuture(run_id, str(number), prepared.kind, prepared.number)
+
+
+def _check_size(request: OrderedRequest) -> None:
+    # What the connection refuses, the trainer never sees, and can not count as refused.
+    if request.ByteSize() > MAX_MESSAGE_BYTES - _ENVELOPE_BYTES:
+        raise BatchTooLargeError(
+            f"the call is larger than {MAX_MESSAGE_BYTES} bytes; send it in parts",
+            limit=MAX_MESSAGE_BYTES,
+        )
 
 
 _METHODS = {

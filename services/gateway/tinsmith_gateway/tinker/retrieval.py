@@ -12,6 +12,7 @@ import logging
 from typing import Any
 
 from google.longrunning import operations_pb2
+from google.protobuf.message import Message
 from google.rpc import status_pb2
 from starlette.responses import JSONResponse, Response
 
@@ -24,7 +25,7 @@ from tinsmith_gateway.tinker.futures import OperationFuture
 from tinsmith_gateway.tinker.native import Native, user_native
 from tinsmith_gateway.tinker.samples import Samples
 from tinsmith_gateway.tinker.sampling import create_sampling_session
-from tinsmith_runtime.errors import ErrorCode, InternalError, TinsmithError
+from tinsmith_runtime.errors import ErrorCode, InternalError, InvalidFieldError, TinsmithError
 from tinsmith_runtime.status import decode_status
 
 logger = logging.getLogger(__name__)
@@ -78,12 +79,12 @@ class Retrieval:
 
     def _render_kept(self, record: FutureRecord, body: bodies.RetrieveFuture) -> Response:
         if record.error is not None:
-            self._store.note_retrieved(record.future)
+            self._store.note_retrieved(record.project, record.future)
             return rendering.failed(record.error)
         result = record.result or b""
         if body.allow_metadata_only and len(result) > _INLINE_BYTES:
             return rendering.metadata_only(len(result))
-        self._store.note_retrieved(record.future)
+        self._store.note_retrieved(record.project, record.future)
         if record.kind == CUSTOM_LOSS:
             return Response(result, media_type="application/json")
         return rendering.protobuf(result)
@@ -139,16 +140,19 @@ class Retrieval:
                 return await asyncio.to_thread(_encode_output, operation)
             case futures.OPTIM_STEP:
                 step = trainer_pb2.OptimStepResponse()
-                operation.response.Unpack(step)
+                _unpack(operation, step)
                 return {"metrics": dict(step.metrics), "type": "optim_step"}
             case futures.LOAD_WEIGHTS:
+                _unpack(operation, trainer_pb2.LoadCheckpointResponse())
                 return {"type": "load_weights", "model_id": model_id}
             case futures.CREATE_MODEL:
+                _unpack(operation, scheduler_pb2.TrainingRun())
                 return {"type": "create_model", "model_id": model_id}
             case futures.CREATE_FROM_WEIGHTS:
+                _unpack(operation, scheduler_pb2.TrainingRun())
                 return {"type": "load_weights", "model_id": model_id}
         checkpoint = trainer_pb2.Checkpoint()
-        operation.response.Unpack(checkpoint)
+        _unpack(operation, checkpoint)
         return await self._saved(native, future, checkpoint)
 
     async def _saved(
@@ -176,13 +180,23 @@ class Retrieval:
         raise InternalError(f"{future.kind} is no save")
 
 
+def _unpack(operation: operations_pb2.Operation, response: Message) -> None:
+    """Read the response of an operation.
+
+    Raises:
+        InvalidFieldError: If it is of another kind, as that of a future which was made up.
+    """
+    if not operation.response.Unpack(response):
+        raise InvalidFieldError("request_id", "was not given out here: it is of another kind")
+
+
 def _encode_output(operation: operations_pb2.Operation) -> bytes:
     # Both responses have the same fields.
     response: trainer_pb2.ForwardResponse | trainer_pb2.ForwardBackwardResponse
     response = trainer_pb2.ForwardBackwardResponse()
     if not operation.response.Unpack(response):
         response = trainer_pb2.ForwardResponse()
-        operation.response.Unpack(response)
+        _unpack(operation, response)
     output = training_codec.encode_output(response.outputs, dict(response.metrics))
     return output.SerializeToString()
 

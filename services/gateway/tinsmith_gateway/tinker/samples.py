@@ -37,6 +37,7 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
 _REFUSAL_RETRY_S = 1.0
 _MAX_RUNNING = 1024
 _MAX_PENDING_PER_PROJECT = 16_384
+_MAX_PENDING_BYTES_PER_PROJECT = 2**30
 
 
 @dataclass(slots=True)
@@ -46,9 +47,10 @@ class _Pending:
     project: str
     sampling_session: str
     body: bodies.Sample
+    num_bytes: int
     waiting_for: str = "a free place at the gateway"
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
+    drawing: asyncio.Task[bytes] | None = None
     is_cancelled: bool = False
 
 
@@ -69,8 +71,10 @@ class Samples:
         self._upstream = upstream
         self._callers = callers
         self._usage = usage_
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[tuple[str, str], _Pending] = {}
         self._num_pending: Counter[str] = Counter()
+        self._num_pending_bytes: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._running = asyncio.Semaphore(_MAX_RUNNING)
         self._changed: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._is_stopping = False
@@ -79,12 +83,12 @@ class Samples:
         """Go on with what was promised before a restart."""
         for record in await self._store.pending(SAMPLE):
             body = bodies.Sample.model_validate_json(record.request)
-            self._start(record.future, record.project, record.owner, body)
+            self._start(record.future, record.project, record.owner, body, len(record.request))
 
     async def stop(self) -> None:
         """Stop drawing; what has not ended goes on after the next start."""
         self._is_stopping = True
-        tasks = [pending.task for pending in self._pending.values() if pending.task is not None]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -103,20 +107,22 @@ class Samples:
         Raises:
             QueueFullError: If too many samples of the project wait.
         """
-        if future in self._pending:
+        if (project, future) in self._pending:
             return
-        if self._num_pending[project] >= _MAX_PENDING_PER_PROJECT:
+        request = (await asyncio.to_thread(body.model_dump_json, exclude_none=True)).encode()
+        num_pending, num_bytes = self._num_pending[project], self._num_pending_bytes[project]
+        is_too_large = num_bytes and num_bytes + len(request) > _MAX_PENDING_BYTES_PER_PROJECT
+        if num_pending >= _MAX_PENDING_PER_PROJECT or is_too_large:
             raise QueueFullError(
-                f"{self._num_pending[project]} samples of the project wait; retry when some have "
-                "ended",
+                f"{num_pending} samples of the project wait, {num_bytes} bytes; retry when some "
+                "have ended",
                 retry_after_s=_REFUSAL_RETRY_S,
             )
-        request = body.model_dump_json(exclude_none=True).encode()
         is_new = await self._store.add(
             project, future, SAMPLE, owner=sampling_session, request=request
         )
         if is_new and not self._is_stopping:
-            self._start(future, project, sampling_session, body)
+            self._start(future, project, sampling_session, body, len(request))
 
     async def wait(self, project: str, future: str, timeout_s: float) -> FutureRecord | str | None:
         """Return a sample that ended, else what it waits for; None if it is not known.
@@ -126,8 +132,8 @@ class Samples:
             future: Id of the promise.
             timeout_s: How long to wait for its end.
         """
-        pending = self._pending.get(future)
-        if pending is not None and pending.project == project:
+        pending = self._pending.get((project, future))
+        if pending is not None:
             try:
                 async with asyncio.timeout(timeout_s):
                     await pending.ended.wait()
@@ -140,11 +146,13 @@ class Samples:
 
     async def cancel(self, project: str, future: str) -> None:
         """Give a sample up, and its place at the sampler; one that ended stays as it is."""
-        pending = self._pending.get(future)
-        if pending is None or pending.project != project or pending.task is None:
+        pending = self._pending.get((project, future))
+        if pending is None:
             return
         pending.is_cancelled = True
-        pending.task.cancel()
+        if pending.drawing is not None:
+            # The drawing alone: its end is kept undisturbed, however often this is asked for.
+            pending.drawing.cancel()
         await pending.ended.wait()
 
     async def wait_any(self, sampling_session: str, timeout_s: float) -> None:
@@ -162,43 +170,67 @@ class Samples:
             if not waiters:
                 self._changed.pop(sampling_session, None)
 
-    def _start(self, future: str, project: str, sampling_session: str, body: bodies.Sample) -> None:
-        pending = self._pending[future] = _Pending(project, sampling_session, body)
+    def _start(
+        self,
+        future: str,
+        project: str,
+        sampling_session: str,
+        body: bodies.Sample,
+        num_bytes: int,
+    ) -> None:
+        pending = _Pending(project, sampling_session, body, num_bytes)
+        self._pending[project, future] = pending
         self._num_pending[project] += 1
+        self._num_pending_bytes[project] += num_bytes
         PENDING_SAMPLES.inc()
-        pending.task = asyncio.create_task(self._draw(future, pending))
+        task = asyncio.create_task(self._draw(future, pending))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _draw(self, future: str, pending: _Pending) -> None:
-        result: bytes | None = None
-        error: TinsmithError | None = None
         try:
-            async with self._running:
-                result = await self._sample(pending)
-        except asyncio.CancelledError:
-            if not pending.is_cancelled:
-                self._forget(future, pending)
-                raise
-            error = AbortedError("the sample was cancelled by its client")
-        except TinsmithError as failure:
-            error = failure
-        except Exception:
-            logger.exception("sample failed by a bug", extra={"future": future})
-            error = internal_error()
-        try:
-            await self._store.finish(future, result=result, error=error)
+            result, error = await self._drawn(future, pending)
+            await self._store.finish(pending.project, future, result=result, error=error)
         except TinsmithError:
             # It stays promised, and is drawn again after the next start.
             logger.exception("the end of a sample was not kept", extra={"future": future})
         finally:
             self._forget(future, pending)
 
+    async def _drawn(
+        self, future: str, pending: _Pending
+    ) -> tuple[bytes | None, TinsmithError | None]:
+        """Return how a sample ended; it is cancelled as this is, or by its client."""
+        cancelled = AbortedError("the sample was cancelled by its client")
+        if pending.is_cancelled:
+            return None, cancelled
+        pending.drawing = asyncio.create_task(self._sample_in_turn(pending))
+        try:
+            return await pending.drawing, None
+        except asyncio.CancelledError:
+            if self._is_stopping or not pending.is_cancelled:
+                raise
+            return None, cancelled
+        except TinsmithError as failure:
+            return None, failure
+        except Exception:
+            logger.exception("sample failed by a bug", extra={"future": future})
+            return None, internal_error()
+
     def _forget(self, future: str, pending: _Pending) -> None:
-        self._pending.pop(future, None)
+        self._pending.pop((pending.project, future), None)
         self._num_pending[pending.project] -= 1
+        self._num_pending_bytes[pending.project] -= pending.num_bytes
+        if not self._num_pending[pending.project]:
+            del self._num_pending[pending.project], self._num_pending_bytes[pending.project]
         PENDING_SAMPLES.dec()
         pending.ended.set()
         for event in self._changed.get(pending.sampling_session, ()):
             event.set()
+
+    async def _sample_in_turn(self, pending: _Pending) -> bytes:
+        async with self._running:
+            return await self._sample(pending)
 
     async def _sample(self, pending: _Pending) -> bytes:
         body = pending.body
@@ -208,7 +240,11 @@ class Samples:
         request.weight_updates = sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT
         credential = self._callers.for_pods(pending.project)
         pause_s = _FIRST_PAUSE_S
-        pending.waiting_for = ""
+
+        def wait_for(what: str) -> None:
+            pending.waiting_for = what
+
+        wait_for("")
         while True:
             try:
                 response = await self._upstream.call(
@@ -218,6 +254,7 @@ class Samples:
                     sampler_pb2.SampleResponse,
                     credential,
                     timeout_s=_CALL_TIMEOUT_S,
+                    on_wait=wait_for,
                 )
                 break
             except TinsmithError as error:
@@ -225,7 +262,7 @@ class Samples:
                 may_pass = error.code is ErrorCode.UNAVAILABLE or is_full
                 if not may_pass or error.retry_after_s is None:
                     raise
-                pending.waiting_for = error.message
+                wait_for(error.message)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
         self._count(pending, response)

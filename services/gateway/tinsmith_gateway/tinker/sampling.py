@@ -124,25 +124,28 @@ class Sampling:
         native = user_native(call)
         session = ids.sampling_session_name(native.project, body.target.sampling_session_id)
         for retrieved in body.retrieved_request_ids:
-            self._store.note_retrieved(retrieved)
+            self._store.note_retrieved(native.project, retrieved)
         wanted_s = self._default_poll_s if body.timeout is None else body.timeout
         timeout_s = min(max(wanted_s, 0.0), _MAX_POLL_S)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         cursor = body.prev_cursor
         while True:
-            waiting = asyncio.ensure_future(
+            waiting = asyncio.create_task(
                 self._samples.wait_any(session, max(deadline_s - loop.time(), 0.0))
             )
-            # Begun before the look, so that an end in between is not missed.
-            await asyncio.sleep(0)
-            ended = await self._store.ended(session, after=cursor, limit=_MAX_COMPLETIONS)
-            cursor = ended[-1].revision if ended else cursor
-            mine = [one for one in ended if _clone_of(one.future) == body.target.cloned_sampler_id]
-            if mine or loop.time() >= deadline_s:
+            try:
+                # Begun before the look, so that an end in between is not missed.
+                await asyncio.sleep(0)
+                ended = await self._store.ended(session, after=cursor, limit=_MAX_COMPLETIONS)
+                cursor = ended[-1].revision if ended else cursor
+                clone_id = body.target.cloned_sampler_id
+                mine = [one for one in ended if _clone_of(one.future) == clone_id]
+                if mine or loop.time() >= deadline_s:
+                    break
+                await waiting
+            finally:
                 waiting.cancel()
-                break
-            await waiting
         completions = [
             {"state": "failed", "request_id": one.future}
             if one.num_bytes is None
@@ -181,8 +184,14 @@ async def create_sampling_session(
     except TinsmithError as error:
         if error.reason != "RESOURCE_ALREADY_EXISTS":
             raise
-        # Opened by a request that is not remembered any more.
-        return ids.sampling_session_name(native.project, handle)
+        # Opened by a request that is not remembered any more, if it is on the same weights.
+        found = await _get_session(native, handle)
+        if any(
+            getattr(request, source) and getattr(request, source) != getattr(found, source)
+            for source in ("base_model", "checkpoint", "run")
+        ):
+            raise
+        return found.name
     name: str = created.name
     return name
 

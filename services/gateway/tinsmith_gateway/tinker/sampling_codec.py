@@ -108,9 +108,11 @@ def decode_targets(tensor: bodies.TensorData) -> NDArray[np.int64]:
     field = "target_prompt_logprobs"
     if tensor.dtype != "int64" or tensor.shape is None:
         raise ShapeMismatchError(field, "must be an int64 tensor with a shape")
+    if any(isinstance(value, float) and not value.is_integer() for value in tensor.data):
+        raise ShapeMismatchError(field, "holds what is no token id")
     try:
-        values = np.asarray(tensor.data, dtype=np.int64)
-    except (OverflowError, ValueError) as error:
+        values = np.asarray([int(value) for value in tensor.data], dtype=np.int64)
+    except OverflowError as error:
         raise ShapeMismatchError(field, "holds what is no token id") from error
     if tensor.sparse_crow_indices is None:
         return arrays.shaped(values, tuple(tensor.shape), field).astype(np.int64)

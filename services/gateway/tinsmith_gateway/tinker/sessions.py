@@ -212,10 +212,10 @@ def _order(session: scheduler_pb2.Session) -> tuple[float, str]:
 
 def _position(cursor: bodies.SearchCursor) -> tuple[float, str]:
     try:
-        moment = datetime.datetime.fromisoformat(cursor.last_created_at)
-    except ValueError as error:
+        seconds = datetime.datetime.fromisoformat(cursor.last_created_at).timestamp()
+    except (ValueError, OverflowError) as error:
         raise InvalidFieldError("cursor.last_created_at", "is no time") from error
-    return moment.timestamp(), cursor.last_session_id
+    return seconds, cursor.last_session_id
 
 
 def _check_project(native: Native, project_id: str | None) -> None:

@@ -9,7 +9,7 @@ from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response
 
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
-from tinsmith_gateway.http import Call
+from tinsmith_gateway.http import Call, too_large
 from tinsmith_gateway.tinker import age, bodies, custom_losses, futures, ids, training_codec, usage
 from tinsmith_gateway.tinker.base_models import BaseModels
 from tinsmith_gateway.tinker.future_store import FutureStore
@@ -96,8 +96,7 @@ class Training:
 
     async def forward_backward(self, call: Call) -> Response:
         """Accept one chunk of a batch, with or without a gradient."""
-        body = await asyncio.to_thread(self._unpacked, call)
-        request = training_codec.parse_forward_backward(body)
+        request, excess = await asyncio.to_thread(self._parsed, call)
         if request.seq_id < 1:
             raise InvalidFieldError("seq_id", "must be at least 1")
         num_tokens = training_codec.count_tokens(request)
@@ -111,8 +110,12 @@ class Training:
 
         async def prepare(run: str, number: int) -> Prepared:
             del run, number
+            if excess is not None:
+                raise excess
             loss = await self._loss(native, request)
-            data = training_codec.decode_data(request.data)
+            data = await asyncio.to_thread(
+                training_codec.decode_data, request.data, max_dense_bytes=self._max_body_bytes
+            )
             return Prepared(message(data=data, loss=loss), futures.FORWARD_BACKWARD)
 
         answer = await self._calls.submit(
@@ -231,15 +234,12 @@ class Training:
 
     async def load_weights(self, call: Call) -> Response:
         """Load weights into a model, or make a model of them."""
-        body = call.parse(bodies.LoadWeightsTarget)
+        target = call.parse(bodies.LoadWeightsTarget)
         native = user_native(call)
-        if body.model_id is not None and body.seq_id is not None:
-            return await self._load_into(native, call, body.model_id, body.seq_id)
-        if body.session_id is None or body.model_seq_id is None:
-            raise InvalidFieldError(
-                "model_id", "and seq_id are required, or session_id and model_seq_id"
-            )
-        return await self._load_new(native, call, body.session_id, body.model_seq_id)
+        if target.model_id is not None or target.seq_id is not None:
+            reference = call.parse(bodies.OrderedReference)
+            return await self._load_into(native, call, reference.model_id, reference.seq_id)
+        return await self._load_new(native, call)
 
     async def _load_into(self, native: Native, call: Call, model_id: str, seq_id: int) -> Response:
         async def prepare(run: str, number: int) -> Prepared:
@@ -255,17 +255,19 @@ class Training:
         empty = Prepared(trainer_pb2.LoadCheckpointRequest(), futures.LOAD_WEIGHTS)
         return await self._calls.submit(native, model_id, seq_id, empty, prepare)
 
-    async def _load_new(
-        self, native: Native, call: Call, session_id: str, model_seq_id: int
-    ) -> Response:
+    async def _load_new(self, native: Native, call: Call) -> Response:
         body = call.parse(bodies.LoadWeights)
+        if body.session_id is None or body.model_seq_id is None:
+            raise InvalidFieldError(
+                "model_id", "and seq_id are required, or session_id and model_seq_id"
+            )
         _check_access(body.weights_access_token)
         _check_optimizer(body.optimizer_config)
         path = ids.TinkerPath.parse(body.path)
         checkpoint = await native.checkpoint(path)
-        model_id = ids.new_model_id(session_id, model_seq_id)
+        model_id = ids.new_model_id(body.session_id, body.model_seq_id)
         request = scheduler_pb2.CreateTrainingRunRequest(
-            parent=ids.session_name(native.project, session_id),
+            parent=ids.session_name(native.project, body.session_id),
             base_model=self._models.resolve(body.base_model) if body.base_model else "",
             source_checkpoint=checkpoint.name,
             include_optimizer=body.optimizer,
@@ -318,11 +320,20 @@ class Training:
         custom = await custom_losses.read(self._store, native.project, loss_id)
         return trainer_pb2.Loss(name=_CUSTOM, custom=custom)
 
-    def _unpacked(self, call: Call) -> bytes:
-        """Return a body that may be compressed; blocks."""
+    def _parsed(
+        self, call: Call
+    ) -> tuple[training_codec.ForwardBackwardRequest, BatchTooLargeError | None]:
+        """Return a batch; of one that is too large model and number alone, and the refusal."""
+        body, excess = self._unpacked(call)
+        if excess is None:
+            return training_codec.parse_forward_backward(body), None
+        return training_codec.parse_reference(body), excess
+
+    def _unpacked(self, call: Call) -> tuple[bytes, BatchTooLargeError | None]:
+        """Return a body that may be compressed, or the beginning of one that is too large."""
         encoding = call.request.headers.get("content-encoding", "identity")
         if encoding == "identity":
-            return call.body
+            return call.body, call.excess
         if encoding != "zstd":
             raise MalformedRequestError(f"content-encoding {encoding!r} is not taken; use zstd")
         try:
@@ -331,12 +342,9 @@ class Training:
                 body = reader.read(self._max_body_bytes + 1)
         except zstandard.ZstdError as error:
             raise MalformedRequestError("the body is not zstd") from error
-        if len(body) > self._max_body_bytes:
-            raise BatchTooLargeError(
-                f"the unpacked body is larger than {self._max_body_bytes} bytes; send it in parts",
-                limit=self._max_body_bytes,
-            )
-        return body
+        if len(body) <= self._max_body_bytes:
+            return body, call.excess
+        return body, too_large("the unpacked body", self._max_body_bytes)
 
 
 def _check_optimizer(config: bodies.OptimizerConfig | None) -> None:

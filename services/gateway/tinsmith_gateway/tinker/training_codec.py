@@ -14,7 +14,8 @@ from tinsmith.tensors import decode_tensor as decode_native
 from tinsmith.tensors import encode_tensor as encode_native
 from tinsmith.v1 import trainer_pb2, trajectories_pb2
 from tinsmith_gateway.tinker import arrays, wire_pb2
-from tinsmith_runtime.errors import InvalidFieldError, MalformedRequestError
+from tinsmith_gateway.wire import leading_fields
+from tinsmith_runtime.errors import BatchTooLargeError, InvalidFieldError, MalformedRequestError
 
 ForwardBackwardRequest = wire_pb2.ForwardBackwardRequest
 
@@ -22,6 +23,7 @@ _INTEGER_INPUTS = frozenset({"target_tokens"})
 _TOKENS = np.dtype("<i4")
 _IMAGE_FORMATS = frozenset({"png", "jpeg"})
 _OUTPUT_TYPE = "ArrayRecord"
+_LAST_REFERENCE_FIELD = wire_pb2.ForwardBackwardRequest.SEQ_ID_FIELD_NUMBER
 
 
 def parse_forward_backward(body: bytes) -> wire_pb2.ForwardBackwardRequest:
@@ -46,12 +48,37 @@ def count_tokens(request: wire_pb2.ForwardBackwardRequest) -> int:
     return num_bytes // _TOKENS.itemsize
 
 
-def decode_data(data: Sequence[wire_pb2.Datum]) -> list[trajectories_pb2.Datum]:
-    """Return a batch.
+def parse_reference(head: bytes) -> wire_pb2.ForwardBackwardRequest:
+    """Return model and number of a request of which only the beginning is there.
 
     Raises:
+        MalformedRequestError: If it does not begin with them.
+    """
+    return parse_forward_backward(leading_fields(head, _LAST_REFERENCE_FIELD))
+
+
+def decode_data(
+    data: Sequence[wire_pb2.Datum], *, max_dense_bytes: int
+) -> list[trajectories_pb2.Datum]:
+    """Return a batch.
+
+    Args:
+        data: The datums.
+        max_dense_bytes: What all sparse tensors together may take once they are dense.
+
+    Raises:
+        BatchTooLargeError: If they claim more.
         InvalidFieldError: If a datum can not be one; the field says which.
     """
+    claimed = sum(
+        arrays.claimed_bytes(tensor) for datum in data for tensor in datum.loss_fn_inputs.values()
+    )
+    if claimed > max_dense_bytes:
+        raise BatchTooLargeError(
+            f"the sparse tensors of the batch stand for {claimed} bytes, {max_dense_bytes} are "
+            "allowed; send it in parts",
+            limit=max_dense_bytes,
+        )
     return [_decode_datum(datum, f"data[{index}]") for index, datum in enumerate(data)]
 
 

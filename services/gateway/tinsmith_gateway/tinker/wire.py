@@ -28,6 +28,8 @@ from tinsmith_gateway.tinker.usage import Usage
 logger = logging.getLogger(__name__)
 
 _PREFIX = "/api/v1"
+_SMALL_BODY_BYTES = 2**20
+"""Limit of bodies that hold neither data nor a number which a refusal has to use up."""
 _SWEEP_INTERVAL_S = 20.0
 
 
@@ -88,7 +90,7 @@ class TinkerWire:
             self._route("POST", "/client/config", self._account.config),
             self._route("POST", "/client/dynamic_config", self._account.dynamic_config),
             self._route("GET", "/get_server_capabilities", self._account.capabilities),
-            self._route("POST", "/telemetry", self._account.telemetry),
+            self._route("POST", "/telemetry", self._account.telemetry, is_large=True),
             self._route("GET", "/auth/apikey/me", self._account.key),
             self._route("DELETE", "/auth/apikey/me", self._account.delete_key),
             self._route("GET", "/audit", self._account.audit),
@@ -104,19 +106,33 @@ class TinkerWire:
             self._route("GET", session + "/trace_export", self._traces.export),
             self._route("POST", "/create_model", self._training.create_model),
             self._route("POST", "/get_info", self._training.get_info),
-            self._route("POST", "/forward_backward", self._training.forward_backward),
-            self._route("POST", "/optim_step", self._training.optim_step),
-            self._route("POST", "/save_weights", self._training.save_weights),
             self._route(
-                "POST", "/save_weights_for_sampler", self._training.save_weights_for_sampler
+                "POST",
+                "/forward_backward",
+                self._training.forward_backward,
+                takes_excess=True,
+                is_large=True,
             ),
-            self._route("POST", "/save_weights_external", self._training.save_weights_external),
-            self._route("POST", "/load_weights", self._training.load_weights),
+            self._route("POST", "/optim_step", self._training.optim_step, is_large=True),
+            self._route("POST", "/save_weights", self._training.save_weights, is_large=True),
+            self._route(
+                "POST",
+                "/save_weights_for_sampler",
+                self._training.save_weights_for_sampler,
+                is_large=True,
+            ),
+            self._route(
+                "POST",
+                "/save_weights_external",
+                self._training.save_weights_external,
+                is_large=True,
+            ),
+            self._route("POST", "/load_weights", self._training.load_weights, is_large=True),
             self._route("POST", "/create_custom_loss", self._custom_losses.create),
             self._route("POST", "/create_sampling_session", self._sampling.create_session),
             self._route("POST", "/join_sampling_session", self._sampling.join_session),
             self._route("GET", "/samplers/{sampling_session_id}", self._sampling.get_sampler),
-            self._route("POST", "/asample", self._sampling.sample),
+            self._route("POST", "/asample", self._sampling.sample, is_large=True),
             self._route("POST", "/retrieve_future", self._retrieval.retrieve, is_wait=True),
             self._route("POST", "/retrieve_futures", self._sampling.retrieve_futures, is_wait=True),
             self._route("POST", "/cancel_future", self._sampling.cancel),
@@ -138,8 +154,24 @@ class TinkerWire:
             self._open_route(DOWNLOADS_PATH + "/{ticket}", self._downloads.fetch),
         ]
 
-    def _route(self, method: str, path: str, handler: Handler, *, is_wait: bool = False) -> Route:
-        serve = endpoint(self._services, handler, render_error, is_wait=is_wait)
+    def _route(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        is_wait: bool = False,
+        takes_excess: bool = False,
+        is_large: bool = False,
+    ) -> Route:
+        serve = endpoint(
+            self._services,
+            handler,
+            render_error,
+            is_wait=is_wait,
+            takes_excess=takes_excess,
+            max_body_bytes=None if is_large else _SMALL_BODY_BYTES,
+        )
         return Route(_PREFIX + path, serve, methods=[method])
 
     def _open_route(self, path: str, handler: Handler) -> Route:

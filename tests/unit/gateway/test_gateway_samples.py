@@ -1,0 +1,165 @@
+"""Samples in the background: given up at any moment, kept across a stop, one project's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tinsmith.v1 import sampler_pb2
+from tinsmith_gateway.callers import Callers, Credential
+from tinsmith_gateway.store import open_database
+from tinsmith_gateway.tinker import bodies, samples
+from tinsmith_gateway.tinker.future_store import FutureStore
+from tinsmith_gateway.tinker.samples import Samples
+from tinsmith_gateway.tinker.usage import Usage
+from tinsmith_gateway.upstream import Upstream
+from tinsmith_runtime.auth import Caller
+from tinsmith_runtime.errors import QueueFullError
+from tinsmith_runtime.sql import Database
+
+BODY = bodies.Sample(
+    sampling_session_id="s",
+    seq_id=0,
+    prompt=bodies.ModelInput(chunks=[bodies.TextChunk(tokens=[5, 6])]),
+    sampling_params=bodies.SamplingParams(max_tokens=2, seed=1),
+)
+SESSION = "projects/a/samplingSessions/s"
+FUTURE = "sample.s.0"
+
+
+class SlowSampler:
+    """A sampler that draws when it is told to."""
+
+    def __init__(self) -> None:
+        self.may_draw = asyncio.Event()
+        self.num_calls = 0
+
+    async def call(self, *arguments: Any, **options: Any) -> sampler_pb2.SampleResponse:
+        self.num_calls += 1
+        await self.may_draw.wait()
+        return sampler_pb2.SampleResponse()
+
+
+class PodKeys:
+    """Makes credentials of nobody."""
+
+    def for_pods(self, project: str) -> Credential:
+        return Credential(Caller(project, frozenset({"pod"}), "pod"), (), "")
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = await open_database(tmp_path)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def sampler() -> SlowSampler:
+    return SlowSampler()
+
+
+def make(database: Database, sampler: SlowSampler) -> Samples:
+    return Samples(
+        FutureStore(database),
+        cast(Upstream, sampler),
+        cast(Callers, PodKeys()),
+        Usage(database),
+    )
+
+
+async def test_a_sample_is_given_up_before_it_began(
+    database: Database, sampler: SlowSampler
+) -> None:
+    drawn = make(database, sampler)
+    await drawn.submit("a", SESSION, FUTURE, BODY)
+    async with asyncio.timeout(10):
+        await drawn.cancel("a", FUTURE)
+    ended = await drawn.wait("a", FUTURE, 1)
+    assert not isinstance(ended, str)
+    assert ended is not None
+    assert "cancelled" in str(ended.error)
+    assert sampler.num_calls == 0
+
+
+async def test_a_sample_is_given_up_many_times_at_once(
+    database: Database, sampler: SlowSampler
+) -> None:
+    drawn = make(database, sampler)
+    await drawn.submit("a", SESSION, FUTURE, BODY)
+    while not sampler.num_calls:
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        for _ in range(5):
+            group.create_task(drawn.cancel("a", FUTURE))
+            await asyncio.sleep(0)
+    ended = await drawn.wait("a", FUTURE, 1)
+    assert not isinstance(ended, str)
+    assert ended is not None
+    assert "cancelled" in str(ended.error)
+    # Its place is free, and the same promise is not made again.
+    await drawn.submit("a", SESSION, FUTURE, BODY)
+    assert sampler.num_calls == 1
+
+
+async def test_what_a_stop_cut_off_is_drawn_after_the_start(
+    database: Database, sampler: SlowSampler
+) -> None:
+    before = make(database, sampler)
+    await before.submit("a", SESSION, FUTURE, BODY)
+    while not sampler.num_calls:
+        await asyncio.sleep(0)
+    await before.stop()
+    after = make(database, sampler)
+    await after.load()
+    sampler.may_draw.set()
+    ended = await after.wait("a", FUTURE, 10)
+    assert not isinstance(ended, str)
+    assert ended is not None
+    assert ended.result is not None
+    assert ended.request == b""
+    assert sampler.num_calls == 2
+    await after.stop()
+
+
+async def test_a_promise_belongs_to_its_project(database: Database, sampler: SlowSampler) -> None:
+    drawn = make(database, sampler)
+    await drawn.submit("a", SESSION, FUTURE, BODY)
+    await drawn.submit("b", SESSION, FUTURE, BODY)
+    await drawn.cancel("b", FUTURE)
+    assert isinstance(await drawn.wait("a", FUTURE, 0), str)
+    assert await drawn.wait("c", FUTURE, 0) is None
+    sampler.may_draw.set()
+    for project, is_drawn in (("a", True), ("b", False)):
+        ended = await drawn.wait(project, FUTURE, 10)
+        assert not isinstance(ended, str)
+        assert ended is not None
+        assert (ended.result is not None) is is_drawn
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("_MAX_PENDING_PER_PROJECT", 1), ("_MAX_PENDING_BYTES_PER_PROJECT", 10)]
+)
+async def test_a_project_that_waits_for_much_is_told_to_come_again(
+    database: Database,
+    sampler: SlowSampler,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    value: int,
+) -> None:
+    monkeypatch.setattr(samples, limit, value)
+    drawn = make(database, sampler)
+    await drawn.submit("a", SESSION, FUTURE, BODY)
+    with pytest.raises(QueueFullError) as refusal:
+        await drawn.submit("a", SESSION, "sample.s.1", BODY)
+    assert refusal.value.retry_after_s is not None
+    # What was promised is promised still, and another project has its own share.
+    await drawn.submit("a", SESSION, FUTURE, BODY)
+    await drawn.submit("b", SESSION, FUTURE, BODY)
+    await drawn.cancel("a", FUTURE)
+    await drawn.submit("a", SESSION, "sample.s.1", BODY)
+    await drawn.stop()
