@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from tinsmith_coordinator.tables import MIGRATIONS, SCHEMA_VERSION, metadata
-from tinsmith_runtime.sql import Database, PostgresDatabase, SqliteDatabase, now_s
+from tinsmith_runtime.sql import Database, now_s, open_exclusive
 
 Clock = Callable[[sa.Connection], float]
 """Reads the time within a transaction, in seconds since the epoch."""
 
-SCHEMA = "coordinator"
-"""The PostgreSQL schema of the tables: pods may share a database."""
 
 _now: dict[str, sa.Select[Any]] = {}
 
@@ -36,23 +33,14 @@ async def open_database(
         ConfigError: If another process has the file open, a newer release wrote the tables, or the
             URL is wrong.
     """
-    if not database_url:
-        return await asyncio.to_thread(
-            SqliteDatabase,
-            data_dir / "coordinator.sqlite",
-            metadata,
-            schema_version=SCHEMA_VERSION,
-            migrations=MIGRATIONS,
-        )
-    return await PostgresDatabase.open(
-        database_url,
+    return await open_exclusive(
+        "coordinator",
         metadata,
-        schema=SCHEMA,
+        data_dir=data_dir,
+        database_url=database_url,
         schema_version=SCHEMA_VERSION,
         migrations=MIGRATIONS,
-        exclusive="coordinator",
         on_lost=on_lost,
-        application_name="tinsmith coordinator",
     )
 
 

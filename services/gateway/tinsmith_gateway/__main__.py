@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import os
 import sys
 
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
-from tinsmith_runtime.process import run_pod
-from tinsmith_runtime.server import wait_for_signal
-
-logger = logging.getLogger(__name__)
-
-_LOST_EXIT_CODE = 3
+from tinsmith_runtime.process import run_pod, serve_exclusive
 
 
 async def _serve(config: GatewayConfig) -> None:
-    stopped = asyncio.create_task(wait_for_signal())
-    pod = GatewayPod(config, on_lost=_exit_lost)
-    await pod.start()
-    try:
-        await stopped
-    finally:
-        await pod.stop()
-
-
-def _exit_lost() -> None:
-    """End at once: another gateway has the database now."""
-    logger.critical("another gateway took over")
-    os._exit(_LOST_EXIT_CODE)
+    await serve_exclusive("gateway", lambda on_lost: GatewayPod(config, on_lost=on_lost))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
 from tinsmith_gateway.tables import SCHEMA_VERSION, metadata
-from tinsmith_runtime.sql import Database, PostgresDatabase, SqliteDatabase
-
-SCHEMA = "gateway"
-"""The PostgreSQL schema of the tables: all pods may share a database."""
+from tinsmith_runtime.sql import Database, open_exclusive
 
 
 async def open_database(
@@ -22,16 +18,11 @@ async def open_database(
         ConfigError: If another process has the file open, a newer release wrote the tables, or the
             URL is wrong.
     """
-    if not database_url:
-        return await asyncio.to_thread(
-            SqliteDatabase, data_dir / "gateway.sqlite", metadata, schema_version=SCHEMA_VERSION
-        )
-    return await PostgresDatabase.open(
-        database_url,
+    return await open_exclusive(
+        "gateway",
         metadata,
-        schema=SCHEMA,
+        data_dir=data_dir,
+        database_url=database_url,
         schema_version=SCHEMA_VERSION,
-        exclusive="gateway",
         on_lost=on_lost,
-        application_name="tinsmith gateway",
     )

@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError, TinsmithError
 from tinsmith_runtime.logs import configure_logging
+from tinsmith_runtime.server import wait_for_signal
 
 logger = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT")
 
 _CAN_NOT_START = 2
+_LOST_EXIT_CODE = 3
+
+
+class Pod(Protocol):
+    """What is served until a signal."""
+
+    async def start(self) -> None:
+        """Serve; where one process works at a time, wait for the one before to end."""
+        ...
+
+    async def stop(self) -> None:
+        """Drain and close."""
+        ...
 
 
 def run_pod(
@@ -42,3 +58,34 @@ def run_pod(
         logger.critical("can not start", extra={"problem": str(error)})
         return _CAN_NOT_START
     return 0
+
+
+async def serve_exclusive(name: str, make: Callable[[Callable[[], None]], Pod]) -> None:
+    """Serve a pod of which one process works at a time, until a signal.
+
+    Args:
+        name: Name of the pod, such as `scheduler`.
+        make: Makes it, given what it calls if another process took over; this process then ends at
+            once, since nothing of it may count any more.
+    """
+
+    def exit_lost() -> None:
+        logger.critical(f"another {name} took over")
+        os._exit(_LOST_EXIT_CODE)
+
+    # Listened for from the beginning: a signal that comes during the start, which lasts as long as
+    # another process holds the database, ends it in order.
+    stopped = asyncio.create_task(wait_for_signal())
+    pod = make(exit_lost)
+    start = asyncio.create_task(pod.start())
+    await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await start
+        return
+    await start
+    try:
+        await stopped
+    finally:
+        await pod.stop()

@@ -7,7 +7,6 @@ put in order by the one writer of the database.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
@@ -18,12 +17,10 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.auth import Caller
 from tinsmith_runtime.errors import InvalidFieldError, RequestIdReusedError
-from tinsmith_runtime.sql import Database, PostgresDatabase, SqliteDatabase
+from tinsmith_runtime.sql import Database, open_exclusive
 from tinsmith_scheduler.records import RequestIdentity
 from tinsmith_scheduler.tables import MIGRATIONS, SCHEMA_VERSION, audit, metadata, requests
 
-SCHEMA = "scheduler"
-"""The PostgreSQL schema of the tables: ledger and scheduler may share a database."""
 REQUEST_RETENTION_S = 25 * 3600.0
 """How long answers are kept; the contract promises 24 h."""
 
@@ -46,23 +43,14 @@ async def open_database(
         ConfigError: If another process has the file open, a newer release wrote the tables, or the
             URL is wrong.
     """
-    if not database_url:
-        return await asyncio.to_thread(
-            SqliteDatabase,
-            data_dir / "scheduler.sqlite",
-            metadata,
-            schema_version=SCHEMA_VERSION,
-            migrations=MIGRATIONS,
-        )
-    return await PostgresDatabase.open(
-        database_url,
+    return await open_exclusive(
+        "scheduler",
         metadata,
-        schema=SCHEMA,
+        data_dir=data_dir,
+        database_url=database_url,
         schema_version=SCHEMA_VERSION,
         migrations=MIGRATIONS,
-        exclusive="scheduler",
         on_lost=on_lost,
-        application_name="tinsmith scheduler",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import sqlalchemy as sa
 
 from tinsmith_runtime.sql.dialect import insert, notify, now_s
+from tinsmith_runtime.sql.opening import open_exclusive
 from tinsmith_runtime.sql.postgres import PostgresDatabase
 from tinsmith_runtime.sql.sqlite import SqliteDatabase
 
@@ -24,6 +25,7 @@ __all__ = [
     "insert",
     "notify",
     "now_s",
+    "open_exclusive",
 ]
 
 ResultT = TypeVar("ResultT")
