@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -261,6 +261,14 @@ class PodProcess:
         """Ask the pod to drain and end."""
         if self._process is not None:
             self._process.terminate()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.terminate()
+        self.wait()
 
     def wait(self) -> None:
         """Wait until the pod has ended; kill it if it does not."""

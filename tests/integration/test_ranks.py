@@ -18,7 +18,6 @@ import pytest
 import torch
 from safetensors.torch import load
 from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, free_port, weight_files
-from tests.integration.servers import _process as pod_process
 
 import tinsmith
 from tinsmith_runtime.auth import ApiKey
@@ -70,7 +69,7 @@ def ranked(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
         "RANK_TIMEOUT_S": "20",
     }
     log = folder / "torchrun.log"
-    with pod_process("scheduler", folder, scheduler), _torchrun(trainer, log) as torchrun:
+    with PodProcess("scheduler", folder, scheduler), _torchrun(trainer, log) as torchrun:
         deployment = RankedDeployment(address, api_key, model_dir, torchrun, log)
         _wait_until_served(deployment)
         yield deployment
