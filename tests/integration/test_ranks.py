@@ -17,7 +17,14 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load
-from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, free_port, weight_files
+from tests.integration.servers import (
+    BASE_MODEL,
+    TIMEOUT_S,
+    Deployment,
+    PodProcess,
+    free_port,
+    weight_files,
+)
 
 import tinsmith
 from tinsmith_runtime.auth import ApiKey
