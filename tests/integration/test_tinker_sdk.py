@@ -582,6 +582,7 @@ class TestAccounts:
             if event.session_id == session_id and event.event_info.type == "training"
         ]
         assert sum(trained) >= 14
+        assert {event.base_model for event in usage.data} == {BASE_MODEL}
         done = {entry.event for entry in admin.get_audit_log().result().entries}
         assert {"session_create", "run_create"} <= done
         stored = admin.get_current_checkpoint_storage_usage().result()

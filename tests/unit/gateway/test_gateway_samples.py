@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tinsmith.v1 import sampler_pb2
+from tinsmith.v1 import sampler_pb2, scheduler_pb2
 from tinsmith_gateway.callers import Callers, Credential
 from tinsmith_gateway.store import open_database
 from tinsmith_gateway.tinker import bodies, samples
@@ -38,7 +38,9 @@ class SlowSampler:
         self.may_draw = asyncio.Event()
         self.num_calls = 0
 
-    async def call(self, *arguments: Any, **options: Any) -> sampler_pb2.SampleResponse:
+    async def call(self, _: str, method: str, *arguments: Any, **options: Any) -> Any:
+        if method == "GetSamplingSession":
+            return scheduler_pb2.SamplingSession(base_model="tiny")
         self.num_calls += 1
         await self.may_draw.wait()
         return sampler_pb2.SampleResponse()

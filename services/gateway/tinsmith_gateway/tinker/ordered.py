@@ -74,6 +74,15 @@ class Prepared:
     number: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownRun:
+    """What does not change about a run."""
+
+    offset: int
+    """How far its numbers are ahead of those of its client."""
+    base_model: str
+
+
 class OrderedCalls:
     """Submits the calls of models.
 
@@ -83,7 +92,7 @@ class OrderedCalls:
 
     def __init__(self, store: FutureStore) -> None:
         self._store = store
-        self._offsets: dict[str, int] = {}
+        self._runs: dict[str, _KnownRun] = {}
 
     async def submit(
         self,
@@ -107,7 +116,7 @@ class OrderedCalls:
             TinsmithError: If nothing was accepted.
         """
         run = ids.run_name(native.project, model_id)
-        number = seq_id + await self._offset(native, model_id, run)
+        number = seq_id + (await self._known(native, model_id, run)).offset
         bind_log_fields(resource=run)
         is_refused = False
         try:
@@ -133,14 +142,19 @@ class OrderedCalls:
                 raise
         return future(str(_future(run, number, prepared)), model_id)
 
-    async def _offset(self, native: Native, model_id: str, run: str) -> int:
-        """Return how far the numbers of a run are ahead of those of its client."""
-        known = self._offsets.get(run)
+    def base_model(self, project: str, model_id: str) -> str:
+        """Return the base model of a model that was submitted to; empty for another."""
+        known = self._runs.get(ids.run_name(project, model_id))
+        return "" if known is None else known.base_model
+
+    async def _known(self, native: Native, model_id: str, run: str) -> _KnownRun:
+        known = self._runs.get(run)
         if known is None:
             found = await native.run(model_id)
-            if len(self._offsets) >= _MAX_KNOWN_RUNS:
-                self._offsets.clear()
-            known = self._offsets[run] = 1 if found.source_checkpoint else 0
+            if len(self._runs) >= _MAX_KNOWN_RUNS:
+                self._runs.clear()
+            offset = 1 if found.source_checkpoint else 0
+            known = self._runs[run] = _KnownRun(offset, found.base_model)
         return known
 
 

@@ -13,10 +13,10 @@ import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from tinsmith.v1 import sampler_pb2
+from tinsmith.v1 import sampler_pb2, scheduler_pb2
 from tinsmith_gateway.callers import Callers
 from tinsmith_gateway.metrics import PENDING_SAMPLES
-from tinsmith_gateway.routing import SAMPLER_SERVICE
+from tinsmith_gateway.routing import SAMPLER_SERVICE, SCHEDULER_SERVICE
 from tinsmith_gateway.tinker import bodies, sampling_codec, usage
 from tinsmith_gateway.tinker.future_store import SAMPLE, FutureRecord, FutureStore
 from tinsmith_gateway.tinker.usage import Usage
@@ -36,6 +36,7 @@ _CALL_TIMEOUT_S = 3600.0
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 5.0
 _REFUSAL_RETRY_S = 1.0
 _MAX_RUNNING = 1024
+_MAX_KNOWN_SESSIONS = 10_000
 _MAX_PENDING_PER_PROJECT = 16_384
 _MAX_PENDING_BYTES_PER_PROJECT = 2**30
 
@@ -78,6 +79,7 @@ class Samples:
         self._running = asyncio.Semaphore(_MAX_RUNNING)
         self._changed: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self._is_stopping = False
+        self._base_models: dict[str, str] = {}
 
     async def load(self) -> None:
         """Go on with what was promised before a restart."""
@@ -265,13 +267,14 @@ class Samples:
                 wait_for(error.message)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
-        self._count(pending, response)
+        await self._count(pending, response)
         encoded = await asyncio.to_thread(
             sampling_codec.encode_sampled, response, body.target_prompt_logprobs
         )
         return encoded.SerializeToString()
 
-    def _count(self, pending: _Pending, response: sampler_pb2.SampleResponse) -> None:
+    async def _count(self, pending: _Pending, response: sampler_pb2.SampleResponse) -> None:
+        base_model = await self._base_model(pending)
         session = pending.sampling_session.rpartition("/")[2].rpartition("-sample-")[0]
         num_prompt = count_prompt_tokens(pending.body)
         cached = min(response.num_cached_prompt_tokens, num_prompt)
@@ -281,7 +284,27 @@ class Samples:
             (usage.PREFILL_CACHED, cached),
             (usage.SAMPLED, sampled),
         ):
-            self._usage.add(pending.project, session, "", kind, count)
+            self._usage.add(pending.project, session, base_model, kind, count)
+
+    async def _base_model(self, pending: _Pending) -> str:
+        """Return what a handle samples from; empty if it is gone by now."""
+        known = self._base_models.get(pending.sampling_session)
+        if known is None:
+            request = scheduler_pb2.GetSamplingSessionRequest(name=pending.sampling_session)
+            try:
+                found = await self._upstream.call(
+                    SCHEDULER_SERVICE,
+                    "GetSamplingSession",
+                    request,
+                    scheduler_pb2.SamplingSession,
+                    self._callers.for_pods(pending.project),
+                )
+            except TinsmithError:
+                return ""
+            if len(self._base_models) >= _MAX_KNOWN_SESSIONS:
+                self._base_models.clear()
+            known = self._base_models[pending.sampling_session] = found.base_model
+        return known
 
 
 def count_prompt_tokens(body: bodies.Sample) -> int:

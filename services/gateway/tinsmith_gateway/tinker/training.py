@@ -125,8 +125,7 @@ class Training:
             Prepared(message(), futures.FORWARD_BACKWARD),
             prepare,
         )
-        session = request.model_id.partition(":")[0]
-        self._usage.add(native.project, session, "", usage.TRAINING, num_tokens)
+        self._count(native, request.model_id, usage.TRAINING, num_tokens)
         return answer
 
     async def optim_step(self, call: Call) -> Response:
@@ -302,9 +301,12 @@ class Training:
             Prepared(trainer_pb2.SaveCheckpointRequest(), kind),
             prepare,
         )
-        session = reference.model_id.partition(":")[0]
-        self._usage.add(native.project, session, "", usage.CHECKPOINT, 1)
+        self._count(native, reference.model_id, usage.CHECKPOINT, 1)
         return answer
+
+    def _count(self, native: Native, model_id: str, kind: str, count: int) -> None:
+        base_model = self._calls.base_model(native.project, model_id)
+        self._usage.add(native.project, model_id.partition(":")[0], base_model, kind, count)
 
     async def _loss(
         self, native: Native, request: training_codec.ForwardBackwardRequest
