@@ -321,7 +321,6 @@ def test_the_real_sampler_streams_what_it_draws(client: openai.OpenAI) -> None:
     }
     whole: Any = client.chat.completions.create(**options)
     chunks: list[Any] = list(client.chat.completions.create(**options, stream=True))
-    assert len(chunks) > 12
     for index, choice in enumerate(whole.choices):
         parts = [one for chunk in chunks for one in chunk.choices if one.index == index]
         assert text_of_stream(chunks, index) == choice.message.content

@@ -114,6 +114,11 @@ class EmbeddedThread:
         """The secret of its pods, for what no client may do."""
         return self._server._pod_key
 
+    @property
+    def scheduler_address(self) -> str:
+        """Where pods find the scheduler; clients are given the gateway."""
+        return self._server._scheduler_address
+
     @contextlib.contextmanager
     def engine_held(self) -> Iterator[None]:
         """Keep the engine busy, so that what is submitted waits."""

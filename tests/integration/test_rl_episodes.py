@@ -26,7 +26,7 @@ def endpoint_of(
 ) -> Iterator[tuple[tinsmith.Client, EpisodeEndpoint]]:
     server = make_embedded()
     deployment = server.start()
-    endpoint = EpisodeEndpoint(deployment.address, server.pod_key)
+    endpoint = EpisodeEndpoint(server.scheduler_address, server.pod_key)
     with deployment.client() as client:
         yield client, endpoint
     endpoint.close()

@@ -186,19 +186,6 @@ def test_the_reward_rises(user: User, prompts: Path, loss_beside: str) -> None:
     assert max(abs(row["optim/kl_sample_train_v1"]) for row in same) < 1e-4
 
 
-def test_who_asks_for_the_loss_that_is_not_published_is_told_what_to_use(
-    user: User, prompts: Path
-) -> None:
-    output = user.fail_program(
-        "reinforce",
-        model_name=MODEL_NAME,
-        file_path=prompts,
-        log_path=user.folder / "refused",
-        loss_beside="stable_reinforce",
-    )
-    assert "train with 'importance_sampling' or 'ppo'" in output
-
-
 def test_preferences_are_learned(user: User) -> None:
     comparisons = user.write_lines(
         "comparisons.jsonl",

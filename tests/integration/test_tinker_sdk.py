@@ -254,6 +254,14 @@ class TestMistakes:
             update.result()
         train(model, 1)
 
+    def test_samples_for_that_loss_are_refused_at_once(self, service: tinker.ServiceClient) -> None:
+        sampler = service.create_sampling_client(
+            base_model=BASE_MODEL, record_stability_info=True
+        ).result()
+        drawing = sampler.sample(PROMPT, num_samples=1, sampling_params=GREEDY)
+        with pytest.raises(tinker.BadRequestError, match="importance_sampling"):
+            drawing.result()
+
     def test_a_loss_with_an_operation_that_is_not_listed_is_refused(
         self, service: tinker.ServiceClient, model: tinker.TrainingClient
     ) -> None:
