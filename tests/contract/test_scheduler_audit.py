@@ -18,7 +18,7 @@ from tests.fakes.scheduler_fake_trainer import (
     running_rig,
 )
 
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import audit_pb2, scheduler_pb2
 from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import UnavailableError
 
@@ -42,10 +42,10 @@ async def new_key(rig: Rig, project: str, *scopes: str) -> scheduler_pb2.Key:
 
 async def list_events(
     rig: Rig, project: str = "default", metadata: Metadata | None = None, **fields: Any
-) -> list[scheduler_pb2.AuditEvent]:
+) -> list[audit_pb2.AuditEvent]:
     """Return all pages of a list."""
     request = scheduler_pb2.ListAuditEventsRequest(parent=f"projects/{project}", **fields)
-    events: list[scheduler_pb2.AuditEvent] = []
+    events: list[audit_pb2.AuditEvent] = []
     while True:
         answer = await rig.stub.ListAuditEvents(request, metadata=metadata or rig.admin, timeout=5)
         assert len(answer.events) <= (request.page_size or 100)
@@ -55,7 +55,7 @@ async def list_events(
             return events
 
 
-def actions(events: list[scheduler_pb2.AuditEvent]) -> list[tuple[str, str]]:
+def actions(events: list[audit_pb2.AuditEvent]) -> list[tuple[str, str]]:
     return [(event.action, event.resource) for event in events]
 
 

@@ -147,7 +147,7 @@ async def test_files_that_a_dead_process_left_are_removed(rig: TrainerRig) -> No
     saved = await run.saved("a")
     kept = await run.saved("b")
     # As a kill between the row and the files leaves them.
-    await rig.pod._ledger.delete_checkpoint(saved.name)
+    await rig.pod._ledger.delete_checkpoint(saved.name, key_id="k", now_s=0.0)
     assert folder_of(saved).exists()
     await rig.restart()
     await rig.pod.sweep_checkpoints()

@@ -23,6 +23,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self) -> None:
         self.projects: dict[str, str] = {}
+        self.scopes: dict[str, frozenset[str]] = {}
         self.revoked: set[str] = set()
         self.sampling_sessions: dict[str, scheduler_pb2.SamplingSession] = {}
         self.workers: dict[str, scheduler_pb2.Worker] = {}
@@ -33,10 +34,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         self.server.add(scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, self)
 
-    def new_key(self, project: str) -> str:
-        """Return a key of a project."""
+    def new_key(self, project: str, *scopes: str) -> str:
+        """Return a key of a project; for users unless told otherwise."""
         key = ApiKey.generate()
         self.projects[key.key_id] = project
+        self.scopes[key.key_id] = frozenset(scopes or {USER_SCOPE})
         return str(key)
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
@@ -44,7 +46,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise KeyRevokedError("the key was revoked")
         if key_id not in self.projects:
             raise KeyInvalidError("the key is unknown")
-        return Caller(self.projects[key_id], frozenset({USER_SCOPE}), key_id)
+        return Caller(self.projects[key_id], self.scopes[key_id], key_id)
 
     async def VerifyKey(self, request: Any, context: Any) -> scheduler_pb2.VerifyKeyResponse:
         caller = await self.verify(request.key_id, request.secret_sha256)

@@ -574,7 +574,7 @@ class TestAccounts:
         assert json.loads(refusal.value.read())["reason"] == "SESSION_FINISHED"
 
     def test_what_was_used_and_done_is_told(
-        self, embedded: Deployment, model: tinker.TrainingClient
+        self, embedded: Deployment, model: tinker.TrainingClient, rest: tinker.RestClient
     ) -> None:
         train(model, 1)
         admin = tinker.AdminClient(base_url=url_of(embedded), api_key=key_of(embedded))
@@ -591,8 +591,16 @@ class TestAccounts:
         ]
         assert sum(trained) >= 14
         assert {event.base_model for event in usage.data} == {BASE_MODEL}
-        done = {entry.event for entry in admin.get_audit_log().result().entries}
-        assert {"session_create", "run_create"} <= done
+        path = model.save_state("audited").result().path
+        rest.publish_checkpoint_from_tinker_path(path).result()
+        entries = admin.get_audit_log().result().entries
+        assert {"session_create", "run_create"} <= {entry.event for entry in entries}
+        assert entries == sorted(entries, key=lambda entry: entry.timestamp)
+        of_checkpoints = admin.get_audit_log(event_type="checkpoints").result().entries
+        assert of_checkpoints == [one for one in entries if one.event.startswith("checkpoint_")]
+        [published] = [one for one in of_checkpoints if one.event_details["tinker_path"] == path]
+        assert published.event == "checkpoint_publish"
+        assert published.event_details["model_id"] == model.model_id
         stored = admin.get_current_checkpoint_storage_usage().result()
         assert stored.data[0].project_id == "default"
 

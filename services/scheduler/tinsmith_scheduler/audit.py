@@ -1,8 +1,9 @@
-"""The audit trail: who did what to the keys, sessions, runs and checkpoints of a project.
+"""The audit trail: who did what to the keys, sessions and runs of a project.
 
 Each action is recorded by the transaction that makes it, so that none is missing and none is made
 up; a repeat that changes nothing is not an action. What becomes of a resource by itself, such as a
-session that loses its heartbeat, is none either.
+session that loses its heartbeat, is none either. What is done to checkpoints is recorded where they
+are, in the ledger of the trainers.
 """
 
 from __future__ import annotations

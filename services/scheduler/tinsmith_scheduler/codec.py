@@ -25,7 +25,7 @@ from tinsmith.names import (
     SessionName,
     is_valid_id,
 )
-from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.auth import GRANTABLE_SCOPES, USER_SCOPE, ApiKey
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.status import encode_status
@@ -350,9 +350,9 @@ def decode_window(request: scheduler_pb2.ListAuditEventsRequest) -> TimeWindow:
     )
 
 
-def encode_audit_event(event: AuditEvent) -> scheduler_pb2.AuditEvent:
+def encode_audit_event(event: AuditEvent) -> audit_pb2.AuditEvent:
     """Return the message of a management action."""
-    return scheduler_pb2.AuditEvent(
+    return audit_pb2.AuditEvent(
         time=encode_time(event.time_s),
         action=event.action,
         resource=event.resource,

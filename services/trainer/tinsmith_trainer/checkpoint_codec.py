@@ -6,13 +6,15 @@ import hashlib
 from typing import Any
 
 from google.longrunning import operations_pb2
+from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from tinsmith import names
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import audit_pb2, trainer_pb2
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.ledger import (
+    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     ExportRecord,
@@ -22,6 +24,7 @@ from tinsmith_runtime.ledger import (
 )
 from tinsmith_runtime.status import encode_status
 from tinsmith_trainer import codec
+from tinsmith_trainer.audit import EventQuery
 from tinsmith_trainer.checkpoint_tasks import TaskProgress
 from tinsmith_trainer.checkpoint_work import CopyWork, ExportWork, ImportWork, Made, TaskWork
 from tinsmith_trainer.downloads import Source
@@ -44,6 +47,8 @@ _RESPONSES: dict[str, type[Message]] = {
 }
 _MUTABLE = ("labels", "expire_time")
 _MAX_FILES = 16
+_DEFAULT_PAGE_SIZE = 100
+_MAX_PAGE_SIZE = 1000
 
 
 def decode_changes(
@@ -74,6 +79,47 @@ def decode_changes(
     )
 
 
+def decode_page_size(request: Any) -> int:
+    """Return how much of a list is asked for at once.
+
+    Raises:
+        InvalidFieldError: If it is out of range.
+    """
+    if not 0 <= request.page_size <= _MAX_PAGE_SIZE:
+        raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}")
+    return request.page_size or _DEFAULT_PAGE_SIZE
+
+
+def decode_event_query(request: trainer_pb2.ListCheckpointEventsRequest) -> EventQuery:
+    """Return which events a request asks for.
+
+    Raises:
+        InvalidFieldError: If the parent is no project, or the page too large.
+    """
+    try:
+        project = names.ProjectName.parse(request.parent).project
+    except names.InvalidNameError as error:
+        raise InvalidFieldError("parent", str(error)) from error
+    return EventQuery(
+        project=project,
+        page_size=decode_page_size(request),
+        page_token=request.page_token,
+        start_s=_seconds(request.start_time) if request.HasField("start_time") else None,
+        end_s=_seconds(request.end_time) if request.HasField("end_time") else None,
+    )
+
+
+def encode_event(event: AuditEvent) -> audit_pb2.AuditEvent:
+    """Return the message of a management action."""
+    return audit_pb2.AuditEvent(
+        time=codec.timestamp(event.time_s),
+        action=event.action,
+        resource=event.resource,
+        key_id=event.key_id,
+        checkpoint_kind=event.checkpoint_kind,
+    )
+
+
 def decode_copy(request: trainer_pb2.CopyCheckpointRequest) -> CopyWork:
     """Return what a copy asks for.
 
@@ -101,9 +147,9 @@ def decode_export(request: trainer_pb2.ExportCheckpointRequest) -> ExportWork:
 
 
 def new_task(
-    kind: str, run: names.RunName, checkpoint: str, request: Any, *, now_s: float
+    kind: str, run: names.RunName, checkpoint: str, request: Any, *, key_id: str, now_s: float
 ) -> TaskRecord:
-    """Return a request as a task.
+    """Return a request, made with a key, as a task.
 
     Raises:
         InvalidFieldError: If the request id is not valid.
@@ -118,6 +164,7 @@ def new_task(
         digest=hashlib.sha256(payload).digest(),
         payload=payload,
         submit_time_s=now_s,
+        key_id=key_id,
     )
 
 
@@ -233,6 +280,12 @@ def encode_task(record: TaskRecord, progress: TaskProgress) -> operations_pb2.Op
     elif record.state is OperationState.FAILED:
         operation.error.CopyFrom(status_pb2.Status.FromString(record.error or b""))
     return operation
+
+
+def _seconds(time: timestamp_pb2.Timestamp) -> float:
+    # One division of whole numbers: a time that was encoded reads back as the same number.
+    seconds: float = (time.seconds * 10**9 + time.nanos) / 10**9
+    return seconds
 
 
 class StoredTasks:

@@ -14,8 +14,9 @@ from tinsmith import names
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 from tinsmith_runtime.auth import current_caller
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_runtime.ledger import CheckpointChanges, StoredFile, TaskRecord
+from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
 from tinsmith_trainer import checkpoint_codec, codec
+from tinsmith_trainer.audit import AuditTrail
 from tinsmith_trainer.checkpoint_tasks import CheckpointTasks
 from tinsmith_trainer.checkpoint_work import CheckpointWork
 from tinsmith_trainer.checkpoints import CheckpointRegistry, checkpoint_not_found
@@ -24,8 +25,6 @@ from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.registry import RunRegistry, run_not_found
 from tinsmith_trainer.uploads import Uploads, upload_not_found
 
-_DEFAULT_PAGE_SIZE = 100
-_MAX_PAGE_SIZE = 1000
 _ALL_RUNS_SUFFIX = "/trainingRuns/-"
 
 Context = Any
@@ -41,6 +40,7 @@ class CheckpointDomain:
         tasks: Copies, exports and imports.
         uploads: Files from clients.
         downloads: Files to clients.
+        audit: What was done.
         clock: Seconds since the epoch.
     """
 
@@ -49,6 +49,7 @@ class CheckpointDomain:
     tasks: CheckpointTasks
     uploads: Uploads
     downloads: Downloads
+    audit: AuditTrail
     clock: Callable[[], float]
 
 
@@ -89,12 +90,10 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         else:
             parent = codec.decode_run(request.parent, field="parent")
             run, project_id = self._own_run(parent).name, parent.project
-        if not 0 <= request.page_size <= _MAX_PAGE_SIZE:
-            raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}")
         page = await self._checkpoints.list(
             project_id,
             run,
-            page_size=request.page_size or _DEFAULT_PAGE_SIZE,
+            page_size=checkpoint_codec.decode_page_size(request),
             page_token=request.page_token,
         )
         return trainer_pb2.ListCheckpointsResponse(
@@ -126,8 +125,19 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def DeleteCheckpoint(
         self, request: trainer_pb2.DeleteCheckpointRequest, context: Context
     ) -> trainer_pb2.DeleteCheckpointResponse:
-        await self._checkpoints.delete(str(_own_checkpoint(request.name)))
+        name = _own_checkpoint(request.name)
+        await self._checkpoints.delete(str(name), key_id=current_caller().key_id)
         return trainer_pb2.DeleteCheckpointResponse()
+
+    async def ListCheckpointEvents(
+        self, request: trainer_pb2.ListCheckpointEventsRequest, context: Context
+    ) -> trainer_pb2.ListCheckpointEventsResponse:
+        query = checkpoint_codec.decode_event_query(request)
+        events, next_page_token = await self._domain.audit.list(current_caller(), query)
+        return trainer_pb2.ListCheckpointEventsResponse(
+            events=[checkpoint_codec.encode_event(event) for event in events],
+            next_page_token=next_page_token,
+        )
 
     async def CopyCheckpoint(
         self, request: trainer_pb2.CopyCheckpointRequest, context: Context
@@ -161,10 +171,11 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def CreateCheckpointDownload(
         self, request: trainer_pb2.CreateCheckpointDownloadRequest, context: Context
     ) -> trainer_pb2.CheckpointDownload:
-        folder, files = await self._downloadable(request.name)
+        folder, files, checkpoint = await self._downloadable(request.name)
         sources, expire_time_s = self._domain.downloads.sources(
             request.name, folder, files, without_urls=request.without_urls
         )
+        await self._domain.audit.note_download(request.name, checkpoint, current_caller().key_id)
         return checkpoint_codec.encode_download(request.name, sources, expire_time_s)
 
     async def DownloadCheckpointFile(
@@ -214,18 +225,25 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def _change(
         self, name: names.CheckpointName, changes: CheckpointChanges
     ) -> trainer_pb2.Checkpoint:
-        return codec.encode_checkpoint(await self._checkpoints.update(str(name), changes))
+        key_id = current_caller().key_id
+        changed = await self._checkpoints.update(str(name), changes, key_id=key_id)
+        return codec.encode_checkpoint(changed)
 
-    async def _downloadable(self, value: str) -> tuple[str, tuple[StoredFile, ...]]:
-        """Return folder and files of a checkpoint or export of the caller's project."""
+    async def _downloadable(
+        self, value: str
+    ) -> tuple[str, tuple[StoredFile, ...], CheckpointRecord]:
+        """Return folder and files of a checkpoint or export of the caller's project.
+
+        The checkpoint, which may be that of the export, comes third.
+        """
         try:
             export = names.CheckpointExportName.parse(value)
         except names.InvalidNameError:
             record = await self._checkpoints.readable(str(_own_checkpoint(value)), None)
-            return record.folder, record.files
+            return record.folder, record.files, record
         checkpoint = _own_checkpoint(str(export.checkpoint_name))
-        found = await self._checkpoints.export(value, str(checkpoint))
-        return found.folder, found.files
+        found, record = await self._checkpoints.export(value, str(checkpoint))
+        return found.folder, found.files, record
 
     async def _accept(
         self, task: TaskRecord, check: Callable[[], Awaitable[object]]
@@ -239,7 +257,14 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return checkpoint_codec.encode_task(task, self._domain.tasks.progress(task.name))
 
     def _task(self, kind: str, run: names.RunName, checkpoint: str, request: Any) -> TaskRecord:
-        return checkpoint_codec.new_task(kind, run, checkpoint, request, now_s=self._domain.clock())
+        return checkpoint_codec.new_task(
+            kind,
+            run,
+            checkpoint,
+            request,
+            key_id=current_caller().key_id,
+            now_s=self._domain.clock(),
+        )
 
     def _own_run(self, name: names.RunName) -> LiveRun:
         current_caller().require_project(name.project, lambda: run_not_found(str(name)))

@@ -1,4 +1,4 @@
-"""Removes what expired: checkpoints, exports, idle uploads, and the files of all of them.
+"""Removes what expired: checkpoints, exports, idle uploads, their files, and old audit events.
 
 The row goes first and the files after a grace period, in which a sampler of another process or a
 download may finish; a tombstone says for a week that a checkpoint expired. Each step may be
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.ledger import Ledger
 from tinsmith_trainer.checkpoints import CheckpointRegistry
-from tinsmith_trainer.metrics import EXPIRED_CHECKPOINTS
+from tinsmith_trainer.metrics import EXPIRED, EXPIRED_CHECKPOINTS
 from tinsmith_trainer.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ class CheckpointSweeper:
         checkpoints: Removes folders.
         uploads: What clients did not finish.
         chores: What else is to be looked after now and then, as it may have been left undone.
+        audit_retention_s: Age at which audit events go.
         interval_s: Pause between two sweeps.
         clock: Seconds since the epoch.
     """
@@ -41,6 +42,7 @@ class CheckpointSweeper:
         uploads: Uploads,
         *,
         chores: Sequence[Callable[[], Awaitable[None]]] = (),
+        audit_retention_s: float,
         interval_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -48,6 +50,7 @@ class CheckpointSweeper:
         self._checkpoints = checkpoints
         self._uploads = uploads
         self._chores = chores
+        self._audit_retention_s = audit_retention_s
         self._interval_s = interval_s
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
@@ -70,6 +73,10 @@ class CheckpointSweeper:
             logger.info("expired", extra={"num_folders": num_expired})
         await self._checkpoints.remove_folders()
         await self._ledger.forget_expired(before_s=self._clock() - TOMBSTONE_S)
+        num_events = await self._ledger.forget_events(
+            before_s=self._clock() - self._audit_retention_s
+        )
+        EXPIRED.labels("audit_event").inc(num_events)
         await asyncio.to_thread(self._uploads.sweep)
         for chore in self._chores:
             await chore()

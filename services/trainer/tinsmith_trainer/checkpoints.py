@@ -129,14 +129,18 @@ class CheckpointRegistry:
                 record = found
             yield found
 
-    async def update(self, name: str, changes: CheckpointChanges) -> CheckpointRecord:
-        """Change a checkpoint; who calls has the right to.
+    async def update(
+        self, name: str, changes: CheckpointChanges, *, key_id: str
+    ) -> CheckpointRecord:
+        """Change a checkpoint; who calls, with the key `key_id`, has the right to.
 
         Raises:
             CheckpointNotFoundError: If there is none of this name.
             CheckpointExpiredError: If it expired.
         """
-        record = await self._ledger.update_checkpoint(name, changes, now_s=self._clock())
+        record = await self._ledger.update_checkpoint(
+            name, changes, key_id=key_id, now_s=self._clock()
+        )
         if record is None:
             return await self.readable(name, None)
         logger.info(
@@ -149,17 +153,17 @@ class CheckpointRegistry:
         )
         return record
 
-    async def export(self, name: str, checkpoint: str) -> ExportRecord:
-        """Return an export of a checkpoint.
+    async def export(self, name: str, checkpoint: str) -> tuple[ExportRecord, CheckpointRecord]:
+        """Return an export, and the checkpoint that it is of.
 
         Raises:
             NotFoundError: If there is none of this name.
         """
-        await self.readable(checkpoint, None)
+        exported = await self.readable(checkpoint, None)
         export = await self._ledger.get_export(name)
         if export is None or export.expire_time_s <= self._clock():
             raise NotFoundError(f"{name} does not exist; export the checkpoint first", name=name)
-        return export
+        return export, exported
 
     async def list(self, project: str, run: str | None, *, page_size: int, page_token: str) -> Page:
         """Return checkpoints, newest first.
@@ -175,15 +179,16 @@ class CheckpointRegistry:
         has_more = len(records) > page_size
         return Page(page, f"{page[-1].create_time_s!r}:{page[-1].name}" if has_more else "")
 
-    async def delete(self, name: str) -> None:
-        """Delete a checkpoint, its exports and their files.
+    async def delete(self, name: str, *, key_id: str) -> None:
+        """Delete a checkpoint, its exports and their files, on behalf of a key.
 
         Raises:
             CheckpointNotFoundError: If there is none of this name.
             CheckpointExpiredError: If it expired.
         """
         await self.readable(name, None)
-        if await self._ledger.delete_checkpoint(name) is None:
+        deleted = await self._ledger.delete_checkpoint(name, key_id=key_id, now_s=self._clock())
+        if deleted is None:
             raise checkpoint_not_found(name)
         await self.remove_folders()
 

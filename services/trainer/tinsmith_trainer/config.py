@@ -85,6 +85,8 @@ class TrainerConfig:
     """Size at which another file of an exported model is begun; so much memory an export takes."""
     checkpoint_sweep_interval_s: float = 60.0
     """How often expired checkpoints and exports are removed."""
+    audit_retention_s: float = 400 * 24 * 3600.0
+    """How long the events of checkpoints are kept."""
     snapshot_replay_s: float = 30.0
     """Takes a snapshot once a replay from the last one would take this long."""
 
@@ -113,6 +115,7 @@ class TrainerConfig:
             "max_import_bytes",
             "export_shard_bytes",
             "checkpoint_sweep_interval_s",
+            "audit_retention_s",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")

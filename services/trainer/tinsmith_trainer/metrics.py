@@ -22,7 +22,8 @@ RESTORED_RUNS = Counter(
 RESIDENT_RUNS = Gauge("tinsmith_trainer_resident_runs", "Runs in memory.")
 EXPIRED = Counter(
     "tinsmith_trainer_expired_total",
-    "What was dropped in time: a `result`, a `request` that no replay needs, a `row`, a `file`.",
+    "What was dropped in time: a `result`, a `request` that no replay needs, a `row`, a `file`, an "
+    "`audit_event`.",
     ["what"],
 )
 REPLAYED_OPERATIONS = Counter(

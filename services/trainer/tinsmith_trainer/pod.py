@@ -25,6 +25,7 @@ from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.server import PodServer
 from tinsmith_trainer import codec
+from tinsmith_trainer.audit import AuditTrail
 from tinsmith_trainer.checkpoint_codec import StoredTasks
 from tinsmith_trainer.checkpoint_files import CheckpointFiles
 from tinsmith_trainer.checkpoint_servicer import CheckpointDomain
@@ -126,6 +127,7 @@ class TrainerPod:
             tasks=self._tasks,
             uploads=uploads,
             downloads=Downloads(files, config.pod_key, wall_clock),
+            audit=AuditTrail(self._ledger, wall_clock),
             clock=wall_clock,
         )
         retrievals = Retrievals(wall_clock)
@@ -145,6 +147,7 @@ class TrainerPod:
             uploads,
             # Tasks that were accepted while their run moved, and files that could not be removed.
             chores=(self._tasks.recover, self._placement.remove_leftovers),
+            audit_retention_s=config.audit_retention_s,
             interval_s=config.checkpoint_sweep_interval_s,
             clock=wall_clock,
         )

@@ -25,6 +25,7 @@ from tinsmith_runtime.errors import (
     SequenceNumberReusedError,
 )
 from tinsmith_runtime.ledger import (
+    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     Commit,
@@ -44,6 +45,7 @@ from tinsmith_runtime.ledger.records import GIVEN_UP_KIND, FencedError
 OpenLedger = Callable[[], Ledger]
 RUN = "projects/p/trainingRuns/r"
 OTHER = "projects/p/trainingRuns/other"
+KEY = "key-1"
 
 
 def run_record(name: str = RUN, epoch: int = 1, **fields: Any) -> RunRecord:
@@ -612,8 +614,8 @@ class LedgerSuite:
         assert await listed(None, limit=2) == [d, c]
         assert await listed(None, after=(c.create_time_s, c.name)) == [b, a]
         assert await ledger.get_checkpoint(a.name) == a
-        assert await ledger.delete_checkpoint(a.name) == a
-        assert await ledger.delete_checkpoint(a.name) is None
+        assert await ledger.delete_checkpoint(a.name, key_id=KEY, now_s=20.0) == a
+        assert await ledger.delete_checkpoint(a.name, key_id=KEY, now_s=20.0) is None
         assert await listed(RUN) == [c, b]
 
     # Durability.
@@ -632,7 +634,7 @@ class LedgerSuite:
 
         async def change(now_s: float = 10.0, **fields: Any) -> CheckpointRecord | None:
             changes = CheckpointChanges(**fields)
-            return await ledger.update_checkpoint(saved.name, changes, now_s=now_s)
+            return await ledger.update_checkpoint(saved.name, changes, key_id=KEY, now_s=now_s)
 
         found = await change(is_published=True)
         assert found == dataclasses.replace(saved, is_published=True)
@@ -646,7 +648,7 @@ class LedgerSuite:
         assert found.expire_time_s is None
         unknown = f"{RUN}/checkpoints/b"
         none = await ledger.update_checkpoint(
-            unknown, CheckpointChanges(is_published=True), now_s=1.0
+            unknown, CheckpointChanges(is_published=True), key_id=KEY, now_s=1.0
         )
         assert none is None
 
@@ -687,8 +689,10 @@ class LedgerSuite:
                 accepted, 1, finish_time_s=9.0, result=b"r", export=export(name)
             )
         assert await ledger.get_export(export("a").name) == export("a")
-        assert await ledger.delete_checkpoint(checkpoint("a").name) == checkpoint("a")
-        assert await ledger.delete_checkpoint(checkpoint("a").name) is None
+        assert await ledger.delete_checkpoint(
+            checkpoint("a").name, key_id=KEY, now_s=20.0
+        ) == checkpoint("a")
+        assert await ledger.delete_checkpoint(checkpoint("a").name, key_id=KEY, now_s=20.0) is None
         assert await ledger.get_export(export("a").name) is None
         assert await ledger.get_export(export("b").name) == export("b")
         folders = await ledger.list_folder_deletions(now_s=0.0)
@@ -769,6 +773,105 @@ class LedgerSuite:
         assert await ledger.list_pending_tasks() == []
         assert await ledger.get_expiry(checkpoint("b").name) is None
 
+    # The audit trail.
+
+    async def _events(self, ledger: Ledger, **fields: Any) -> list[tuple[float, str, str, str]]:
+        found = await ledger.list_events("p", **{"limit": 99, **fields})
+        return [(one.time_s, one.key_id, one.action, one.resource) for one in found]
+
+    async def test_a_change_of_a_checkpoint_is_recorded_and_a_repeat_is_not(
+        self, ledger: Ledger
+    ) -> None:
+        saved = checkpoint("a", kind="sampler", expire_time_s=50.0)
+        await self._save(ledger, saved)
+        both = CheckpointChanges(is_published=True, sets_expiry=True)
+        for now_s, changes in (
+            (10.0, CheckpointChanges(is_published=False, labels=saved.labels)),
+            (11.0, CheckpointChanges(is_published=True)),
+            (12.0, CheckpointChanges(is_published=True)),
+            (13.0, CheckpointChanges(sets_expiry=True, expire_time_s=50.0)),
+            (14.0, CheckpointChanges(is_published=False)),
+            (15.0, both),
+            (16.0, both),
+            (17.0, CheckpointChanges(labels={"x": "1"})),
+        ):
+            await ledger.update_checkpoint(saved.name, changes, key_id=KEY, now_s=now_s)
+        for _ in range(2):
+            await ledger.delete_checkpoint(saved.name, key_id="key-2", now_s=18.0)
+        assert await self._events(ledger) == [
+            (11.0, KEY, "publish_checkpoint", saved.name),
+            (14.0, KEY, "unpublish_checkpoint", saved.name),
+            (15.0, KEY, "update_checkpoint", saved.name),
+            (15.0, KEY, "publish_checkpoint", saved.name),
+            (17.0, KEY, "update_checkpoint", saved.name),
+            (18.0, "key-2", "delete_checkpoint", saved.name),
+        ]
+        kinds = {one.checkpoint_kind for one in await ledger.list_events("p", limit=99)}
+        assert kinds == {"sampler"}
+
+    async def test_what_expired_or_never_was_leaves_no_event(self, ledger: Ledger) -> None:
+        saved = checkpoint("a", expire_time_s=50.0)
+        await self._save(ledger, saved)
+        publish = CheckpointChanges(is_published=True)
+        for name, now_s in ((saved.name, 50.0), (f"{RUN}/checkpoints/none", 1.0)):
+            assert await ledger.update_checkpoint(name, publish, key_id=KEY, now_s=now_s) is None
+        await ledger.expire_checkpoints(now_s=50.0, not_before_s=0.0)
+        assert await ledger.delete_checkpoint(saved.name, key_id=KEY, now_s=51.0) is None
+        assert await self._events(ledger) == []
+
+    async def test_the_event_of_a_task_comes_with_its_row(self, ledger: Ledger) -> None:
+        async def finish(name: str, kind: str, **fields: Any) -> None:
+            accepted = await ledger.submit_task(task(name, kind=kind, key_id=KEY), max_pending=9)
+            assert await self._events(ledger) == before
+            await ledger.finish_task(accepted, 1, finish_time_s=9.0, **fields)
+
+        before: list[tuple[float, str, str, str]] = []
+        made = checkpoint("c")
+        await finish("1", "copy", result=b"r", checkpoint=made)
+        before = [(9.0, KEY, "copy_checkpoint", made.name)]
+        assert await self._events(ledger) == before
+        with pytest.raises(CheckpointAlreadyExistsError):
+            await finish("2", "import", result=b"r", checkpoint=made)
+        await finish("3", "export", error=b"e")
+        assert await self._events(ledger) == before
+        await finish("4", "export", result=b"r", export=export("c"))
+        before.append((9.0, KEY, "export_checkpoint", made.name))
+        assert await self._events(ledger) == before
+        # A repeat by another key is not its task.
+        await ledger.submit_task(task("4", kind="export", key_id="key-2"), max_pending=9)
+        await ledger.delete_run(RUN, 1)
+        assert await self._events(ledger) == before
+
+    async def test_events_are_listed_by_time_in_pages_and_forgotten(self, ledger: Ledger) -> None:
+        def event(time_s: float, name: str, project: str = "p") -> AuditEvent:
+            return AuditEvent(
+                time_s=time_s,
+                key_id=KEY,
+                action="download_checkpoint",
+                resource=f"projects/{project}/trainingRuns/r/checkpoints/{name}",
+                checkpoint_kind="training",
+            )
+
+        # Trainers have clocks of their own: what was written later may have happened before.
+        for time_s, name in ((2.0, "b"), (1.0, "a"), (2.0, "c"), (3.0, "d")):
+            await ledger.record_event(event(time_s, name))
+        await ledger.record_event(event(2.0, "foreign", "q"))
+
+        async def listed(**fields: Any) -> str:
+            found = await self._events(ledger, **fields)
+            return "".join(resource.rpartition("/")[2] for *_, resource in found)
+
+        assert await listed() == "abcd"
+        assert await listed(start_s=2.0, end_s=3.0) == "bc"
+        pages, after = "", None
+        while found := await ledger.list_events("p", limit=1, after=after):
+            pages += found[0].resource[-1]
+            after = (found[0].time_s, found[0].serial)
+        assert pages == "abcd"
+        assert await ledger.forget_events(before_s=2.0) == 1
+        assert await ledger.forget_events(before_s=2.0) == 0
+        assert await listed() == "bcd"
+
     async def test_everything_is_there_after_it_was_opened_again(
         self, open_ledger: OpenLedger
     ) -> None:
@@ -780,6 +883,8 @@ class LedgerSuite:
         await first.start_all({RUN: {1: 1, 2: 1}})
         await first.finish(RUN, 3, [outcome(1)], checkpoints=[checkpoint("a")])
         await first.add_snapshot(snapshot(1), 3)
+        publish = CheckpointChanges(is_published=True)
+        await first.update_checkpoint(checkpoint("a").name, publish, key_id=KEY, now_s=8.0)
         before = await self._everything(first)
         await first.close()
         again = open_ledger()
@@ -796,4 +901,5 @@ class LedgerSuite:
             await ledger.resume_point(RUN),
             await ledger.list_snapshots(RUN),
             await ledger.list_checkpoints("p", None, limit=10, after=None),
+            await ledger.list_events("p", limit=10),
         ]

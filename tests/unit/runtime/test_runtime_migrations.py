@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
-from tests.unit.runtime.ledger_suite import operation, outcome, run_record
+from tests.unit.runtime.ledger_suite import checkpoint, operation, outcome, run_record, task
 
 import tinsmith_runtime.ledger.tables as ledger_tables
 import tinsmith_scheduler.tables as scheduler_tables
@@ -34,6 +34,7 @@ _PLACES = {
     coordinator_tables: ("coordinator", "coordinator.sqlite"),
 }
 """Where each pod keeps its tables: a schema of a server, or a file."""
+_TASK_FIELDS = ("name", "run", "kind", "checkpoint", "digest", "payload", "submit_time_s")
 
 
 class Target:
@@ -221,6 +222,29 @@ async def test_a_ledger_of_the_first_release_goes_on(ledger_target: Target) -> N
     await ledger.submit(operation(4, epoch=4))
     point = await ledger.resume_point(RUN)
     assert (point.next_sequence_number, point.latest_revision) == (4, 3)
+    await ledger.close()
+
+
+async def test_a_task_that_waits_while_the_audit_trail_comes_ends_with_an_event(
+    ledger_target: Target,
+) -> None:
+    await ledger_target.run(
+        lambda connection: upgrade(
+            connection, ledger_tables.MIGRATIONS, from_version=None, to_version=3
+        )
+    )
+    await ledger_target.insert("leases", run=RUN, epoch=3)
+    waiting = task("old")
+    values = {field: getattr(waiting, field) for field in _TASK_FIELDS}
+    await ledger_target.insert("checkpoint_tasks", project="p", state="pending", **values)
+    ledger = ledger_target.ledger()
+    await ledger.open()
+    [found] = await ledger.list_pending_tasks()
+    assert found == waiting
+    made = checkpoint("c")
+    await ledger.finish_task(found, 3, finish_time_s=9.0, result=b"r", checkpoint=made)
+    [event] = await ledger.list_events("p", limit=9)
+    assert (event.action, event.resource, event.key_id) == ("copy_checkpoint", made.name, "")
     await ledger.close()
 
 

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tinsmith.v1 import audit_pb2 as _audit_pb2
 from tinsmith.v1 import models_pb2 as _models_pb2
 from tinsmith.v1 import trainer_pb2 as _trainer_pb2
 import builtins as _builtins
@@ -1226,13 +1227,13 @@ class ListAuditEventsResponse(_message.Message):
     next_page_token: _builtins.str
     """Continues the list; empty at its end."""
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEvent]:
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_audit_pb2.AuditEvent]:
         """Lists the events, oldest first."""
 
     def __init__(
         self,
         *,
-        events: _abc.Iterable[Global___AuditEvent] | None = ...,
+        events: _abc.Iterable[_audit_pb2.AuditEvent] | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -1242,44 +1243,6 @@ class ListAuditEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListAuditEventsResponse: _TypeAlias = ListAuditEventsResponse  # noqa: Y015
-
-@_typing.final
-class AuditEvent(_message.Message):
-    """One management action."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TIME_FIELD_NUMBER: _builtins.int
-    ACTION_FIELD_NUMBER: _builtins.int
-    RESOURCE_FIELD_NUMBER: _builtins.int
-    KEY_ID_FIELD_NUMBER: _builtins.int
-    action: _builtins.str
-    """Names the action: `create_key`, `revoke_key`, `create_session`, `finish_session`, `create_run`
-    or `delete_run`.
-    """
-    resource: _builtins.str
-    """Names what it was done to."""
-    key_id: _builtins.str
-    """Names the key that it was done with, by its id."""
-    @_builtins.property
-    def time(self) -> _timestamp_pb2.Timestamp:
-        """Says when."""
-
-    def __init__(
-        self,
-        *,
-        time: _timestamp_pb2.Timestamp | None = ...,
-        action: _builtins.str = ...,
-        resource: _builtins.str = ...,
-        key_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "key_id", b"key_id", "resource", b"resource", "time", b"time"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AuditEvent: _TypeAlias = AuditEvent  # noqa: Y015
 
 @_typing.final
 class CreateKeyRequest(_message.Message):

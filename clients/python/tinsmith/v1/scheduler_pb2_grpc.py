@@ -408,8 +408,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAuditEvents(self, request, context):
-        """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
-        the scope `admin`.
+        """Lists what was done to keys, sessions and runs of a project, oldest first. Needs the scope
+        `admin`. `TrainerService.ListCheckpointEvents` lists the same of checkpoints.
 
         Errors:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.

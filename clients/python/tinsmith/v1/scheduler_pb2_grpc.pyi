@@ -195,8 +195,8 @@ class SchedulerServiceStub:
     * `NOT_FOUND` (`KEY_NOT_FOUND`): the caller is a pod, which has no key.
     """
     ListAuditEvents: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditEventsRequest, _scheduler_pb2.ListAuditEventsResponse]
-    """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
-    the scope `admin`.
+    """Lists what was done to keys, sessions and runs of a project, oldest first. Needs the scope
+    `admin`. `TrainerService.ListCheckpointEvents` lists the same of checkpoints.
 
     Errors:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
@@ -403,8 +403,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     * `NOT_FOUND` (`KEY_NOT_FOUND`): the caller is a pod, which has no key.
     """
     ListAuditEvents: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListAuditEventsRequest, _scheduler_pb2.ListAuditEventsResponse]  # type: ignore[assignment]
-    """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
-    the scope `admin`.
+    """Lists what was done to keys, sessions and runs of a project, oldest first. Needs the scope
+    `admin`. `TrainerService.ListCheckpointEvents` lists the same of checkpoints.
 
     Errors:
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
@@ -728,8 +728,8 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.ListAuditEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ListAuditEventsResponse, _abc.Awaitable[_scheduler_pb2.ListAuditEventsResponse]]:
-        """Lists what was done to keys, sessions, runs and checkpoints of a project, oldest first. Needs
-        the scope `admin`.
+        """Lists what was done to keys, sessions and runs of a project, oldest first. Needs the scope
+        `admin`. `TrainerService.ListCheckpointEvents` lists the same of checkpoints.
 
         Errors:
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.

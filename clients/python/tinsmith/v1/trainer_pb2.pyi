@@ -12,6 +12,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from tinsmith.v1 import audit_pb2 as _audit_pb2
 from tinsmith.v1 import models_pb2 as _models_pb2
 from tinsmith.v1 import tensors_pb2 as _tensors_pb2
 from tinsmith.v1 import trajectories_pb2 as _trajectories_pb2
@@ -1376,6 +1377,76 @@ class DeleteCheckpointResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteCheckpointResponse: _TypeAlias = DeleteCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class ListCheckpointEventsRequest(_message.Message):
+    """Asks what was done to the checkpoints of a project."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """Names the project."""
+    page_size: _builtins.int
+    """Limits the answer, 1 to 1,000; defaults to 100."""
+    page_token: _builtins.str
+    """Continues a list: `next_page_token` of the answer before."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Leaves out what happened before."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Leaves out what happened then or later."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "page_size", b"page_size", "page_token", b"page_token", "parent", b"parent", "start_time", b"start_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCheckpointEventsRequest: _TypeAlias = ListCheckpointEventsRequest  # noqa: Y015
+
+@_typing.final
+class ListCheckpointEventsResponse(_message.Message):
+    """Lists audit events of checkpoints."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Continues the list; empty at its end."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_audit_pb2.AuditEvent]:
+        """Lists the events, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[_audit_pb2.AuditEvent] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCheckpointEventsResponse: _TypeAlias = ListCheckpointEventsResponse  # noqa: Y015
 
 @_typing.final
 class UpdateCheckpointRequest(_message.Message):

@@ -189,6 +189,11 @@ class TrainerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_trainer__pb2.DeleteCheckpointRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.DeleteCheckpointResponse.FromString,
                 _registered_method=True)
+        self.ListCheckpointEvents = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/ListCheckpointEvents',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointEventsRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointEventsResponse.FromString,
+                _registered_method=True)
         self.WaitOperations = channel.unary_unary(
                 '/tinsmith.v1.TrainerService/WaitOperations',
                 request_serializer=tinsmith_dot_v1_dot_trainer__pb2.WaitOperationsRequest.SerializeToString,
@@ -551,6 +556,8 @@ class TrainerServiceServicer:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
         checkpoint of this name.
         * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the checkpoint has no such export.
+        * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the grant could
+        not be recorded, so it was not given.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -639,6 +646,22 @@ class TrainerServiceServicer:
         Errors:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
         checkpoint of this name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListCheckpointEvents(self, request, context):
+        """Lists what was done to the checkpoints of a project, oldest first.
+
+        Publishing, changing, deleting, copying, exporting and importing them, and the grants of their
+        downloads; an event is written by the transaction that makes the change. Not listed: calls that
+        failed or changed nothing, what other projects read of a published checkpoint, and what becomes
+        of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -778,6 +801,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.DeleteCheckpoint,
                     request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.DeleteCheckpointRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_trainer__pb2.DeleteCheckpointResponse.SerializeToString,
+            ),
+            'ListCheckpointEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCheckpointEvents,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointEventsRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointEventsResponse.SerializeToString,
             ),
             'WaitOperations': grpc.unary_unary_rpc_method_handler(
                     servicer.WaitOperations,
@@ -1467,6 +1495,33 @@ class TrainerService:
             '/tinsmith.v1.TrainerService/DeleteCheckpoint',
             tinsmith_dot_v1_dot_trainer__pb2.DeleteCheckpointRequest.SerializeToString,
             tinsmith_dot_v1_dot_trainer__pb2.DeleteCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCheckpointEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/ListCheckpointEvents',
+            tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointEventsRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.ListCheckpointEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -314,6 +314,8 @@ class TrainerServiceStub:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
       checkpoint of this name.
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the checkpoint has no such export.
+    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the grant could
+      not be recorded, so it was not given.
     """
     DownloadCheckpointFile: _grpc.UnaryStreamMultiCallable[_trainer_pb2.DownloadCheckpointFileRequest, _trainer_pb2.DownloadCheckpointFileResponse]
     """Streams a file from an offset on, in pieces of at most 1 MiB.
@@ -382,6 +384,18 @@ class TrainerServiceStub:
     Errors:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
       checkpoint of this name.
+    """
+    ListCheckpointEvents: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointEventsRequest, _trainer_pb2.ListCheckpointEventsResponse]
+    """Lists what was done to the checkpoints of a project, oldest first.
+
+    Publishing, changing, deleting, copying, exporting and importing them, and the grants of their
+    downloads; an event is written by the transaction that makes the change. Not listed: calls that
+    failed or changed nothing, what other projects read of a published checkpoint, and what becomes
+    of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
     WaitOperations: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.WaitOperationsRequest, _trainer_pb2.WaitOperationsResponse]
     """Waits for any operation of a run to finish, and returns all that finished since the last call.
@@ -677,6 +691,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
       checkpoint of this name.
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the checkpoint has no such export.
+    * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the grant could
+      not be recorded, so it was not given.
     """
     DownloadCheckpointFile: _aio.UnaryStreamMultiCallable[_trainer_pb2.DownloadCheckpointFileRequest, _trainer_pb2.DownloadCheckpointFileResponse]  # type: ignore[assignment]
     """Streams a file from an offset on, in pieces of at most 1 MiB.
@@ -745,6 +761,18 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     Errors:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
       checkpoint of this name.
+    """
+    ListCheckpointEvents: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ListCheckpointEventsRequest, _trainer_pb2.ListCheckpointEventsResponse]  # type: ignore[assignment]
+    """Lists what was done to the checkpoints of a project, oldest first.
+
+    Publishing, changing, deleting, copying, exporting and importing them, and the grants of their
+    downloads; an event is written by the transaction that makes the change. Not listed: calls that
+    failed or changed nothing, what other projects read of a published checkpoint, and what becomes
+    of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
     WaitOperations: _aio.UnaryUnaryMultiCallable[_trainer_pb2.WaitOperationsRequest, _trainer_pb2.WaitOperationsResponse]  # type: ignore[assignment]
     """Waits for any operation of a run to finish, and returns all that finished since the last call.
@@ -1151,6 +1179,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
           checkpoint of this name.
         * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the checkpoint has no such export.
+        * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the grant could
+          not be recorded, so it was not given.
         """
 
     @_abc_1.abstractmethod
@@ -1249,6 +1279,24 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the caller's project has no
           checkpoint of this name.
+        """
+
+    @_abc_1.abstractmethod
+    def ListCheckpointEvents(
+        self,
+        request: _trainer_pb2.ListCheckpointEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.ListCheckpointEventsResponse, _abc.Awaitable[_trainer_pb2.ListCheckpointEventsResponse]]:
+        """Lists what was done to the checkpoints of a project, oldest first.
+
+        Publishing, changing, deleting, copying, exporting and importing them, and the grants of their
+        downloads; an event is written by the transaction that makes the change. Not listed: calls that
+        failed or changed nothing, what other projects read of a published checkpoint, and what becomes
+        of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
 
     @_abc_1.abstractmethod

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf import timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
-from tinsmith.v1 import scheduler_pb2
+from tinsmith.v1 import audit_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.http import Call
-from tinsmith_gateway.tinker import usage
+from tinsmith_gateway.tinker import ids, usage
 from tinsmith_gateway.tinker.base_models import BaseModels
 from tinsmith_gateway.tinker.native import Native, iso_time, user_native
 from tinsmith_gateway.tinker.usage import HOUR_S, Usage, UsageKey
@@ -124,27 +125,34 @@ class Account:
         if kind not in _AUDIT_RESOURCES:
             raise InvalidFieldError("event_type", f"must be one of {', '.join(_AUDIT_RESOURCES)}")
         begin = _day(call.request.query_params.get("day"))
-        entries: list[dict[str, Any]] = []
-        token = ""
-        while True:
-            request = scheduler_pb2.ListAuditEventsRequest(
-                parent=f"projects/{native.project}",
-                page_size=_PAGE_SIZE,
-                page_token=token,
-                start_time=_stamp(begin),
-                end_time=_stamp(begin + _DAY),
-            )
-            page = await native.scheduler(
+        wanted: dict[str, Any] = {
+            "parent": f"projects/{native.project}",
+            "page_size": _PAGE_SIZE,
+            "start_time": _stamp(begin),
+            "end_time": _stamp(begin + _DAY),
+        }
+        events = await _all_pages(
+            lambda request: native.scheduler(
                 "ListAuditEvents", request, scheduler_pb2.ListAuditEventsResponse
-            )
-            entries += [
-                _encode_audit(event)
-                for event in page.events
-                if _AUDIT_RESOURCES[kind] in event.action
-            ]
-            token = page.next_page_token
-            if not token:
-                return JSONResponse({"entries": entries})
+            ),
+            scheduler_pb2.ListAuditEventsRequest(**wanted),
+        )
+        events += await _all_pages(
+            lambda request: native.trainer(
+                "ListCheckpointEvents", request, trainer_pb2.ListCheckpointEventsResponse
+            ),
+            trainer_pb2.ListCheckpointEventsRequest(**wanted),
+        )
+        events.sort(key=lambda event: (event.time.seconds, event.time.nanos))
+        return JSONResponse(
+            {
+                "entries": [
+                    _encode_audit(event)
+                    for event in events
+                    if _AUDIT_RESOURCES[kind] in event.action
+                ]
+            }
+        )
 
     async def usage(self, call: Call) -> Response:
         """List what was used through this gateway, by hour."""
@@ -194,13 +202,42 @@ async def _own_key(native: Native) -> scheduler_pb2.Key:
     return found
 
 
-def _encode_audit(event: scheduler_pb2.AuditEvent) -> dict[str, Any]:
+async def _all_pages(
+    list_page: Callable[[Any], Awaitable[Any]], request: Any
+) -> list[audit_pb2.AuditEvent]:
+    """Return the events of all pages of a list."""
+    found: list[audit_pb2.AuditEvent] = []
+    while True:
+        page = await list_page(request)
+        found += page.events
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            return found
+
+
+def _encode_audit(event: audit_pb2.AuditEvent) -> dict[str, Any]:
     verb, _, noun = event.action.partition("_")
+    details = {"resource": event.resource, "key_id": event.key_id}
+    if event.checkpoint_kind:
+        path = _path_of(event)
+        details |= {"tinker_path": str(path), "model_id": path.model_id}
     return {
         "timestamp": iso_time(event.time),
         "event": f"{noun}_{verb}" if noun else verb,
-        "event_details": {"resource": event.resource, "key_id": event.key_id},
+        "event_details": details,
     }
+
+
+def _path_of(event: audit_pb2.AuditEvent) -> ids.TinkerPath:
+    """Return the path of the checkpoint of an event, which may be gone."""
+    is_training = event.checkpoint_kind == "training"
+    kinds = trainer_pb2.Checkpoint
+    return ids.path_of(
+        trainer_pb2.Checkpoint(
+            name=event.resource.partition("/exports/")[0],
+            kind=kinds.KIND_TRAINING if is_training else kinds.KIND_SAMPLER,
+        )
+    )
 
 
 def _encode_usage(key: UsageKey, count: int) -> dict[str, Any]:

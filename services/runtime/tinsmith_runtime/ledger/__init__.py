@@ -15,6 +15,7 @@ from typing import Protocol
 
 from tinsmith_runtime.ledger.postgres import PostgresLedger
 from tinsmith_runtime.ledger.records import (
+    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     Commit,
@@ -35,6 +36,7 @@ from tinsmith_runtime.ledger.records import (
 from tinsmith_runtime.ledger.sqlite import SqliteLedger
 
 __all__ = [
+    "AuditEvent",
     "CheckpointChanges",
     "CheckpointRecord",
     "Commit",
@@ -314,15 +316,18 @@ class Ledger(Protocol):
         ...
 
     async def update_checkpoint(
-        self, name: str, changes: CheckpointChanges, *, now_s: float
+        self, name: str, changes: CheckpointChanges, *, key_id: str, now_s: float
     ) -> CheckpointRecord | None:
-        """Change a checkpoint that has not expired, and return it; None if there is none."""
+        """Change a checkpoint that has not expired, and return it; None if there is none.
+
+        What differs from before is recorded as an event of the key; nothing is if nothing does.
+        """
         ...
 
     async def delete_checkpoint(
-        self, name: str, *, not_before_s: float = 0.0
+        self, name: str, *, key_id: str, now_s: float, not_before_s: float = 0.0
     ) -> CheckpointRecord | None:
-        """Forget a checkpoint and its exports, and return it.
+        """Forget a checkpoint and its exports, record it as an event of the key, and return it.
 
         Its files are the caller's to remove: `list_folder_deletions` names their folders, from
         `not_before_s` on, until `forget_folder_deletion`.
@@ -385,13 +390,45 @@ class Ledger(Protocol):
         checkpoint: CheckpointRecord | None = None,
         export: ExportRecord | None = None,
     ) -> TaskRecord:
-        """Commit the end of a task with the row that it made, both or neither.
+        """Commit the end of a task with the row that it made and its event, all or none.
+
+        A task that failed leaves no event.
 
         Raises:
             FencedError: If the epoch no longer holds, or the task has a result already.
             CheckpointAlreadyExistsError: If there is a checkpoint of this name.
             CheckpointNotFoundError: If the checkpoint of the export is gone.
         """
+        ...
+
+    # The audit trail of checkpoints; it outlives them and their runs.
+
+    async def record_event(self, event: AuditEvent) -> None:
+        """Add an event that goes with no change of a row."""
+        ...
+
+    async def list_events(
+        self,
+        project: str,
+        *,
+        limit: int,
+        after: tuple[float, int] | None = None,
+        start_s: float | None = None,
+        end_s: float | None = None,
+    ) -> list[AuditEvent]:
+        """Return events, oldest first.
+
+        Args:
+            project: Whose resources they are about.
+            limit: How many at most.
+            after: Time and serial of the event after which the list goes on.
+            start_s: Leaves out what happened before.
+            end_s: Leaves out what happened then or later.
+        """
+        ...
+
+    async def forget_events(self, *, before_s: float) -> int:
+        """Forget events that are older, and return how many there were."""
         ...
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ or expired is noted in `folder_deletions` by the same transaction, until somebod
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,7 +17,9 @@ from tinsmith_runtime.errors import (
     QueueFullError,
     RequestIdReusedError,
 )
+from tinsmith_runtime.ledger import audit_statements
 from tinsmith_runtime.ledger.records import (
+    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     ExportRecord,
@@ -88,34 +90,69 @@ def list_checkpoints(
 
 
 def update_checkpoint(
-    connection: sa.Connection, name: str, changes: CheckpointChanges, *, now_s: float
+    connection: sa.Connection,
+    name: str,
+    changes: CheckpointChanges,
+    *,
+    key_id: str,
+    now_s: float,
 ) -> CheckpointRecord | None:
-    """Change a checkpoint that has not expired, and return it."""
-    values: dict[str, Any] = {}
-    if changes.labels is not None:
-        values["labels"] = dict(changes.labels)
-    if changes.is_published is not None:
-        values["is_published"] = changes.is_published
-    if changes.sets_expiry:
-        values["expire_time_s"] = changes.expire_time_s
-    if values:
-        statement = sa.update(checkpoints).where(checkpoints.c.name == name, _lives(now_s))
-        if connection.execute(statement.values(**values)).rowcount == 0:
-            return None
-    return get_checkpoint(connection, name)
+    """Change a checkpoint that has not expired, and return it; record what really changed."""
+    before = _locked_checkpoint(connection, name)
+    if before is None or not (before.expire_time_s is None or before.expire_time_s > now_s):
+        return None
+    described = replace(
+        before,
+        labels=before.labels if changes.labels is None else dict(changes.labels),
+        expire_time_s=changes.expire_time_s if changes.sets_expiry else before.expire_time_s,
+    )
+    is_published = before.is_published if changes.is_published is None else changes.is_published
+    after = replace(described, is_published=is_published)
+    if after == before:
+        return before
+    connection.execute(
+        sa.update(checkpoints)
+        .where(checkpoints.c.name == name)
+        .values(
+            labels=after.labels,
+            expire_time_s=after.expire_time_s,
+            is_published=after.is_published,
+        )
+    )
+    if described != before:
+        record_action(connection, "update_checkpoint", after, key_id=key_id, time_s=now_s)
+    if after.is_published != before.is_published:
+        action = "publish_checkpoint" if after.is_published else "unpublish_checkpoint"
+        record_action(connection, action, after, key_id=key_id, time_s=now_s)
+    return after
 
 
 def delete_checkpoint(
-    connection: sa.Connection, name: str, *, not_before_s: float
+    connection: sa.Connection, name: str, *, key_id: str, now_s: float, not_before_s: float
 ) -> CheckpointRecord | None:
     """Forget a checkpoint and its exports, and return it; its folders are to be removed."""
-    record = get_checkpoint(connection, name)
+    record = _locked_checkpoint(connection, name)
     if record is None:
         return None
     connection.execute(sa.delete(checkpoints).where(checkpoints.c.name == name))
     folders = [record.folder, *_delete_exports(connection, checkpoint_exports.c.checkpoint == name)]
     note_folders(connection, folders, not_before_s)
+    record_action(connection, "delete_checkpoint", record, key_id=key_id, time_s=now_s)
     return record
+
+
+def record_action(
+    connection: sa.Connection, action: str, record: CheckpointRecord, *, key_id: str, time_s: float
+) -> None:
+    """Add an action on a checkpoint to the audit trail."""
+    event = AuditEvent(
+        time_s=time_s,
+        key_id=key_id,
+        action=action,
+        resource=record.name,
+        checkpoint_kind=record.kind,
+    )
+    audit_statements.insert_event(connection, event)
 
 
 def expire(connection: sa.Connection, *, now_s: float, not_before_s: float) -> int:
@@ -277,6 +314,13 @@ def finish_task(
 
 def _lives(now_s: float) -> sa.ColumnElement[bool]:
     return sa.or_(checkpoints.c.expire_time_s.is_(None), checkpoints.c.expire_time_s > now_s)
+
+
+def _locked_checkpoint(connection: sa.Connection, name: str) -> CheckpointRecord | None:
+    """Return a checkpoint that no other transaction changes before this one ends."""
+    query = sa.select(*_CHECKPOINT_COLUMNS).where(checkpoints.c.name == name).with_for_update()
+    row = connection.execute(query).mappings().first()
+    return _checkpoint_of(row) if row is not None else None
 
 
 def _delete_exports(connection: sa.Connection, which: sa.ColumnElement[bool]) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from tinsmith_runtime.errors import CheckpointNotFoundError, RunNotFoundError
-from tinsmith_runtime.ledger import checkpoint_statements, statements
+from tinsmith_runtime.ledger import audit_statements, checkpoint_statements, statements
 from tinsmith_runtime.ledger.records import (
+    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     ExportRecord,
@@ -55,22 +56,22 @@ class SqlCheckpoints:
         )
 
     async def update_checkpoint(
-        self, name: str, changes: CheckpointChanges, *, now_s: float
+        self, name: str, changes: CheckpointChanges, *, key_id: str, now_s: float
     ) -> CheckpointRecord | None:
         """Change a checkpoint; see `Ledger`."""
         return await self._database.write(
             lambda connection: checkpoint_statements.update_checkpoint(
-                connection, name, changes, now_s=now_s
+                connection, name, changes, key_id=key_id, now_s=now_s
             )
         )
 
     async def delete_checkpoint(
-        self, name: str, *, not_before_s: float = 0.0
+        self, name: str, *, key_id: str, now_s: float, not_before_s: float = 0.0
     ) -> CheckpointRecord | None:
         """Forget a checkpoint; see `Ledger`."""
         return await self._database.write(
             lambda connection: checkpoint_statements.delete_checkpoint(
-                connection, name, not_before_s=not_before_s
+                connection, name, key_id=key_id, now_s=now_s, not_before_s=not_before_s
             )
         )
 
@@ -153,16 +154,53 @@ class SqlCheckpoints:
             found = checkpoint_statements.get_task(connection, task.name)
             if not is_first or found is None:
                 raise FencedError(f"operation {task.name} has a result already", run=task.run)
+            subject = checkpoint
             if checkpoint is not None:
                 checkpoint_statements.insert_checkpoint(connection, checkpoint)
             if export is not None:
-                exported = checkpoint_statements.get_checkpoint(connection, export.checkpoint)
-                if exported is None:
+                subject = checkpoint_statements.get_checkpoint(connection, export.checkpoint)
+                if subject is None:
                     raise CheckpointNotFoundError(
                         f"checkpoint {export.checkpoint} was deleted while it was exported",
                         checkpoint=export.checkpoint,
                     )
                 checkpoint_statements.put_export(connection, export, not_before_s=finish_time_s)
+            if subject is not None:
+                checkpoint_statements.record_action(
+                    connection,
+                    f"{found.kind}_checkpoint",
+                    subject,
+                    key_id=found.key_id,
+                    time_s=finish_time_s,
+                )
             return found
 
         return await self._database.write(finish)
+
+    async def record_event(self, event: AuditEvent) -> None:
+        """Add an event that goes with no change of a row."""
+        await self._database.write(
+            lambda connection: audit_statements.insert_event(connection, event)
+        )
+
+    async def list_events(
+        self,
+        project: str,
+        *,
+        limit: int,
+        after: tuple[float, int] | None = None,
+        start_s: float | None = None,
+        end_s: float | None = None,
+    ) -> list[AuditEvent]:
+        """Return events, oldest first, after a position in that order; see `Ledger`."""
+        return await self._database.read(
+            lambda connection: audit_statements.list_events(
+                connection, project, limit=limit, after=after, start_s=start_s, end_s=end_s
+            )
+        )
+
+    async def forget_events(self, *, before_s: float) -> int:
+        """Forget events that are older, and return how many there were."""
+        return await self._database.write(
+            lambda connection: audit_statements.forget_before(connection, before_s)
+        )

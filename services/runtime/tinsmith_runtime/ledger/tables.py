@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_runtime.ledger.migrations"
 
@@ -165,7 +165,31 @@ checkpoint_tasks = sa.Table(
     sa.Column("error", sa.LargeBinary),
     sa.Column("submit_time_s", sa.Float, nullable=False),
     sa.Column("finish_time_s", sa.Float),
+    # Whose event is written when the task ends; empty on a task older than this column.
+    sa.Column("key_id", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("checkpoint_tasks_by_state", "state", "project"),
+)
+
+# One row for each management action on a checkpoint, by the transaction that makes the change.
+audit_events = sa.Table(
+    "audit_events",
+    metadata,
+    # SQLite numbers rows by itself under INTEGER alone.
+    sa.Column(
+        "serial",
+        sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+        primary_key=True,
+        autoincrement=True,
+    ),
+    sa.Column("time_s", sa.Float, nullable=False),
+    # Of the resource, whoever the caller was.
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("key_id", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("resource", sa.Text, nullable=False),
+    sa.Column("checkpoint_kind", sa.Text, nullable=False),
+    sa.Index("audit_events_by_project", "project", "time_s", "serial"),
+    sa.Index("audit_events_by_time", "time_s"),
 )
 
 # Folders of checkpoints and exports that are gone, but whose files may still be in the store.
