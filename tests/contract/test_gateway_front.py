@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import shutil
 import socket
 import ssl
+import stat
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -472,3 +475,29 @@ def test_a_certificate_that_is_none(tmp_path: Path) -> None:
     wrong.write_text("nothing")
     with pytest.raises(ConfigError, match="tls_certificate"):
         load_tls(wrong, wrong)
+
+
+# What lies behind the port.
+
+
+async def test_the_socket_of_the_grpc_server_is_in_the_data_folder(tmp_path: Path) -> None:
+    """A cleaner of temporary files would take it from a gateway that runs for long."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # Short, whatever folder the tests have.
+    try:
+        (folder / "native").mkdir()
+        (folder / "native" / "grpc").touch()  # As a gateway leaves it that was killed.
+        async with running_gateway(folder) as rig:
+            assert (await rig.get_run_status()).run == RUN
+            assert stat.S_ISSOCK((folder / "native" / "grpc").stat().st_mode)
+            assert stat.S_IMODE((folder / "native").stat().st_mode) == 0o700
+        assert not (folder / "native").exists()
+    finally:
+        shutil.rmtree(folder)
+
+
+async def test_a_data_folder_that_is_too_deep_for_a_socket(tmp_path: Path) -> None:
+    folder = tmp_path / ("deep" * 30)
+    folder.mkdir()
+    async with running_gateway(folder) as rig:
+        assert (await rig.get_run_status()).run == RUN
+        assert not (folder / "native").exists()
