@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import shutil
 import socket
@@ -501,3 +502,51 @@ async def test_a_data_folder_that_is_too_deep_for_a_socket(tmp_path: Path) -> No
     async with running_gateway(folder) as rig:
         assert (await rig.get_run_status()).run == RUN
         assert not (folder / "native").exists()
+
+
+# Clients that mean harm, or are gone.
+
+
+async def test_endless_trailers_are_cut(rig: GatewayRig) -> None:
+    """They come after the head and are no body: nothing else bounds them."""
+    reader, writer = await connect(rig)
+    writer.write(b"POST /healthz HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 2**23:
+            writer.write(b"x: " + b"y" * 1021 + b"\r\n")
+            sent += 1026
+            await asyncio.wait_for(writer.drain(), TIMEOUT_S)
+    await until_closed(reader)
+    assert sent < 2**23
+    writer.close()
+
+
+async def test_one_endless_trailer_is_cut(rig: GatewayRig) -> None:
+    reader, writer = await connect(rig)
+    writer.write(b"POST /healthz HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ")
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 2**23:
+            writer.write(b"y" * 4096)
+            sent += 4096
+            await asyncio.wait_for(writer.drain(), TIMEOUT_S)
+    await until_closed(reader)
+    assert sent < 2**23
+    writer.close()
+
+
+async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path, protocol: Protocol) -> None:
+    """Its client may be gone without a word, and must not keep its place for ever."""
+    async with running_gateway(tmp_path, body_timeout_s=0.2, max_requests_per_key=1) as rig:
+        reader, writer = await connect(rig)
+        head = (
+            f"POST /echo HTTP/1.1\r\nhost: x\r\nx-api-key: {rig.key}\r\ncontent-length: 9\r\n\r\n"
+        )
+        writer.write(head.encode() + b"half")
+        status = await asyncio.wait_for(reader.readline(), TIMEOUT_S)
+        assert status.startswith(b"HTTP/1.1 408")
+        async with httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http:
+            answer = await http.post("/echo", content=b"whole", headers=headers(rig))
+        assert answer.content == b"whole"
+        writer.close()

@@ -7,6 +7,7 @@ what clients do with them: the `tinker` SDK and the `openai` package send a requ
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -19,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tinsmith_gateway.callers import Credential
+from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.limits import Admission
 from tinsmith_gateway.metrics import HTTP_ERRORS, HTTP_SECONDS
 from tinsmith_gateway.services import Services
@@ -53,6 +55,7 @@ _STATUS = {
 }
 _TOO_MANY = 429
 _CLIENT_GONE = 499
+_BODY_TIMEOUT = 408
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +123,16 @@ def endpoint(
                 services.limits.admit(key_id, is_wait=is_wait) as admission,
                 services.drain.running(is_wait=is_wait),
             ):
-                body = await _read_body(request, services.config.max_body_bytes, admission)
+                body = await _read_body(request, services.config, admission)
                 response = await handler(Call(services, credential, request, body, admission))
             status = response.status_code
         except ClientDisconnect:
             status = _CLIENT_GONE
             response = Response(status_code=_CLIENT_GONE)
+        except _BodyTimeoutError:
+            status = _BODY_TIMEOUT
+            # What may still come of the body is no head of another request.
+            response = Response(status_code=_BODY_TIMEOUT, headers={"connection": "close"})
         except TinsmithError as error:
             status = status_of(error)
             HTTP_ERRORS.labels(name, error.reason).inc()
@@ -172,9 +179,21 @@ def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
         raise InvalidFieldError(field, first["msg"]) from error
 
 
-async def _read_body(request: Request, limit: int, admission: Admission) -> bytes:
-    chunks, size = [], 0
-    async for chunk in request.stream():
+class _BodyTimeoutError(Exception):
+    """The body stopped coming."""
+
+
+async def _read_body(request: Request, config: GatewayConfig, admission: Admission) -> bytes:
+    chunks, size, limit = [], 0, config.max_body_bytes
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(config.body_timeout_s):
+                chunk = await anext(stream, None)
+        except TimeoutError as error:
+            raise _BodyTimeoutError from error
+        if chunk is None:
+            return b"".join(chunks)
         size += len(chunk)
         if size > limit:
             raise BatchTooLargeError(
@@ -182,4 +201,3 @@ async def _read_body(request: Request, limit: int, admission: Admission) -> byte
             )
         admission.add_bytes(len(chunk))
         chunks.append(chunk)
-    return b"".join(chunks)
