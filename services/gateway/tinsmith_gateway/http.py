@@ -184,7 +184,8 @@ class _BodyTimeoutError(Exception):
 
 
 async def _read_body(request: Request, config: GatewayConfig, admission: Admission) -> bytes:
-    chunks, size, limit = [], 0, config.max_body_bytes
+    chunks: list[bytes] = []
+    size, limit = 0, config.max_body_bytes
     stream = request.stream()
     while True:
         try:
