@@ -635,3 +635,27 @@ async def test_the_pod_registers_as_coordinator(small: CoordinatorRig) -> None:
     worker = small.scheduler.workers["workers/coordinator-0"]
     assert worker.address == small.pod.address
     assert worker.role == type(worker).ROLE_COORDINATOR
+
+
+async def test_a_list_of_large_tasks_comes_in_messages_that_clients_take(
+    small: CoordinatorRig,
+) -> None:
+    """gRPC's own clients take 4 MiB, and a task may have 256 KiB."""
+    task_json = '"' + "x" * 250_000 + '"'
+    names = []
+    for _ in range(6):
+        created = await small.create(3, task_json=task_json)
+        names += [episode.name for episode in created]
+        await small.cancel()
+    listed, token = [], ""
+    while True:
+        page = await small.stub.ListEpisodes(
+            episode_pb2.ListEpisodesRequest(parent=PROJECT, page_size=1000, page_token=token),
+            metadata=small.mine,
+            timeout=10,
+        )
+        listed += [episode.name for episode in page.episodes]
+        token = page.next_page_token
+        if not token:
+            break
+    assert listed == names[::-1]

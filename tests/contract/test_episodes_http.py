@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client import REGISTRY
 from tests.integration.servers import Deployment, embedded_server
 
 import tinsmith
@@ -127,6 +129,42 @@ def test_a_lease_that_ran_out_is_good_for_nothing(agent: Agent, registered: list
     assert answer["can_continue"] is False
     on_time = {"episode_uuid": again["episode_uuid"], "workflow_output": {"reward": 0}}
     assert agent.ask("/end_episode", **on_time) == (200, {"success": True})
+
+
+def test_a_client_that_leaves_takes_no_episode(
+    client: tinsmith.Client, deployment: Deployment, agent: Agent
+) -> None:
+    """It would be held by nobody until its lease ran out, and that for every one who left."""
+    body = {"client_uuid": "gone", "queue": agent.queue, "timeout_s": 20}
+    headers = {"X-API-Key": deployment.api_key}
+    before = _num_left()
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"http://{deployment.address}/claim_episode", json=body, headers=headers, timeout=0.3
+        )
+    deadline_s = time.monotonic() + 10
+    while _num_left() == before:
+        assert time.monotonic() < deadline_s, "the claim goes on without its client"
+        time.sleep(0.01)
+    (created,) = client.episodes.create([tinsmith.EpisodeSpec(task={"n": 0})], queue=agent.queue)
+    claimed = agent.claim(allow_discard_timeout=60)
+    assert claimed["success"], claimed
+    assert claimed["episode_uuid"].partition(".")[0] == created.episode_uuid
+
+
+def _num_left() -> float:
+    name = "tinsmith_gateway_http_request_duration_seconds_count"
+    return REGISTRY.get_sample_value(name, {"endpoint": "claim", "status": "499"}) or 0.0
+
+
+def test_a_task_reaches_the_agent_as_it_was_registered(
+    client: tinsmith.Client, agent: Agent
+) -> None:
+    """Half of a surrogate pair, as text has that was cut in JavaScript, is JSON and no UTF-8."""
+    task = {"text": "cut \ud83d"}
+    client.episodes.create([tinsmith.EpisodeSpec(task=task)], queue=agent.queue)
+    claimed = agent.claim(allow_discard_timeout=60)
+    assert claimed["task"] == task
 
 
 def test_an_aborted_episode_goes_back_to_the_queue(agent: Agent, registered: list[str]) -> None:

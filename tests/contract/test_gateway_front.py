@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
+import shutil
 import socket
 import ssl
+import stat
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -472,3 +476,77 @@ def test_a_certificate_that_is_none(tmp_path: Path) -> None:
     wrong.write_text("nothing")
     with pytest.raises(ConfigError, match="tls_certificate"):
         load_tls(wrong, wrong)
+
+
+# What lies behind the port.
+
+
+async def test_the_socket_of_the_grpc_server_is_in_the_data_folder(tmp_path: Path) -> None:
+    """A cleaner of temporary files would take it from a gateway that runs for long."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # Short, whatever folder the tests have.
+    try:
+        (folder / "native").mkdir()
+        (folder / "native" / "grpc").touch()  # As a gateway leaves it that was killed.
+        async with running_gateway(folder) as rig:
+            assert (await rig.get_run_status()).run == RUN
+            assert stat.S_ISSOCK((folder / "native" / "grpc").stat().st_mode)
+            assert stat.S_IMODE((folder / "native").stat().st_mode) == 0o700
+        assert not (folder / "native").exists()
+    finally:
+        shutil.rmtree(folder)
+
+
+async def test_a_data_folder_that_is_too_deep_for_a_socket(tmp_path: Path) -> None:
+    folder = tmp_path / ("deep" * 30)
+    folder.mkdir()
+    async with running_gateway(folder) as rig:
+        assert (await rig.get_run_status()).run == RUN
+        assert not (folder / "native").exists()
+
+
+# Clients that mean harm, or are gone.
+
+
+async def test_endless_trailers_are_cut(rig: GatewayRig) -> None:
+    """They come after the head and are no body: nothing else bounds them."""
+    reader, writer = await connect(rig)
+    writer.write(b"POST /healthz HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 2**23:
+            writer.write(b"x: " + b"y" * 1021 + b"\r\n")
+            sent += 1026
+            await asyncio.wait_for(writer.drain(), TIMEOUT_S)
+    await until_closed(reader)
+    assert sent < 2**23
+    writer.close()
+
+
+async def test_one_endless_trailer_is_cut(rig: GatewayRig) -> None:
+    reader, writer = await connect(rig)
+    writer.write(b"POST /healthz HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ")
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        while sent < 2**23:
+            writer.write(b"y" * 4096)
+            sent += 4096
+            await asyncio.wait_for(writer.drain(), TIMEOUT_S)
+    await until_closed(reader)
+    assert sent < 2**23
+    writer.close()
+
+
+async def test_a_body_that_does_not_come_is_given_up(tmp_path: Path, protocol: Protocol) -> None:
+    """Its client may be gone without a word, and must not keep its place for ever."""
+    async with running_gateway(tmp_path, body_timeout_s=0.2, max_requests_per_key=1) as rig:
+        reader, writer = await connect(rig)
+        head = (
+            f"POST /echo HTTP/1.1\r\nhost: x\r\nx-api-key: {rig.key}\r\ncontent-length: 9\r\n\r\n"
+        )
+        writer.write(head.encode() + b"half")
+        status = await asyncio.wait_for(reader.readline(), TIMEOUT_S)
+        assert status.startswith(b"HTTP/1.1 408")
+        async with httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http:
+            answer = await http.post("/echo", content=b"whole", headers=headers(rig))
+        assert answer.content == b"whole"
+        writer.close()

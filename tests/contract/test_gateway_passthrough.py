@@ -27,10 +27,12 @@ from tests.fakes.scheduler import POD_KEY, bearer
 from tinsmith.v1 import (
     environment_pb2,
     environment_pb2_grpc,
+    episode_pb2,
     scheduler_pb2,
     scheduler_pb2_grpc,
     trainer_pb2,
 )
+from tinsmith_gateway import passthrough
 from tinsmith_runtime.errors import RunMovedError, ShapeMismatchError
 
 
@@ -153,6 +155,25 @@ async def test_two_streams_pass_each_other(rig: GatewayRig) -> None:
         assert (await call.read()).step_index == index
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_stream_that_asks_nothing_ends(tmp_path: Path) -> None:
+    async with running_gateway(tmp_path, max_native_call_s=0.2) as rig:
+        stub: Any = environment_pb2_grpc.EnvironmentServiceStub(rig.channel)
+        call = stub.StepInstances(metadata=bearer(rig.key))
+        code = await asyncio.wait_for(call.code(), TIMEOUT_S)
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_the_key_of_an_episode_is_in_no_log(
+    rig: GatewayRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[dict[str, str]] = []
+    monkeypatch.setattr(passthrough, "bind_log_fields", lambda **fields: bound.append(fields))
+    request = episode_pb2.VerifyEpisodeKeyRequest(api_key="tse-secret")
+    await refusal(rig.call("/tinsmith.v1.EpisodeService/VerifyEpisodeKey", request, None))
+    assert bound[-1]["method"] == "VerifyEpisodeKey"
+    assert "tse-secret" not in str(bound)
 
 
 async def test_a_plain_stub_of_the_contract_works(rig: GatewayRig) -> None:

@@ -32,6 +32,9 @@ MAX_QUIET_S = 20.0
 _ID_BYTES = 12
 _FULL_RETRY_S = 5.0
 _WATCH_BATCH = 8
+_LIST_BATCH = 100
+# With one more episode, and all else of it, below the 4 MiB that gRPC's clients take by default.
+_MAX_PAGE_BYTES = 2 * 2**20
 
 WatchedEpisode = tuple[Episode, list[StoredCall]]
 
@@ -102,7 +105,10 @@ class Episodes:
         queue: str,
         states: Sequence[EpisodeState],
     ) -> EpisodePage:
-        """Return a part of the episodes of a project, newest first."""
+        """Return a part of the episodes of a project, newest first.
+
+        It is smaller than asked for where the episodes are large.
+        """
         query = sa.select(episodes).where(episodes.c.project == project)
         if before_serial is not None:
             query = query.where(episodes.c.serial < before_serial)
@@ -110,10 +116,24 @@ class Episodes:
             query = query.where(episodes.c.queue == queue)
         if states:
             query = query.where(episodes.c.state.in_([state.value for state in states]))
-        query = query.order_by(episodes.c.serial.desc()).limit(page_size + 1)
-        found = await self._database.read(lambda connection: rows.select(connection, query))
-        page = found[:page_size]
-        return EpisodePage(page, page[-1].serial if len(found) > page_size else None)
+        batch_size = min(page_size + 1, _LIST_BATCH)
+        query = query.order_by(episodes.c.serial.desc()).limit(batch_size)
+
+        def read(connection: sa.Connection) -> EpisodePage:
+            page: list[Episode] = []
+            num_bytes, part = 0, query
+            while True:
+                found = rows.select(connection, part)
+                for episode in found:
+                    num_bytes += _size(episode)
+                    if page and (len(page) == page_size or num_bytes > _MAX_PAGE_BYTES):
+                        return EpisodePage(page, page[-1].serial)
+                    page.append(episode)
+                if len(found) < batch_size:
+                    return EpisodePage(page, None)
+                part = query.where(episodes.c.serial < page[-1].serial)
+
+        return await self._database.read(read)
 
     async def cancel(
         self, project: str, names: Sequence[EpisodeName], queue: str
@@ -271,6 +291,14 @@ class Episodes:
             )
         )
         return created
+
+
+def _size(episode: Episode) -> int:
+    """Return what the parts of an episode take that may be large."""
+    parts = [episode.task_json, *episode.failures]
+    if episode.outcome is not None:
+        parts.append(episode.outcome.metadata_json)
+    return sum(len(part.encode()) for part in parts)
 
 
 def _as_registered(episode: Episode) -> Episode:

@@ -12,6 +12,9 @@ as sampled; in another one it may occur in the prompt, as something that was rea
 
 from __future__ import annotations
 
+import bisect
+import hashlib
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -79,12 +82,15 @@ def merge_calls(calls: Iterable[ModelCall]) -> list[Trajectory]:
     flat = [(_flatten(call.prompt, numbers), call) for call in calls]
     flat.sort(key=lambda pair: (pair[0].size, pair[1].index))
     chains: list[_Chain] = []
+    ends = _Ends()
     for prompt, call in flat:
-        continued = _continued_by(chains, prompt)
-        if continued is None:
-            chains.append(_Chain(prompt, call))
+        chain = ends.take(prompt)
+        if chain is None:
+            chain = _Chain(len(chains), prompt, call)
+            chains.append(chain)
         else:
-            continued.append(prompt, call)
+            chain.append(prompt, call)
+        ends.add(chain)
     chains.sort(key=lambda chain: chain.calls[0].index)
     return [chain.build() for chain in chains]
 
@@ -93,10 +99,12 @@ class _Chain:
     """Calls that continue one another.
 
     Attributes:
+        number: Among the chains, in the order of their beginnings.
         text: All that was read and said up to the end of the last call; images are negative.
     """
 
-    def __init__(self, prompt: TokenArray, call: ModelCall) -> None:
+    def __init__(self, number: int, prompt: TokenArray, call: ModelCall) -> None:
+        self.number = number
         self.calls = [call]
         self.text = np.concatenate((prompt, call.tokens))
         self._added: list[TokenArray] = [prompt[:0]]
@@ -106,16 +114,6 @@ class _Chain:
         self.calls.append(call)
         self._added.append(prompt[self.text.size :])
         self.text = np.concatenate((prompt, call.tokens))
-
-    def is_continued_by(self, prompt: TokenArray) -> bool:
-        """Return whether a prompt begins with all of `text`, and adds no image to it."""
-        size = self.text.size
-        if not self.calls[-1].tokens.size or size > prompt.size:
-            return False
-        # The last token differs most often, and is compared first.
-        if self.text[-1] != prompt[size - 1] or not np.array_equal(self.text, prompt[:size]):
-            return False
-        return not np.any(prompt[size:] < 0)
 
     def build(self) -> Trajectory:
         """Return the calls as one sequence."""
@@ -139,10 +137,53 @@ class _Chain:
         )
 
 
-def _continued_by(chains: Sequence[_Chain], prompt: TokenArray) -> _Chain | None:
-    """Return the longest chain that a prompt continues; of equal ones the first."""
-    fitting = [chain for chain in chains if chain.is_continued_by(prompt)]
-    return max(fitting, key=lambda chain: chain.text.size, default=None)
+class _Ends:
+    """Chains that may be continued, by a digest of their text.
+
+    Looking at each would take time with the square of their number, and an agent may make tens of
+    thousands of short calls.
+    """
+
+    def __init__(self) -> None:
+        self._chains: dict[bytes, list[tuple[int, _Chain]]] = {}
+        self._sizes: list[int] = []
+        """Of the texts, ascending."""
+
+    def add(self, chain: _Chain) -> None:
+        """Let a chain be continued, if it ends with something that was said."""
+        if not chain.calls[-1].tokens.size:
+            return
+        size = chain.text.size
+        place = bisect.bisect_left(self._sizes, size)
+        if place == len(self._sizes) or self._sizes[place] != size:
+            self._sizes.insert(place, size)
+        digest = _digest(chain.text).digest()
+        heapq.heappush(self._chains.setdefault(digest, []), (chain.number, chain))
+
+    def take(self, prompt: TokenArray) -> _Chain | None:
+        """Remove and return the longest chain that a prompt continues; of equal ones the first.
+
+        A prompt continues a chain if it begins with all of its text, and adds no image to it.
+        """
+        images = np.flatnonzero(prompt < 0)
+        min_size = int(images[-1]) + 1 if images.size else 0
+        hashed, begin, found = _digest(prompt[:0]), 0, b""
+        for size in self._sizes[: bisect.bisect_right(self._sizes, prompt.size)]:
+            hashed.update(prompt[begin:size].tobytes())
+            begin = size
+            digest = hashed.digest()
+            if size >= min_size and digest in self._chains:
+                found = digest
+        if not found:
+            return None
+        _, chain = heapq.heappop(self._chains[found])
+        if not self._chains[found]:
+            del self._chains[found]
+        return chain
+
+
+def _digest(tokens: TokenArray) -> hashlib._Hash:
+    return hashlib.sha256(tokens.tobytes())
 
 
 def _flatten(prompt: Sequence[TokenArray | Image], numbers: dict[Image, int]) -> TokenArray:

@@ -264,7 +264,8 @@ class Sampler:
             self._free += slots
             raise
         if key is not None and known is None:
-            self._prompts.add(key, slots[0], last)
+            # A copy: this is a view of all the rows that were computed with it.
+            self._prompts.add(key, slots[0], last.clone())
         if not order.is_read:
             order.is_read, order.prompt = True, prompt
             order.num_cached_tokens = 0 if known is None else num_tokens

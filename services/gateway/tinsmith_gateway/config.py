@@ -48,6 +48,8 @@ class GatewayConfig:
     """Time for TLS, for the first bytes of a connection, and for the head of a request."""
     max_head_bytes: int = 64 * 2**10
     """Limit of the head of an HTTP request."""
+    body_timeout_s: float = 60.0
+    """Longest pause within the body of an HTTP request."""
     max_requests_per_key: int = 4096
     """Requests that one key may have in flight; 0 sets no limit, here and below."""
     max_waits_per_key: int = 8192
@@ -77,6 +79,7 @@ class GatewayConfig:
             "max_connections",
             "handshake_timeout_s",
             "max_head_bytes",
+            "body_timeout_s",
             "call_timeout_s",
             "long_poll_s",
             "sample_retention_s",

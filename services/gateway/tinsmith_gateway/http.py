@@ -7,6 +7,7 @@ what clients do with them: the `tinker` SDK and the `openai` package send a requ
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -54,6 +55,7 @@ _STATUS = {
 }
 _TOO_MANY = 429
 _CLIENT_GONE = 499
+_BODY_TIMEOUT = 408
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,9 @@ def endpoint(
                 services.limits.admit(key_id, is_wait=is_wait) as admission,
                 services.drain.running(is_wait=is_wait),
             ):
-                body, excess = await _read_body(request, limit, admission)
+                body, excess = await _read_body(
+                    request, limit, services.config.body_timeout_s, admission
+                )
                 if excess is not None and not takes_excess:
                     raise excess
                 call = Call(services, credential, request, body, admission, excess)
@@ -138,6 +142,10 @@ def endpoint(
         except ClientDisconnect:
             status = _CLIENT_GONE
             response = Response(status_code=_CLIENT_GONE)
+        except _BodyTimeoutError:
+            status = _BODY_TIMEOUT
+            # What may still come of the body is no head of another request.
+            response = Response(status_code=_BODY_TIMEOUT, headers={"connection": "close"})
         except TinsmithError as error:
             status = status_of(error)
             HTTP_ERRORS.labels(name, error.reason).inc()
@@ -196,16 +204,27 @@ def too_large(what: str, limit: int) -> BatchTooLargeError:
     return BatchTooLargeError(f"{what} is larger than {limit} bytes; send it in parts", limit=limit)
 
 
+class _BodyTimeoutError(Exception):
+    """The body stopped coming."""
+
+
 async def _read_body(
-    request: Request, limit: int, admission: Admission
+    request: Request, limit: int, pause_s: float, admission: Admission
 ) -> tuple[bytes, BatchTooLargeError | None]:
     """Return a body, or the beginning of one that is too large."""
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(pause_s):
+                chunk = await anext(stream, None)
+        except TimeoutError as error:
+            raise _BodyTimeoutError from error
+        if chunk is None:
+            return b"".join(chunks), None
         size += len(chunk)
         if size > limit:
             return b"".join(chunks), too_large("the body", limit)
         admission.add_bytes(len(chunk))
         chunks.append(chunk)
-    return b"".join(chunks), None

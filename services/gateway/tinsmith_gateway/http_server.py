@@ -1,6 +1,7 @@
 """HTTP/1.1 by uvicorn, on connections that the front accepted.
 
-uvicorn reads a head of any length for any time. Here both are bounded, before anybody is known.
+uvicorn reads a head of any length for any time, and keeps trailers of any length. Here they are
+bounded, before anybody is known.
 """
 
 from __future__ import annotations
@@ -137,6 +138,9 @@ class _BoundedHttp(HttpToolsProtocol):
         self._is_head = True
         self._is_too_large = False
         self._num_head_bytes = 0
+        self._has_body = False
+        self._num_other_bytes = 0
+        """Since the last piece of a body: trailers, and what surrounds chunks."""
         self._timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -145,9 +149,23 @@ class _BoundedHttp(HttpToolsProtocol):
             if self._timer is None:
                 self._timer = self.loop.call_later(self._head_timeout_s, self._end_slow)
             self._num_head_bytes += len(data)
+        self._has_body = False
         super().data_received(data)
-        if self._is_head and self._num_head_bytes > self._max_head_bytes:
-            self._end_large()
+        if self._is_head:
+            if self._num_head_bytes > self._max_head_bytes:
+                self._end_large()
+        elif self._has_body:
+            self._num_other_bytes = 0
+        else:
+            self._num_other_bytes += len(data)
+            if self._num_other_bytes > self._max_head_bytes:
+                REFUSED_CONNECTIONS.labels("large_trailer").inc()
+                self.transport.abort()
+
+    def on_body(self, body: bytes) -> None:
+        """Pass on a piece of the body."""
+        self._has_body = True
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """Go on to the body, unless the head that arrived at once was too large."""
@@ -165,7 +183,7 @@ class _BoundedHttp(HttpToolsProtocol):
         """Expect the next head."""
         super().on_message_complete()
         self._is_head = True
-        self._num_head_bytes = 0
+        self._num_head_bytes = self._num_other_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
         """Answer what can not be parsed."""

@@ -32,6 +32,7 @@ _WAITS = frozenset(
         "/tinsmith.v1.TrainerService/WaitOperations",
     }
 )
+_SECRETS = frozenset({"api_key"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Method:
         service: Full name of its service.
         streams_requests: Whether the client sends several messages.
         streams_responses: Whether the server does.
-        is_named: Whether field 1 of the request is text, the name of a resource.
+        is_named: Whether field 1 of the request is text, the name of a resource; a secret is none,
+            or it would be on every line that the call logs.
         is_wait: Whether it waits for what goes on anyway, or keeps something alive: it costs
             little, may stay open for long, and may be cut and sent again at any time.
     """
@@ -65,7 +67,11 @@ def _describe(method: MethodDescriptor) -> Method:
         service=service,
         streams_requests=method.client_streaming,
         streams_responses=method.server_streaming,
-        is_named=first is not None and first.type == FieldDescriptor.TYPE_STRING,
+        is_named=(
+            first is not None
+            and first.type == FieldDescriptor.TYPE_STRING
+            and first.name not in _SECRETS
+        ),
         is_wait=path in _WAITS,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,6 +15,9 @@ from grpc_health.v1.health import aio as health_aio
 from tinsmith_gateway.passthrough import PassThrough
 from tinsmith_runtime.server import ServerConfig, server_options
 
+# What the address of a Unix socket holds on Linux, less the zero at its end.
+_MAX_SOCKET_PATH = 107
+
 
 class NativeServer:
     """Serves what is passed through, and health.
@@ -21,9 +25,11 @@ class NativeServer:
     Args:
         config: Limits of messages and calls, pings, and how long running calls get at the end.
         passthrough: Answers all other methods.
+        data_dir: Holds the socket if its path is short enough for one.
     """
 
-    def __init__(self, config: ServerConfig, passthrough: PassThrough) -> None:
+    def __init__(self, config: ServerConfig, passthrough: PassThrough, data_dir: Path) -> None:
+        self._data_dir = data_dir
         self._drain_timeout_s = config.drain_timeout_s
         self._server = grpc.aio.server(
             options=server_options(config), maximum_concurrent_rpcs=config.max_concurrent_calls
@@ -36,8 +42,7 @@ class NativeServer:
 
     async def start(self) -> Path:
         """Serve, report healthy, and return the path of the socket."""
-        # A folder of its own, readable by its owner alone: the path is short and not guessed.
-        self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="tinsmith-gateway-"))
+        self._folder = await asyncio.to_thread(_make_folder, self._data_dir)
         path = self._folder / "grpc"
         self._server.add_insecure_port(f"unix:{path}")
         await self._server.start()
@@ -51,3 +56,18 @@ class NativeServer:
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _make_folder(data_dir: Path) -> Path:
+    """Make the folder of the socket, which its owner alone can enter.
+
+    Below the data folder, whose one user this process is: what cleans a shared folder for temporary
+    files would take the socket of a gateway that runs for long.
+    """
+    folder = data_dir.absolute() / "native"
+    if len(os.fsencode(folder / "grpc")) > _MAX_SOCKET_PATH:
+        return Path(tempfile.mkdtemp(prefix="tinsmith-gateway-"))
+    # What a gateway left that was killed.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    return folder

@@ -11,6 +11,7 @@ the client's to retry, because it knows its own deadline; the address is forgott
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -219,7 +220,7 @@ class _Passage:
             credential = await self._gateway.authenticate(context)
             with self._gateway.admitted(self._method, credential, 0):
                 requests = aiter(bodies)
-                first = await anext(requests, None)
+                first = await self._first_of(requests, context)
                 self._find_owner(first or b"", credential)
 
                 async def all_requests() -> AsyncIterator[bytes]:
@@ -230,6 +231,19 @@ class _Passage:
 
                 # What the client has sent can not be taken back: one attempt.
                 await self._pass_stream(all_requests, context, credential, attempts=1)
+
+    async def _first_of(self, requests: AsyncIterator[bytes], context: Context) -> bytes | None:
+        """Return the first request; who sends none has no place for ever."""
+        try:
+            async with asyncio.timeout(self._gateway.timeout_s(context)):
+                return await anext(requests, None)
+        except TimeoutError as error:
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                grpc.aio.Metadata(),
+                grpc.aio.Metadata(),
+                details="no request came in time",
+            ) from error
 
     def _find_owner(self, body: bytes, credential: Credential) -> None:
         resource = read_first_field(body) if self._method.is_named else ""

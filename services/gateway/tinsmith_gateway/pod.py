@@ -119,7 +119,7 @@ class GatewayPod:
             max_head_bytes=config.max_head_bytes,
         )
         await self._http.start()
-        self._native = NativeServer(self._native_config(), self._pass_through())
+        self._native = NativeServer(self._native_config(), self._pass_through(), config.data_dir)
         socket_path = await self._native.start()
         self._front = Front(
             FrontSettings(

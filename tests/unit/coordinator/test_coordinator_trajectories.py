@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -187,3 +188,15 @@ def test_every_sampled_token_is_sampled_once(calls: list[ModelCall]) -> None:
             assert np.all(trajectory.mask[last_end:begin] == 0)
             last_end = end
         assert last_end == trajectory.tokens.size
+
+
+def test_thousands_of_short_calls_take_no_time_of_their_square() -> None:
+    """Each would be compared with all before it: minutes, in which a coordinator does no more."""
+    calls = [call(index, [[1, 2, 3]], [index]) for index in range(20_000)]
+    calls += [call(20_000 + index, [[1, 2, 3, index, 7]], [9]) for index in range(20_000)]
+    begin_s = time.process_time()
+    merged = merge_calls(calls)
+    assert time.process_time() - begin_s < 20
+    assert [list(one.call_indices) for one in merged] == [
+        [index, 20_000 + index] for index in range(20_000)
+    ]

@@ -25,6 +25,7 @@ from tinsmith_engine import (
 )
 from tinsmith_engine.decoding import CachedDecoding
 from tinsmith_engine.picking import alternative_uniforms, uniform
+from tinsmith_engine.prompt_cache import PromptKey
 from tinsmith_runtime.errors import (
     InvalidFieldError,
     ShapeMismatchError,
@@ -363,6 +364,17 @@ def test_prompts_that_are_known_never_change_what_is_sampled(engine: Engine) -> 
             num_cached += found[0].num_cached_prompt_tokens > 0
             assert bits(found) == bits(run_all(Sampler(engine), one)[0])
     assert num_cached >= 5
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_a_known_prompt_keeps_one_row_of_logits(tmp_path: Path, family: str) -> None:
+    """Not the rows that it was computed with: all of the prompt's, on a fallback."""
+    engine = Engine.load(save_tiny(tmp_path, family))
+    sampler = Sampler(engine)
+    run_all(sampler, request(prompt_tokens=LONG, max_tokens=2))
+    known = sampler._prompts.find(PromptKey("", None, LONG))
+    assert known is not None
+    assert known.last_logits.untyped_storage().nbytes() == engine.info.vocab_size * 4
 
 
 def test_prompts_with_scores_are_read(engine: Engine) -> None:

@@ -17,10 +17,11 @@ status and `success: false`; no reward is ever taken and then dropped.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from google.protobuf import duration_pb2, timestamp_pb2
@@ -31,6 +32,7 @@ from tinsmith.names import EpisodeName, InvalidNameError, SamplingSessionName
 from tinsmith.v1 import episode_pb2
 from tinsmith_gateway.episodes import bodies
 from tinsmith_gateway.http import Call, Handler, endpoint
+from tinsmith_gateway.openai.streaming import until_disconnect
 from tinsmith_gateway.routing import EPISODE_SERVICE
 from tinsmith_gateway.services import Services
 from tinsmith_runtime.errors import (
@@ -139,7 +141,11 @@ async def claim(call: Call) -> Response:
         timeout=_duration(body.timeout_s),
         max_held=_max_held(body.throttle_policy),
     )
-    claimed = await _send(call, "ClaimEpisode", request, episode_pb2.ClaimEpisodeResponse)
+    # An episode for a client that is gone would be held by nobody until its lease ran out.
+    claimed = await until_disconnect(
+        call.request,
+        _send(call, "ClaimEpisode", request, episode_pb2.ClaimEpisodeResponse),
+    )
     if not claimed.HasField("episode"):
         retry_s = claimed.retry_after.ToTimedelta().total_seconds()
         return JSONResponse(
@@ -154,20 +160,20 @@ async def claim(call: Call) -> Response:
             }
         )
     episode = claimed.episode
-    return JSONResponse(
-        {
-            "success": True,
-            "client_uuid": body.client_uuid,
-            "episode_uuid": f"{_id(episode)}.{claimed.lease_token}",
-            "openai_base_url": f"{_base_url(call)}/v1",
-            "openai_api_key": claimed.api_key,
-            "model": episode.model,
-            "task_id": episode.task_id,
-            "task": json.loads(episode.task_json or "null"),
-            "lease_expire_time": _iso(episode.lease_expire_time),
-            "fail_cause": "",
-        }
-    )
+    fields = {
+        "success": True,
+        "client_uuid": body.client_uuid,
+        "episode_uuid": f"{_id(episode)}.{claimed.lease_token}",
+        "openai_base_url": f"{_base_url(call)}/v1",
+        "openai_api_key": claimed.api_key,
+        "model": episode.model,
+        "task_id": episode.task_id,
+        "lease_expire_time": _iso(episode.lease_expire_time),
+        "fail_cause": "",
+    }
+    # The task is JSON as it was registered, to the letter: not all of JSON survives being read.
+    content = f'{json.dumps(fields)[:-1]}, "task": {episode.task_json or "null"}}}'
+    return Response(content, media_type="application/json")
 
 
 async def heartbeat(call: Call) -> Response:
@@ -232,29 +238,28 @@ async def status(call: Call) -> Response:
 async def buffer(call: Call) -> Response:
     """List the episodes that have not ended."""
     body = call.parse(bodies.Queue) if call.body else bodies.Queue()
-    return JSONResponse(
-        {"buffer": [_encode(one) for one in await _open_episodes(call, body.queue)]}
-    )
+    found = [_encode(episode) async for episode in _open_episodes(call, body.queue)]
+    return JSONResponse({"buffer": found})
 
 
 async def pool(call: Call) -> Response:
     """Count the episodes that have not ended, by state and task."""
-    found = await _open_episodes(call, call.request.query_params.get("queue", ""))
     tasks: dict[str, int] = {}
-    for episode in found:
+    counts = {_STATES[state]: 0 for state in _OPEN_STATES}
+    async for episode in _open_episodes(call, call.request.query_params.get("queue", "")):
         tasks[episode.task_id] = tasks.get(episode.task_id, 0) + 1
-    counts = {
-        word: sum(episode.state == state for episode in found)
-        for state, word in _STATES.items()
-        if state in _OPEN_STATES
-    }
-    return JSONResponse({"num_episodes": len(found), "by_state": counts, "by_task": tasks})
+        counts[_STATES[episode.state]] += 1
+    return JSONResponse(
+        {"num_episodes": sum(counts.values()), "by_state": counts, "by_task": tasks}
+    )
 
 
 async def engine_status(call: Call) -> Response:
     """Say whether a loop has episodes to play."""
-    found = await _open_episodes(call, call.request.query_params.get("queue", ""))
-    return JSONResponse({"engine_status": "ENGINE.ROLLING" if found else "ENGINE.OFFLINE"})
+    queue = call.request.query_params.get("queue", "")
+    async with contextlib.aclosing(_open_episodes(call, queue, page_size=1)) as found:
+        is_rolling = await anext(found, None) is not None
+    return JSONResponse({"engine_status": "ENGINE.ROLLING" if is_rolling else "ENGINE.OFFLINE"})
 
 
 async def _begun_by_loops(call: Call) -> Response:
@@ -270,22 +275,25 @@ async def _renew(call: Call, episode_uuid: str) -> episode_pb2.Episode:
     return renewed
 
 
-async def _open_episodes(call: Call, queue: str) -> list[episode_pb2.Episode]:
-    found: list[episode_pb2.Episode] = []
+async def _open_episodes(
+    call: Call, queue: str, *, page_size: int = _PAGE_SIZE
+) -> AsyncGenerator[episode_pb2.Episode]:
+    """Yield the episodes that have not ended; with their tasks they are too large to be held."""
     token = ""
     while True:
         request = episode_pb2.ListEpisodesRequest(
             parent=_project(call),
-            page_size=_PAGE_SIZE,
+            page_size=page_size,
             page_token=token,
             queue=queue,
             states=_OPEN_STATES,
         )
         page = await _send(call, "ListEpisodes", request, episode_pb2.ListEpisodesResponse)
-        found += page.episodes
+        for episode in page.episodes:
+            yield episode
         token = page.next_page_token
         if not token:
-            return found
+            return
 
 
 async def _send(call: Call, method: str, request: Any, response: type[Any]) -> Any:
