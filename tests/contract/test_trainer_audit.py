@@ -92,7 +92,8 @@ async def export(run: RunClient, name: str, request_id: str = "") -> trainer_pb2
         name=name, format=PEFT, request_id=request_id or new_id()
     )
     done = await run.wait(await run.call("ExportCheckpoint", request))
-    return response_of(done, trainer_pb2.CheckpointExport())
+    made: trainer_pb2.CheckpointExport = response_of(done, trainer_pb2.CheckpointExport())
+    return made
 
 
 async def download(run: RunClient, name: str) -> trainer_pb2.CheckpointDownload:
@@ -235,7 +236,7 @@ async def test_pages_windows_and_age(rig: TrainerRig) -> None:
         *("publish", "unpublish", "publish", "unpublish", "publish")
     ]
     assert await list_events(rig, "p", page_size=2) == events
-    window = {"start_time": events[1].time, "end_time": events[3].time}
+    window: dict[str, Any] = {"start_time": events[1].time, "end_time": events[3].time}
     assert await list_events(rig, "p", page_size=1, **window) == events[1:3]
     assert await list_events(rig, "p", end_time=events[0].time) == []
 

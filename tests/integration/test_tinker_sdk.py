@@ -593,14 +593,18 @@ class TestAccounts:
         assert {event.base_model for event in usage.data} == {BASE_MODEL}
         path = model.save_state("audited").result().path
         rest.publish_checkpoint_from_tinker_path(path).result()
+        gone = model.save_weights_for_sampler("audited").result().path
+        rest.delete_checkpoint_from_tinker_path(gone).result()
         entries = admin.get_audit_log().result().entries
         assert {"session_create", "run_create"} <= {entry.event for entry in entries}
         assert entries == sorted(entries, key=lambda entry: entry.timestamp)
         of_checkpoints = admin.get_audit_log(event_type="checkpoints").result().entries
         assert of_checkpoints == [one for one in entries if one.event.startswith("checkpoint_")]
-        [published] = [one for one in of_checkpoints if one.event_details["tinker_path"] == path]
-        assert published.event == "checkpoint_publish"
-        assert published.event_details["model_id"] == model.model_id
+        assert [
+            (one.event, one.event_details["tinker_path"])
+            for one in of_checkpoints
+            if one.event_details["model_id"] == model.model_id
+        ] == [("checkpoint_publish", path), ("checkpoint_delete", gone)]
         stored = admin.get_current_checkpoint_storage_usage().result()
         assert stored.data[0].project_id == "default"
 

@@ -6,10 +6,12 @@ outlives a restart of the pod. Nothing of it is looked into before it is complet
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,8 +100,8 @@ class Uploads:
             folder.mkdir(parents=True, exist_ok=True)
             temporary = folder / f".{_PROMISE}"
             temporary.write_text(json.dumps(asdict(upload)))
+            self._touch(temporary)
             temporary.replace(folder / _PROMISE)
-        self._touch(folder)
         return upload
 
     def get(self, name: str) -> Upload:
@@ -153,7 +155,7 @@ class Uploads:
                 file.write(rest)
                 file.flush()
                 os.fsync(file.fileno())
-        self._touch(folder)
+        self._touch(folder / _PROMISE)
         return upload
 
     def complete(self, name: str) -> tuple[Upload, dict[str, Path]]:
@@ -181,7 +183,7 @@ class Uploads:
     def sweep(self) -> None:
         """Remove the uploads that nobody wrote to for a day."""
         for folder in self._root.glob("*/*/*"):
-            if folder.stat().st_mtime < self._clock() - IDLE_S:
+            if self._idle_s(folder) > IDLE_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _check(self, files: Sequence[StoredFile]) -> None:
@@ -206,9 +208,20 @@ class Uploads:
         path = self._folder(upload.name) / file_name
         return path.stat().st_size if path.is_file() else 0
 
-    def _touch(self, folder: Path) -> None:
+    def _touch(self, promise: Path) -> None:
+        # Not the folder: the kernel gives that its own time whenever a file is made in it.
         now_s = self._clock()
-        os.utime(folder, (now_s, now_s))
+        os.utime(promise, (now_s, now_s))
+
+    def _idle_s(self, folder: Path) -> float:
+        """Return how long nobody wrote to an upload."""
+        try:
+            return self._clock() - (folder / _PROMISE).stat().st_mtime
+        except FileNotFoundError:
+            # Just being begun, cut off at that, or just removed.
+            with contextlib.suppress(FileNotFoundError):
+                return time.time() - folder.stat().st_mtime
+            return 0.0
 
     def _folder(self, name: str) -> Path:
         # The ids of a name hold no slash and begin with a letter or digit.

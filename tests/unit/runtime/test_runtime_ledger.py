@@ -18,6 +18,7 @@ from tests.unit.runtime.ledger_suite import (
     RUN,
     LedgerSuite,
     OpenLedger,
+    checkpoint,
     operation,
     outcome,
     run_record,
@@ -30,7 +31,14 @@ from tinsmith_runtime.errors import (
     SequenceNumberReusedError,
     TinsmithError,
 )
-from tinsmith_runtime.ledger import Holder, Ledger, OperationState, PostgresLedger, SqliteLedger
+from tinsmith_runtime.ledger import (
+    CheckpointChanges,
+    Holder,
+    Ledger,
+    OperationState,
+    PostgresLedger,
+    SqliteLedger,
+)
 from tinsmith_runtime.ledger.records import FencedError
 
 
@@ -44,6 +52,33 @@ class TestPostgresLedger(LedgerSuite):
     @pytest.fixture
     def open_ledger(self, postgres_url: str) -> OpenLedger:
         return lambda: PostgresLedger(postgres_url, holder=Holder("trainer-0", "only"))
+
+    async def test_what_two_trainers_do_at_once_is_recorded_once(
+        self, ledger: Ledger, postgres_url: str
+    ) -> None:
+        saved = [checkpoint(f"c{number}") for number in range(10)]
+        await ledger.submit(operation(1))
+        await ledger.finish(RUN, 1, [outcome(1)], checkpoints=saved)
+        other = PostgresLedger(postgres_url, holder=Holder("trainer-1", "only"))
+        await other.open()
+        both = (ledger, other)
+        publish = CheckpointChanges(is_published=True)
+        for one in saved:
+            changed = await asyncio.gather(
+                *(each.update_checkpoint(one.name, publish, key_id="k", now_s=8.0) for each in both)
+            )
+            assert [found is not None and found.is_published for found in changed] == [True, True]
+            deleted = await asyncio.gather(
+                *(each.delete_checkpoint(one.name, key_id="k", now_s=9.0) for each in both)
+            )
+            assert sorted(found is None for found in deleted) == [False, True]
+        await other.close()
+        events = await ledger.list_events("p", limit=99)
+        assert [(event.action, event.resource) for event in events] == [
+            (action, one.name)
+            for action in ("publish_checkpoint", "delete_checkpoint")
+            for one in saved
+        ]
 
 
 NUMBERS = st.integers(1, 7)
