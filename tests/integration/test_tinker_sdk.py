@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pyrage
@@ -580,8 +581,9 @@ class TestAccounts:
         admin = tinker.AdminClient(base_url=url_of(embedded), api_key=key_of(embedded))
         hour = datetime.datetime.now(tz=datetime.UTC).replace(minute=0, second=0, microsecond=0)
         usage = admin.get_billing_usage(
+            # An hour more than is needed, should one end while the test runs.
             starting_on=hour - datetime.timedelta(hours=1),
-            ending_before=hour + datetime.timedelta(hours=1),
+            ending_before=hour + datetime.timedelta(hours=2),
         ).result()
         session_id = model.model_id.partition(":")[0]
         trained = [
@@ -595,10 +597,10 @@ class TestAccounts:
         rest.publish_checkpoint_from_tinker_path(path).result()
         gone = model.save_weights_for_sampler("audited").result().path
         rest.delete_checkpoint_from_tinker_path(gone).result()
-        entries = admin.get_audit_log().result().entries
+        entries = _audited(admin, "all", hour)
         assert {"session_create", "run_create"} <= {entry.event for entry in entries}
         assert entries == sorted(entries, key=lambda entry: entry.timestamp)
-        of_checkpoints = admin.get_audit_log(event_type="checkpoints").result().entries
+        of_checkpoints = _audited(admin, "checkpoints", hour)
         assert of_checkpoints == [one for one in entries if one.event.startswith("checkpoint_")]
         assert [
             (one.event, one.event_details["tinker_path"])
@@ -616,6 +618,19 @@ class TestAccounts:
     def test_capabilities_name_the_model(self, rest: tinker.RestClient) -> None:
         (served,) = rest.get_server_capabilities().result().supported_models
         assert (served.model_name, served.trainable, served.sampleable) == (BASE_MODEL, True, True)
+
+
+def _audited(
+    admin: tinker.AdminClient, kind: Literal["all", "checkpoints"], began: datetime.datetime
+) -> list[types.AuditLogEntry]:
+    """Return what was done on the days since a test began: two of them around midnight."""
+    now = datetime.datetime.now(tz=datetime.UTC)
+    days = sorted({began.date(), now.date()})
+    return [
+        entry
+        for day in days
+        for entry in admin.get_audit_log(event_type=kind, day=day).result().entries
+    ]
 
 
 def _fetch(url: str) -> bytes:
