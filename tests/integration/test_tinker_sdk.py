@@ -587,12 +587,12 @@ class TestAccounts:
         ).result()
         session_id = model.model_id.partition(":")[0]
         trained = [
-            event.event_info.token_count
+            event
             for event in usage.data
             if event.session_id == session_id and event.event_info.type == "training"
         ]
-        assert sum(trained) >= 14
-        assert {event.base_model for event in usage.data} == {BASE_MODEL}
+        assert sum(event.event_info.token_count for event in trained) >= 14
+        assert {event.base_model for event in trained} == {BASE_MODEL}
         path = model.save_state("audited").result().path
         rest.publish_checkpoint_from_tinker_path(path).result()
         gone = model.save_weights_for_sampler("audited").result().path
