@@ -662,7 +662,7 @@ class ListEpisodesRequest(_message.Message):
     parent: _builtins.str
     """Names the project."""
     page_size: _builtins.int
-    """Limits the answer, 1 to 1,000; defaults to 100."""
+    """Limits the answer, 1 to 1,000; defaults to 100. There are fewer where they are large."""
     page_token: _builtins.str
     """Continues a list: `next_page_token` of the answer before."""
     queue: _builtins.str
