@@ -659,3 +659,24 @@ async def test_a_list_of_large_tasks_comes_in_messages_that_clients_take(
         if not token:
             break
     assert listed == names[::-1]
+
+
+async def test_a_long_queue_is_cancelled_without_holding_up_others(
+    rig: CoordinatorRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes_module, "_CANCEL_BATCH", 2)
+    await rig.create(5)
+    (other,) = await rig.create(queue="other")
+    held = await rig.claim()
+    request = episode_pb2.CancelEpisodesRequest(parent=PROJECT)
+    cancelling = rig.stub.CancelEpisodes(request, metadata=rig.mine, timeout=10)
+    beside = await asyncio.gather(*(rig.claim(queue="other") for _ in range(3)))
+    answer = await cancelling
+    assert answer.num_cancelled == 5
+    assert (await rig.get(held.episode.name)).state == Episode.STATE_CANCELLED
+    assert [claimed.episode.name for claimed in beside if claimed.lease_token] == [other.name]
+    listed = await rig.stub.ListEpisodes(
+        episode_pb2.ListEpisodesRequest(parent=PROJECT), metadata=rig.mine, timeout=10
+    )
+    ended = [one.revision for one in listed.episodes if one.state == Episode.STATE_CANCELLED]
+    assert (len(ended), max(ended)) == (5, answer.revision)

@@ -10,7 +10,7 @@ import socket
 import ssl
 import stat
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.fakes.gateway_rig import RUN, TIMEOUT_S, GatewayRig, running_gateway
 from tinsmith_gateway import app as gateway_app
 from tinsmith_gateway.front import PREFACE, bind, load_tls, raise_file_limit
 from tinsmith_gateway.http import Call, endpoint
+from tinsmith_gateway.openai.streaming import begin_stream
 from tinsmith_gateway.services import Services
 from tinsmith_runtime.errors import ConfigError, TinsmithError
 
@@ -59,7 +60,16 @@ class Protocol:
             call.admission.add_tokens(int(call.body))
             return await held(call)
 
+        async def chunks(call: Call) -> AsyncGenerator[dict[str, Any]]:
+            yield {"n": 1}
+            self.num_entered += 1
+            await self.hold.wait()
+
+        async def stream(call: Call) -> Response:
+            return await begin_stream(call, chunks)
+
         return [
+            Route("/stream", endpoint(services, stream, _render), methods=["POST"]),
             Route("/echo", endpoint(services, echo, _render), methods=["POST"]),
             Route("/held", endpoint(services, held, _render), methods=["POST"]),
             Route("/tokens", endpoint(services, tokens, _render), methods=["POST"]),
@@ -341,6 +351,26 @@ async def test_http_requests_have_a_share_of_their_key(tmp_path: Path, protocol:
 
 
 # The end.
+
+
+async def test_a_stream_is_one_request_until_its_end(tmp_path: Path, protocol: Protocol) -> None:
+    async with (
+        running_gateway(tmp_path, max_requests_per_key=1) as rig,
+        httpx.AsyncClient(
+            base_url=f"http://{rig.gateway.address}", headers=headers(rig), timeout=TIMEOUT_S
+        ) as http,
+    ):
+        for _ in range(2):
+            protocol.hold.clear()
+            async with http.stream("POST", "/stream") as answer:
+                assert answer.status_code == 200
+                events = answer.aiter_text()
+                assert await anext(events) == 'data: {"n":1}\n\n'
+                assert (await http.post("/echo")).status_code == 429
+                protocol.hold.set()
+                assert await anext(events) == "data: [DONE]\n\n"
+            while rig.gateway._limits.num_keys:
+                await asyncio.sleep(0)
 
 
 async def test_the_end_finishes_requests_and_cuts_waits(

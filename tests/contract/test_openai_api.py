@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ from transformers import PreTrainedTokenizerFast
 import tinsmith
 from tinsmith.tensors import decode_tensor, encode_tokens
 from tinsmith.v1 import sampler_pb2, sampler_pb2_grpc, scheduler_pb2
+from tinsmith_gateway.openai.answers import Answer
 from tinsmith_runtime.errors import (
     FailedPreconditionError,
     QueueFullError,
@@ -185,6 +187,26 @@ def test_a_completion_continues_text_or_tokens(
     )
     assert choice.logprobs.tokens[: len(prompt)] == [reference.decode([one]) for one in prompt]
     assert choice.logprobs.text_offset[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_whole_answers_are_not_written_on_the_event_loop(
+    client: openai.OpenAI, rig: OpenAiRig, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A hundred samples with the alternatives of each token take seconds."""
+    threads: list[str] = []
+
+    def note(answer: Answer, piece: Any, push: Any = Answer.push) -> Any:
+        threads.append(threading.current_thread().name)
+        return push(answer, piece)
+
+    monkeypatch.setattr(Answer, "push", note)
+    if kind == "chat":
+        client.chat.completions.create(model=BASE_MODEL, messages=MESSAGES, n=2, max_tokens=4)
+    else:
+        client.completions.create(model=BASE_MODEL, prompt=["a", "b"], max_tokens=4)
+    assert len(threads) == 2
+    assert "openai-rig" not in threads
 
 
 def test_several_prompts_are_completed_as_each_alone(client: openai.OpenAI) -> None:

@@ -33,6 +33,9 @@ _ID_BYTES = 12
 _FULL_RETRY_S = 5.0
 _WATCH_BATCH = 8
 _LIST_BATCH = 100
+# A whole queue in one transaction would hold up the renewal of everybody's leases for seconds.
+_CANCEL_BATCH = 200
+_NEWEST = sa.select(sa.func.max(episodes.c.serial))
 # With one more episode, and all else of it, below the 4 MiB that gRPC's clients take by default.
 _MAX_PAGE_BYTES = 2 * 2**20
 
@@ -146,29 +149,41 @@ class Episodes:
         Raises:
             EpisodeNotFoundError: If one of the names is unknown; nothing was cancelled.
         """
+        last_serial = 0
 
-        def cancel(connection: sa.Connection) -> tuple[list[tuple[Episode, Episode]], int]:
+        def cancel(
+            connection: sa.Connection,
+        ) -> tuple[list[tuple[Episode, Episode]], int, bool, int]:
+            # What is registered while this goes on is not meant.
+            newest = last_serial or connection.execute(_NEWEST).scalar() or 0
             chosen = [rows.get(connection, name) for name in dict.fromkeys(names)]
             if not names:
                 query = sa.select(episodes).where(
                     episodes.c.project == project,
                     episodes.c.queue == queue,
                     episodes.c.state.in_([state.value for state in OPEN_STATES]),
+                    episodes.c.serial <= newest,
                 )
-                chosen = rows.select(connection, query.order_by(episodes.c.serial))
+                query = query.order_by(episodes.c.serial).limit(_CANCEL_BATCH)
+                chosen = rows.select(connection, query)
             now_s = self._clock(connection)
             changes = [
                 (episode, rows.cancel(connection, episode, now_s=now_s))
                 for episode in chosen
                 if episode.state.is_open
             ]
-            return changes, rows.last_revision(connection, project)
+            is_more = not names and len(chosen) == _CANCEL_BATCH
+            return changes, rows.last_revision(connection, project), is_more, newest
 
         async def cancel_and_tell() -> tuple[int, int]:
-            cancelled, revision = await self._database.write(cancel)
-            for before, after in cancelled:
-                announce(self._bells, before, after)
-            return len(cancelled), revision
+            nonlocal last_serial
+            num_cancelled, is_more = 0, True
+            while is_more:
+                cancelled, revision, is_more, last_serial = await self._database.write(cancel)
+                for before, after in cancelled:
+                    announce(self._bells, before, after)
+                num_cancelled += len(cancelled)
+            return num_cancelled, revision
 
         return await see_through(cancel_and_tell())
 

@@ -72,6 +72,9 @@ class Decoding(Protocol):
     def copy_prompt(self, source: int, slots: Sequence[int], num_tokens: int) -> None:
         """Put the prompt of one slot into others, as if they had read it."""
 
+    def clear(self, slots: Sequence[int]) -> None:
+        """Empty slots whose numbers may not be finite."""
+
     def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
         """Return next-token logits [rows, V], float32."""
 
@@ -120,6 +123,10 @@ class CachedDecoding:
     def copy_prompt(self, source: int, slots: Sequence[int], num_tokens: int) -> None:
         """Put the prompt of one slot into others, as if they had read it."""
         self._cache.copy_prefix(source, [slot for slot in slots if slot != source], num_tokens)
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Empty slots whose numbers may not be finite."""
+        self._cache.clear(slots)
 
     def _prompt_weights(
         self, weights: Published | None, rows: PackedRows
@@ -249,6 +256,9 @@ class RecomputeDecoding:
         return Prefilled(logits[-1:], iter([(first_scored, logits[first_scored:-1])]))
 
     def copy_prompt(self, source: int, slots: Sequence[int], num_tokens: int) -> None:
+        """Do nothing: no slot holds anything."""
+
+    def clear(self, slots: Sequence[int]) -> None:
         """Do nothing: no slot holds anything."""
 
     def decode(self, rows: Sequence[DecodeRow]) -> Tensor:

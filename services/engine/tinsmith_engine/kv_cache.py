@@ -4,7 +4,7 @@ A cache has a slot for each sequence; its length grows with the longest sequence
 row attends to its own slot, padded to a multiple that depends on its own length alone, in one call
 with the rows of equal padded length. Each row of such a call is computed by itself, so neighbours
 change no bit of it. What lies behind a row's length is finite (zeros, or what an earlier sequence
-left) and masked.
+left; a slot with other numbers is cleared before it is used again) and masked.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ class KvCache:
             return
         for stored in (*self.keys, *self.values):
             stored[list(targets), :, :num_tokens] = stored[source, :, :num_tokens]
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Fill slots with zeros."""
+        for stored in (*self.keys, *self.values):
+            stored[list(slots)] = 0
 
 
 class PrefillAttention:

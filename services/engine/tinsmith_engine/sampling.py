@@ -118,6 +118,8 @@ class Sampler:
         self._decoding = _decoding(engine, max_rows)
         self._max_rows = max_rows
         self._free = list(range(max_rows))
+        self._unclean: set[int] = set()
+        """Slots that may hold numbers which are not finite."""
         self._prompts = PromptCache()
         self._waiting: deque[_Group] = deque()
         self._active: list[_Row] = []
@@ -203,6 +205,7 @@ class Sampler:
     def forget_prompts(self) -> None:
         """Read every prompt anew, as after a failure that may have left damage."""
         self._prompts.clear()
+        self._unclean.update(range(self._max_rows))
 
     def step(self) -> list[SampledSequence]:
         """Admit what fits, make one token for every active sequence, return what finished."""
@@ -235,6 +238,8 @@ class Sampler:
         ]
         self._active = self._active + rows
         if self._limit(request) == 0:
+            if not last.isfinite().all():
+                self._distrust(slots)
             return [self._finish(row, "length") for row in rows]
         return self._take_tokens(rows, last.expand(len(rows), -1))
 
@@ -250,6 +255,7 @@ class Sampler:
         known = None if key is None or is_scored else self._prompts.find(key)
         slots = self._take_slots(num_samples, None if known is None else known.slot)
         try:
+            self._clean(slots)
             if known is not None:
                 self._decoding.copy_prompt(known.slot, slots, num_tokens)
                 last, prompt = known.last_logits, None
@@ -282,6 +288,21 @@ class Sampler:
         self._free = [slot for slot in self._free if slot not in slots]
         self._prompts.forget(slot for slot in slots if slot != known)
         return slots
+
+    def _distrust(self, slots: Sequence[int]) -> None:
+        """Note that slots may hold numbers which are not finite.
+
+        Attention multiplies what lies behind a sequence by 0, and 0 times NaN is NaN: the next
+        sequence in the slot would suffer from weights that are not its own.
+        """
+        self._prompts.forget(slots)
+        self._unclean.update(slots)
+
+    def _clean(self, slots: Sequence[int]) -> None:
+        unclean = self._unclean.intersection(slots)
+        if unclean:
+            self._decoding.clear(sorted(unclean))
+            self._unclean -= unclean
 
     def _limit(self, request: SampleRequest) -> int:
         """Return the longest completion that the request and the context allow."""
@@ -320,6 +341,8 @@ class Sampler:
         order = row.order
         self._active = [other for other in self._active if other is not row]
         self._free.append(row.slot)
+        if reason == "error":
+            self._distrust([row.slot])
         if order.listener is not None:
             order.listener.end(row.sample_index, reason)
         order.num_unfinished -= 1

@@ -176,7 +176,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """A request that was let in; counted until it leaves this context."""
+    """A request that was let in; counted until it leaves this context, unless it is kept."""
 
     _limits: Limits
     key_id: str
@@ -185,6 +185,7 @@ class Admission:
     is_wait: bool
     num_tokens: int = 0
     is_released: bool = False
+    is_kept: bool = False
 
     def __enter__(self) -> Admission:
         return self
@@ -195,6 +196,15 @@ class Admission:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self.is_kept:
+            self._limits.release(self)
+
+    def keep(self) -> None:
+        """Count on beyond the context, until `release`: an answer is a stream that goes on."""
+        self.is_kept = True
+
+    def release(self) -> None:
+        """Take the request off the count; repeating it changes nothing."""
         self._limits.release(self)
 
     def add_bytes(self, num_bytes: int) -> None:

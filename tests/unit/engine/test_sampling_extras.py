@@ -434,6 +434,21 @@ def in_flight(
     return next(sequence for sequence in found if sequence.request_id == request_id)
 
 
+@pytest.mark.parametrize("max_tokens", [4, 0])
+def test_weights_without_finite_numbers_harm_nobody_else(tmp_path: Path, max_tokens: int) -> None:
+    """What lies behind a sequence in its slot is multiplied by 0, and 0 times NaN is NaN."""
+    engine = Engine.load(save_tiny(tmp_path, "llama"))
+    broken = random_version(engine, "broken", LORA)
+    engine.versions.tensors(broken).theta_P.fill_(float("nan"))
+    (expected,) = run_all(Sampler(engine), request(max_tokens=8))[0]
+    sampler = Sampler(engine, max_rows=1)
+    changes = {"weights": broken, "prompt_tokens": LONG[:60], "max_tokens": max_tokens}
+    (failed,) = run_all(sampler, request(**changes))[0]
+    assert failed.tokens == []
+    (found,) = run_all(sampler, request(max_tokens=8))[0]
+    assert same(found, expected)
+
+
 @pytest.mark.parametrize("config", [LORA, FullConfig()], ids=["lora", "full"])
 def test_newer_weights_take_effect_between_tokens(engine: Engine, config: AdapterConfig) -> None:
     versions = [random_version(engine, "run", config)]

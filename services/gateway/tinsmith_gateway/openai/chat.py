@@ -14,7 +14,7 @@ from tinsmith_gateway.http import Call
 from tinsmith_gateway.openai import codec
 from tinsmith_gateway.openai.answers import Answer, chat_logprobs
 from tinsmith_gateway.openai.bodies import ChatBody
-from tinsmith_gateway.openai.calls import ModelCalls, Target
+from tinsmith_gateway.openai.calls import Answered, ModelCalls, Target
 from tinsmith_gateway.openai.codec import Sampled
 from tinsmith_gateway.openai.rendering import Conversation, Prompt, render
 from tinsmith_gateway.openai.requests import call_id_of
@@ -54,20 +54,7 @@ class _ChatCompletion:
             prompt, request = await self._prepare(target)
             answered = await self._calls.sample(target, request)
             await self._calls.record(target, self._call_id, prompt, request, answered.samples)
-            choices = []
-            for index, sampled in enumerate(answered.samples):
-                answer = self._answer(target, tool_format)
-                pieces = answer.push(sampled)
-                choices.append(
-                    {
-                        "index": index,
-                        "message": _message(pieces, tool_format),
-                        "finish_reason": answer.finish_reason,
-                        "logprobs": self._logprobs(sampled, target),
-                        **self._exact(sampled),
-                        **self._exact_prompt(prompt),
-                    }
-                )
+            choices = await asyncio.to_thread(self._choices, target, tool_format, prompt, answered)
             return {
                 **self._head,
                 "object": "chat.completion",
@@ -154,6 +141,26 @@ class _ChatCompletion:
             num_top=body.top_logprobs or 0,
             is_live=target.handle.is_live,
         )
+
+    def _choices(
+        self, target: Target, tool_format: ToolFormat | None, prompt: Prompt, answered: Answered
+    ) -> list[dict[str, Any]]:
+        """Return the samples as they are read. Takes seconds for many: not for the event loop."""
+        choices = []
+        for index, sampled in enumerate(answered.samples):
+            answer = self._answer(target, tool_format)
+            pieces = answer.push(sampled)
+            choices.append(
+                {
+                    "index": index,
+                    "message": _message(pieces, tool_format),
+                    "finish_reason": answer.finish_reason,
+                    "logprobs": self._logprobs(sampled, target),
+                    **self._exact(sampled),
+                    **self._exact_prompt(prompt),
+                }
+            )
+        return choices
 
     def _tool_format(self, target: Target) -> ToolFormat | None:
         if not self._body.shown_tools:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,11 +93,7 @@ class _Completion:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            choices = [
-                self._choice(part, index, sampled, answered, target.tokenizer)
-                for part, answered in zip(parts, drawn, strict=True)
-                for index, sampled in enumerate(answered.samples)
-            ]
+            choices = await asyncio.to_thread(self._choices, parts, drawn, target.tokenizer)
             samples = [sampled for answered in drawn for sampled in answered.samples]
             abouts = [answered.about_prompt for answered in drawn]
             usage = usage_of([part.prompt for part in parts], samples, abouts)
@@ -196,6 +192,16 @@ class _Completion:
         await self._calls.record(target, part.call_id, part.prompt, part.request, samples)
         totals.samples.extend(samples)
         yield last
+
+    def _choices(
+        self, parts: Sequence[_Part], drawn: Sequence[Answered], tokenizer: ModelTokenizer
+    ) -> list[dict[str, Any]]:
+        """Return the samples as they are read. Takes seconds for many: not for the event loop."""
+        return [
+            self._choice(part, index, sampled, answered, tokenizer)
+            for part, answered in zip(parts, drawn, strict=True)
+            for index, sampled in enumerate(answered.samples)
+        ]
 
     def _choice(
         self,

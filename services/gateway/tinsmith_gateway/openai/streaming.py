@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -60,7 +59,7 @@ class EventStream(Response):
         finally:
             await _end(sending, leaving)
             await self._events.aclose()
-            self._admission.__exit__(None, None, None)
+            self._admission.release()
 
     async def _send(self, send: Send) -> None:
         # What a server raises for a client that is gone is an `OSError`.
@@ -93,17 +92,15 @@ async def begin_stream(call: Call, start: Callable[[Call], Chunks]) -> EventStre
         TinsmithError: What the first chunk failed with.
         ClientDisconnect: If the client went away before.
     """
-    with contextlib.ExitStack() as held:
-        # The endpoint counts a request until its answer begins, which is too short for a stream.
-        admission = held.enter_context(call.services.limits.admit(call.credential.caller.key_id))
-        chunks = start(dataclasses.replace(call, admission=admission))
-        try:
-            first = await until_disconnect(call.request, anext(chunks))
-        except BaseException:
-            await chunks.aclose()
-            raise
-        held.pop_all()
-    return EventStream(_events(first, chunks), admission)
+    chunks = start(call)
+    try:
+        first = await until_disconnect(call.request, anext(chunks))
+    except BaseException:
+        await chunks.aclose()
+        raise
+    # The endpoint counts a request until its answer begins, which is too short for a stream.
+    call.admission.keep()
+    return EventStream(_events(first, chunks), call.admission)
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
