@@ -38,7 +38,7 @@ def flat_role(role: str) -> str:
 
 def service_name(workload: str, role: str) -> str:
     """Return the name of the headless service of a role."""
-    return f"{workload}-{flat_role(role)}"
+    return f"job-{workload}-{flat_role(role)}"
 
 
 def secret_name(workload: str, epoch: int | None = None) -> str:

@@ -1,7 +1,7 @@
 """The `spec` of our resources as JSON, read into dataclasses.
 
-The API server has checked it against the schema, but not on every version with all rules, and an
-older definition may be installed. So everything is checked here again: whatever comes in, what
+The API server has checked it against the schema, but not every version with all rules, and an older
+definition may be installed. So everything is checked here again: whatever comes in, what
 comes out is a spec or one sentence for its author.
 """
 
@@ -40,6 +40,7 @@ MAX_NAME_LENGTH = 40
 _SOURCE = re.compile(
     r"^(hf://[^/@,=]+/[^/@,=]+|pvc://[a-z0-9.-]+/[^,=]+|file:///[^,=]+)$", re.ASCII
 )
+_OBJECT_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
 _MODEL_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
 _MAX_REPLICAS = 1024
 _MAX_GPUS = 64
@@ -208,6 +209,8 @@ def is_left_alone(spec: object) -> bool:
 
 
 def _check_name(name: str) -> None:
+    if not _OBJECT_NAME.match(name):
+        raise SpecError("metadata.name may have small letters, digits and - alone")
     if len(name) > MAX_NAME_LENGTH:
         raise SpecError(
             f"metadata.name has {len(name)} characters, at most {MAX_NAME_LENGTH} are possible "

@@ -1,7 +1,7 @@
 """The status of a job or pool: all that the controller remembers of it.
 
-The controller keeps nothing else. Another replica, or the same after `kill -9`, reads the status and
-goes on.
+The controller keeps nothing else. Another replica, or the same after `kill -9`, reads the status
+and goes on.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Assignment:
         node: Its node; empty where the cluster's scheduler chooses.
         gpus: GPUs on it.
         epoch: Number under which it was placed.
+        uid: Of the pod, once it was seen; a pod that was seen and is gone is not made again under
+            its name.
     """
 
     pod: str
@@ -33,6 +35,7 @@ class Assignment:
     node: str
     gpus: int
     epoch: int
+    uid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,8 @@ class Status:
     start_time: datetime.datetime | None = None
     assigned_time: datetime.datetime | None = None
     """When it got what it holds; None if it holds nothing."""
+    stop_time: datetime.datetime | None = None
+    """Since when its pods are being stopped."""
     active_s: int = 0
     """Time that it held nodes before that."""
     completion_time: datetime.datetime | None = None

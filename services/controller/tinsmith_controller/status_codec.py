@@ -68,6 +68,7 @@ def encode_status(status: Status) -> dict[str, Any]:
                 "node": entry.node,
                 "gpus": entry.gpus,
                 "epoch": entry.epoch,
+                "uid": entry.uid,
             }
             for entry in status.assignments
         ],
@@ -100,6 +101,7 @@ def encode_status(status: Status) -> dict[str, Any]:
         "queuedTime": status.queued_time,
         "startTime": status.start_time,
         "assignedTime": status.assigned_time,
+        "stopTime": status.stop_time,
         "completionTime": status.completion_time,
     }
     encoded |= {name: encode_time(time) for name, time in times.items() if time is not None}
@@ -144,6 +146,7 @@ def decode_status(value: object, *, is_pool: bool = False) -> Status:
         queued_time=decode_time(fields.get("queuedTime")),
         start_time=decode_time(fields.get("startTime")),
         assigned_time=decode_time(fields.get("assignedTime")),
+        stop_time=decode_time(fields.get("stopTime")),
         active_s=_int(fields.get("activeSeconds")),
         completion_time=decode_time(fields.get("completionTime")),
         endpoint=_text(fields.get("endpoint")),
@@ -155,7 +158,7 @@ def _nodes_summary(status: Status) -> str:
     for entry in status.assignments:
         if entry.node:
             gpus[entry.node] = gpus.get(entry.node, 0) + entry.gpus
-    shown = [f"{node}×{count}" if count else node for node, count in sorted(gpus.items())]
+    shown = [f"{node} ({count})" if count else node for node, count in sorted(gpus.items())]
     more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
     return ", ".join(shown[:4]) + more
 
@@ -208,6 +211,7 @@ def _assignment(entry: Mapping[str, Any]) -> Assignment:
         _text(entry.get("node")),
         _int(entry.get("gpus")),
         _int(entry.get("epoch")),
+        _text(entry.get("uid")),
     )
 
 
