@@ -25,6 +25,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0
 _WATCH_SLACK_S = 30.0
 _PAGE_SIZE = 500
+_JSON = "application/json"
 _USER_AGENT = "tinsmith-controller"
 
 
@@ -200,6 +201,15 @@ class Cluster:
         name = body["metadata"]["name"]
         return self._call("PUT", resource.path(namespace, name, subresource), body=body)
 
+    def patch(self, resource: Resource, namespace: str, name: str, body: Json) -> Json:
+        """Change some fields of an object, by a JSON merge patch."""
+        return self._call(
+            "PATCH",
+            resource.path(namespace, name),
+            body=body,
+            content_type="application/merge-patch+json",
+        )
+
     def delete(
         self,
         resource: Resource,
@@ -223,9 +233,15 @@ class Cluster:
             raise
 
     def _call(
-        self, method: str, path: str, *, query: Mapping[str, Any] | None = None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        content_type: str = _JSON,
     ) -> Json:
-        response = self._send(method, path, query=query, body=body)
+        response = self._send(method, path, query=query, body=body, content_type=content_type)
         try:
             content = response.read()
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -242,6 +258,7 @@ class Cluster:
         *,
         query: Mapping[str, Any] | None = None,
         body: Any = None,
+        content_type: str = _JSON,
         read_timeout_s: float = _READ_TIMEOUT_S,
     ) -> Any:
         try:
@@ -249,7 +266,7 @@ class Cluster:
                 path,
                 method,
                 query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json", "Content-Type": "application/json"},
+                header_params={"Accept": _JSON, "Content-Type": content_type},
                 body=body,
                 auth_settings=["BearerToken"],
                 _return_http_data_only=True,

@@ -79,7 +79,7 @@ PREEMPTED_BY_PRIORITY = "PreemptedByPriority"
 NO_PROGRESS = "NoProgress"
 PROGRESSING = "Progressing"
 RESUMED = "Resumed"
-SCHEDULER_AWAY = "SchedulerAway"
+POD_REJECTED = "PodRejected"
 
 
 @dataclass(frozen=True, slots=True)

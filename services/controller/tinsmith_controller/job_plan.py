@@ -102,6 +102,8 @@ class _Planner:
             return self._fail(
                 Failure(conditions.INVALID_SPEC, f"the job can not be run: {self._job.spec_error}")
             )
+        if self._observed.rejection:
+            return self._fail(Failure(conditions.POD_REJECTED, self._observed.rejection))
         if self._driver_succeeded():
             return self._end(
                 Phase.SUCCEEDED, conditions.DRIVER_SUCCEEDED, "the driver ended with success"
@@ -196,6 +198,7 @@ class _Planner:
         return Plan(
             status=replace(self._status, waiting_for="" if left.is_done else left.waiting_for),
             delete=left.delete,
+            key_epochs=self._keys(),
             delete_self=is_old,
             requeue_s=requeue_s if left.is_done else 5.0,
             events=tuple(self._events),
@@ -300,8 +303,9 @@ class _Planner:
                 conditions.SUSPENDED, False, conditions.RESUMED, "the job goes on", self._now
             )
         needs_nodes = any(role.is_placed and role.replicas for role in spec.roles)
+        obstacle = self._observed.obstacle
         pause_s = self._pause_s()
-        if not needs_nodes and pause_s <= 0:
+        if not needs_nodes and not obstacle and pause_s <= 0:
             granted = grant(replace(self._job, status=status), (), self._now)
             return self._planned(granted, requeue_s=0.0)
         is_new = status.phase is not Phase.QUEUED
@@ -309,7 +313,8 @@ class _Planner:
             status,
             phase=Phase.QUEUED,
             queued_time=status.queued_time or self._now,
-            waiting_for="waits for the next assignment of nodes" if is_new else status.waiting_for,
+            waiting_for=obstacle
+            or ("waits for the next assignment of nodes" if is_new else status.waiting_for),
         )
         if is_new:
             status = status.with_condition(
@@ -481,8 +486,10 @@ class _Planner:
         """Return whose keys are good: the current driver's, and the agents'."""
         spec = self._job.spec
         driver = self._status.assigned_to(DRIVER, 0)
-        found: set[int | None] = {driver.epoch} if driver is not None else set()
-        if spec is not None and any(role.kind == WORKER for role in spec.roles):
+        if driver is None or spec is None:
+            return frozenset()
+        found: set[int | None] = {driver.epoch}
+        if any(role.kind == WORKER for role in spec.roles):
             found.add(None)
         return frozenset(found)
 

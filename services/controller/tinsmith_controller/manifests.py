@@ -72,6 +72,7 @@ class Owner:
         project: Its project; empty for a pool.
         spec: What it asks for.
         assignments: Its pods.
+        model_name: Base model that it trains; that of its pool where it uses one.
     """
 
     key: Key
@@ -79,6 +80,7 @@ class Owner:
     project: str
     spec: JobSpec | PoolSpec
     assignments: tuple[Assignment, ...]
+    model_name: str = ""
 
     def role(self, name: str) -> Role:
         """Return a role that the workload has."""
@@ -397,13 +399,15 @@ def _client_env(
         _secret("OPENAI_API_KEY", key, _API_KEY),
         _value("TINSMITH_TERMINATION_LOG", "/dev/termination-log"),
     ]
-    if role.kind == DRIVER and isinstance(owner.spec, JobSpec):
-        env.append(_value("TINSMITH_JOB_METHOD", json.dumps(_method(owner.spec), sort_keys=True)))
+    if role.kind == DRIVER:
+        env.append(_value("TINSMITH_JOB_METHOD", json.dumps(_method(owner), sort_keys=True)))
     return env
 
 
-def _method(spec: JobSpec) -> dict[str, Any]:
+def _method(owner: Owner) -> dict[str, Any]:
     """Return what a driver is to do."""
+    spec = owner.spec
+    assert isinstance(spec, JobSpec)
     method: dict[str, Any] = {
         "type": spec.method.value,
         "parameters": dict(spec.parameters),
@@ -416,8 +420,8 @@ def _method(spec: JobSpec) -> dict[str, Any]:
     }
     if spec.max_steps is not None:
         method["maxSteps"] = spec.max_steps
-    if spec.model is not None:
-        method["model"] = spec.model.name
+    if owner.model_name:
+        method["model"] = owner.model_name
     if spec.checkpoint.resume_from:
         method["checkpoint"]["resumeFrom"] = spec.checkpoint.resume_from
     data = _data_path(spec.data)

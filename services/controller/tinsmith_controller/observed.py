@@ -81,6 +81,8 @@ class Observed:
         lost_nodes: Nodes that are not ready, or gone.
         cordoned_nodes: Nodes that take no new pods.
         report: The driver's last report.
+        obstacle: What keeps it from being started at all, besides nodes; one sentence.
+        rejection: Why the cluster will never take one of its pods; one sentence.
     """
 
     pods: Mapping[str, PodView] = field(default_factory=dict)
@@ -88,6 +90,8 @@ class Observed:
     lost_nodes: frozenset[str] = frozenset()
     cordoned_nodes: frozenset[str] = frozenset()
     report: Report | None = None
+    obstacle: str = ""
+    rejection: str = ""
 
 
 @dataclass(frozen=True, slots=True)
