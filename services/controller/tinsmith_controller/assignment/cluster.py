@@ -75,6 +75,7 @@ class Cluster:
 
     Attributes:
         nodes: The nodes; of several with one name, one.
+        allocatable: What is there, [4, N].
         size: What is there for workloads, [4, N].
         free: What no pod takes.
         leaving: What workloads that are leaving still take.
@@ -94,8 +95,8 @@ class Cluster:
         self._index = {node.name: i for i, node in enumerate(self.nodes)}
         self._selector_keys = sorted({key for w in workloads for key in w.rules.node_selector})
         self._now_s = seconds(now)
-        self.size = _columns([amounts(node.allocatable) for node in self.nodes])
-        self.size -= _columns([amounts(node.used) for node in self.nodes])
+        self.allocatable = _columns([amounts(node.allocatable) for node in self.nodes])
+        self.size = self.allocatable - _columns([amounts(node.used) for node in self.nodes])
         self.free = self.size.copy()
         self.leaving = np.zeros_like(self.size)
         self.ending = np.zeros_like(self.size)
@@ -132,10 +133,13 @@ class Cluster:
             np.array([i for i, _ in known], dtype=np.int64), _columns([taken for _, taken in known])
         )
 
-    def obstacles(self, rules: Rules, *, has_gpus: bool) -> list[Obstacle | None]:
-        """Return by node why it will not do, its room apart."""
+    def obstacles(self, rules: Rules, *, has_gpus: bool) -> dict[Obstacle, Mask]:
+        """Return the nodes that will not do by the reason why not, their room apart, [N]."""
         found = [find_obstacle(kind, rules, has_gpus=has_gpus) for kind in self._kinds]
-        return [found[kind] for kind in self._kind_of]
+        return {
+            obstacle: np.array([each is obstacle for each in found], dtype=np.bool_)[self._kind_of]
+            for obstacle in Obstacle
+        }
 
     def eligible(self, rules: Rules, *, has_gpus: bool) -> Mask:
         """Return which nodes will do, their room apart, [N]."""

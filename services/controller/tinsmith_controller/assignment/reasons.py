@@ -13,7 +13,6 @@ from tinsmith_controller.assignment.cluster import (
     GPUS,
     MEMORY,
     Cluster,
-    Mask,
     Room,
     seconds,
 )
@@ -132,23 +131,24 @@ def _explain_room(workload: Workload, verdict: NoRoom, cluster: Cluster) -> str:
 
 def _explain_nodes(workload: Workload, group: Group, cluster: Cluster) -> str | None:
     """Say why not a single node will ever do, or none does now; None if some do."""
-    rules, has_gpus = workload.rules, bool(group.amounts[GPUS] > 0)
-    obstacles = cluster.obstacles(rules, has_gpus=has_gpus)
-    left = list(zip(cluster.nodes, obstacles, strict=True))
+    rules = workload.rules
+    obstacles = cluster.obstacles(rules, has_gpus=bool(group.amounts[GPUS] > 0))
+    left = np.ones(len(cluster.nodes), dtype=np.bool_)
     for obstacle in (Obstacle.PRODUCT, Obstacle.GPU_MEMORY, Obstacle.SELECTOR):
-        remaining = [(node, found) for node, found in left if found is not obstacle]
-        if not remaining:
-            return _explain_rule(rules, obstacle, [node for node, _ in left])
+        remaining = left & ~obstacles[obstacle]
+        if not remaining.any():
+            nodes = [node for node, is_left in zip(cluster.nodes, left, strict=True) if is_left]
+            return _explain_rule(rules, obstacle, nodes)
         left = remaining
+    of = "" if left.all() else "that would do "
     for row, show in _SHOW.items():
-        largest = max(_amount(node, row) for node, _ in left)
+        largest = float(cluster.allocatable[row, left].max())
         if group.amounts[row] > largest:
-            of = "that would do " if len(left) < len(cluster.nodes) else ""
             return f"no node {of}has {show(group.amounts[row])}: the largest has {show(largest)}"
-    if all(found is not None for _, found in left):
-        counts = Counter(found for _, found in left)
+    if not (left & group.eligible).any():
+        counts = {state: int((left & obstacles[state]).sum()) for state, _ in _STATES}
         states = [text.format(counts[state]) for state, text in _STATES if counts[state]]
-        return f"none of the {len(left)} nodes that would do can be used: {', '.join(states)}"
+        return f"none of the {int(left.sum())} nodes {of}can be used: {', '.join(states)}"
     return None
 
 
@@ -203,8 +203,7 @@ def _explain_free(workload: Workload, group: Group, cluster: Cluster) -> str:
     obstacles = cluster.obstacles(workload.rules, has_gpus=True)
     parts = [f"{_gpus(free[GPUS].sum())} free in all"]
     for state, name in _STATES:
-        on: Mask = np.array([found is state for found in obstacles], dtype=np.bool_)
-        if num := int(free[GPUS, on].sum()):
+        if num := int(free[GPUS, obstacles[state]].sum()):
             parts.append(f"{num} of them on nodes {name.format('').strip()}")
     return f"{text} ({', '.join(parts)})"
 
@@ -257,11 +256,6 @@ def _pods(count: int, group: Group) -> str:
     row = GPUS if group.amounts[GPUS] > 0 else CPU
     each = " each" if count > 1 else ""
     return f"{_plural(count, 'pod')} with {_SHOW[row](group.amounts[row])}{each}"
-
-
-def _amount(node: Node, row: int) -> int:
-    has = node.allocatable
-    return {CPU: has.cpu_milli, MEMORY: has.memory_bytes, GPUS: has.gpus}[row]
 
 
 def _noun(workload: Workload) -> str:

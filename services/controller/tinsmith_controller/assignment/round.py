@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import datetime
 from collections.abc import Hashable, Sequence
 
@@ -62,25 +64,52 @@ class Round:
         # Room only shrinks in a round, so what did not fit does not fit later.
         self._unfit: set[Hashable] = set()
         self._unhelped: set[Hashable] = set()
+        self._too_small: dict[Hashable, Room | None] = {}
+        self._behind: dict[Hashable, Behind | None] = {}
         self._assign: dict[Key, tuple[Placement, ...]] = {}
         self._preempt: dict[Key, Key] = {}
         self._verdicts: dict[Key, tuple[Workload, Verdict]] = {}
+        self._sentences: dict[Hashable, str] = {}
 
     def run(self) -> Decisions:
         """Return what the round decides."""
         while (workload := self._order.next()) is not None:
             if workload.key in self._preempt:
                 continue
-            parts = [workload.pods] if workload.is_gang else [(pod,) for pod in workload.pods]
-            for pods in parts:
+            for pods in self._parts(workload):
                 verdict = self._ask(workload, pods)
                 if verdict is not None:
                     self._verdicts.setdefault(workload.key, (workload, verdict))
-        waiting = {
-            key: explain(workload, verdict, self._cluster)
-            for key, (workload, verdict) in self._verdicts.items()
-        }
+                elif not workload.is_gang:  # the next replica has to go where the last one did
+                    placed = workload.placed + self._assign[workload.key][-len(pods) :]
+                    workload = dataclasses.replace(workload, placed=placed)
+        waiting = {key: self._explain(*found) for key, found in self._verdicts.items()}
         return Decisions(self._assign, self._preempt, waiting)
+
+    def _explain(self, workload: Workload, verdict: Verdict) -> str:
+        if not isinstance(verdict, NoRoom):
+            return explain(workload, verdict, self._cluster)
+        key = (verdict.gang.signature, verdict.empty is None)
+        if key not in self._sentences:  # equal pods miss the same room
+            self._sentences[key] = explain(workload, verdict, self._cluster)
+        return self._sentences[key]
+
+    def _parts(self, workload: Workload) -> list[Sequence[PodRequest]]:
+        """Return the pods that are placed together: all of a job, as many as fit of a pool."""
+        pods = workload.pods
+        if workload.is_gang:
+            return [pods]
+        room = self._cluster.free - self._kept
+
+        def is_too_many(count: int) -> bool:
+            first = pods[:count]
+            num_gpus = sum(pod.resources.gpus for pod in first)
+            if self._quotas.excess(workload, num_gpus) is not None:
+                return True
+            return place(prepare(self._cluster, workload, first), room) is None
+
+        count = bisect.bisect_left(range(1, len(pods) + 1), True, key=is_too_many)
+        return [*([pods[:count]] if count else []), *((pod,) for pod in pods[count:])]
 
     def _ask(self, workload: Workload, pods: Sequence[PodRequest]) -> Verdict | None:
         """Place the pods, all or none, or say why not."""
@@ -93,8 +122,8 @@ class Round:
             return None
         if excess is not None and excess.is_own:
             return excess
-        empty = self._cluster.drained(workload)
-        if place(gang, empty) is None:
+        empty = self._find_too_small(workload, gang)
+        if empty is not None:
             return NoRoom(gang, empty)
         leaving = self._await(workload, gang, num_gpus)
         if leaving is not None:
@@ -119,6 +148,14 @@ class Round:
         self._order.gave(workload, num_gpus)
         self._assign[workload.key] = self._assign.get(workload.key, ()) + placements
         return True
+
+    def _find_too_small(self, workload: Workload, gang: Gang) -> Room | None:
+        """Return the room if no other job ran, if not even that will do."""
+        key = (gang.signature, workload.key if workload.placed else None)
+        if key not in self._too_small:
+            empty = self._cluster.drained(workload)
+            self._too_small[key] = empty if place(gang, empty) is None else None
+        return self._too_small[key]
 
     def _await(self, workload: Workload, gang: Gang, num_gpus: int) -> Leaving | None:
         """Keep what others are leaving, and ask more to leave if that is not enough."""
@@ -146,13 +183,13 @@ class Round:
     def _choose_victims(
         self, workload: Workload, gang: Gang, num_gpus: int, soon: Room
     ) -> tuple[Workload, ...]:
+        if (gang.signature, workload.priority) in self._unhelped:
+            return ()
         lower = [
             victim
             for victim in self._victims
             if victim.priority < workload.priority and victim.key not in self._assign
         ]
-        if not lower or (gang.signature, workload.priority) in self._unhelped:
-            return ()
         spreads = {victim.key: self._cluster.spread(victim.placed) for victim in lower}
 
         def room_without(victims: Sequence[Workload]) -> Room:
@@ -161,7 +198,7 @@ class Round:
                 spreads[victim.key].add_to(room)
             return room
 
-        if place(gang, room_without(lower)) is None:
+        if not lower or place(gang, room_without(lower)) is None:
             self._unhelped.add((gang.signature, workload.priority))
             return ()
 
@@ -204,6 +241,12 @@ class Round:
 
     def _find_keeper(self, gang: Gang) -> Behind | None:
         """Return whose room the pods would fit in, if there is one."""
+        key = (gang.signature, len(self._keepers), len(self._assign))
+        if key not in self._behind:
+            self._behind[key] = self._look_for_keeper(gang)
+        return self._behind[key]
+
+    def _look_for_keeper(self, gang: Gang) -> Behind | None:
         room = self._cluster.free.copy()
         if not self._keepers or place(gang, room) is None:
             return None
