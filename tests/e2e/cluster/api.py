@@ -83,7 +83,6 @@ class ApiClient:
                 block=False,
                 headers=headers,
                 ssl_context=_ssl_context(cluster, user, Path(folder)),
-                timeout=urllib3.Timeout(connect=5.0, read=_TIMEOUT_S),
                 # A request that was not sent, or was turned away unread, may be sent again.
                 retries=urllib3.Retry(
                     connect=3, read=0, status=5, status_forcelist=[429], allowed_methods=None
@@ -164,13 +163,14 @@ class ApiClient:
             if error.status != 404 and not (uid and error.status == 409):
                 raise
 
-    def open_watch(self, url: str, **params: object) -> urllib3.BaseHTTPResponse:
+    def open_watch(self, url: str, *, timeout_s: int, **params: object) -> urllib3.BaseHTTPResponse:
         """Begin a watch; `read_events` reads it, its method `shutdown` ends it from elsewhere."""
-        return self._send("GET", url, None, {**params, "watch": "true"}, "", stream=True)
+        query = {**params, "watch": "true", "timeoutSeconds": timeout_s}
+        return self._send("GET", url, None, query, "", stream_s=timeout_s + _TIMEOUT_S)
 
     def watch(self, url: str, *, timeout_s: int, **params: object) -> Iterator[WatchEvent]:
         """Yield the changes of a collection for a while."""
-        response = self.open_watch(url, timeoutSeconds=timeout_s, **params)
+        response = self.open_watch(url, timeout_s=timeout_s, **params)
         try:
             yield from read_events(response)
         finally:
@@ -187,7 +187,7 @@ class ApiClient:
         body: object,
         params: Mapping[str, object] | None,
         content_type: str,
-        stream: bool = False,
+        stream_s: float = 0.0,
     ) -> urllib3.BaseHTTPResponse:
         query = urlencode(params) if params else ""
         response = self._pool.request(
@@ -195,7 +195,8 @@ class ApiClient:
             f"{self.server}{url}" + (f"?{query}" if query else ""),
             body=None if body is None else json.dumps(body).encode(),
             headers={**self._pool.headers, "Content-Type": content_type, "Accept": "*/*"},
-            preload_content=not stream,
+            preload_content=not stream_s,
+            timeout=urllib3.Timeout(connect=5.0, read=stream_s or _TIMEOUT_S),
         )
         if response.status < 400:
             return response

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ import yaml
 from tests.e2e.cluster import binaries
 from tests.e2e.cluster.api import ApiClient, ApiError, Json, path
 from tests.e2e.cluster.control_plane import ControlPlane, write_kubeconfig
+from tests.e2e.cluster.instant import Outcome
+from tests.e2e.cluster.kubelet import Kubelet
 from tests.e2e.cluster.loopback import AddressBlock
+from tests.e2e.cluster.nodes import FakeNode
+from tests.e2e.cluster.pki import Authority
+from tests.e2e.cluster.runner import Image
 
 _KUBECTL_TIMEOUT_S = 60
 _POLL_S = 0.05
@@ -31,12 +36,21 @@ class TestCluster:
         kubeconfig: File of an administrator.
         api: Client of an administrator.
         folder: Everything that is written: keys, data, logs, the files of pods.
+        addresses: The loopback addresses of its Services and pods.
+        authority: Vouches for its servers; None if the cluster is not ours.
     """
 
     __test__ = False  # pytest takes classes of this name for tests
 
-    def __init__(self, kubeconfig: Path, folder: Path, addresses: AddressBlock) -> None:
+    def __init__(
+        self,
+        kubeconfig: Path,
+        folder: Path,
+        addresses: AddressBlock,
+        authority: Authority | None = None,
+    ) -> None:
         self.kubeconfig = kubeconfig
+        self.authority = authority
         self.folder = folder
         self.addresses = addresses
         self.api = ApiClient(kubeconfig)
@@ -108,6 +122,17 @@ class TestCluster:
         )
         return target
 
+    def kubelet(
+        self,
+        nodes: Sequence[FakeNode] = (),
+        *,
+        images: Mapping[str, Sequence[str] | Image] | None = None,
+        instant: bool | Outcome = False,
+        backoff_s: float = 0.5,
+    ) -> Kubelet:
+        """Return a kubelet for fake nodes, to be used as a context; see `Kubelet`."""
+        return Kubelet(self, nodes, images=images, instant=instant, backoff_s=backoff_s)
+
     def wait_for(
         self, condition: Callable[[], object], what: str = "the condition", timeout_s: float = 30.0
     ) -> Any:
@@ -151,4 +176,4 @@ def start_cluster(folder: Path) -> Iterator[TestCluster]:
             return
         found = binaries.find_control_plane()
         with ControlPlane(found, folder / "control-plane", addresses) as plane:
-            yield TestCluster(plane.kubeconfig, folder, addresses)
+            yield TestCluster(plane.kubeconfig, folder, addresses, plane.authority)

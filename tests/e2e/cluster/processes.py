@@ -78,6 +78,7 @@ class Process:
                 env=env,
                 start_new_session=True,
             )
+        self._is_registered = True
         _reaper().tell("+", self.pid)
 
     @property
@@ -115,7 +116,9 @@ class Process:
     def _ended(self, code: int | None) -> int | None:
         if code is None:
             return None
-        _reaper().tell("-", self.pid)
+        if self._is_registered:
+            self._is_registered = False
+            _reaper().tell("-", self.pid)
         return code if code >= 0 else 128 - code
 
 
