@@ -122,6 +122,28 @@ class TestCluster:
         )
         return target
 
+    def wait_for_phase(
+        self, namespace: str, name: str, phase: str, timeout_s: float = 30.0
+    ) -> Json:
+        """Return a pod once it is in a phase.
+
+        Raises:
+            TimeoutError: If it does not come to that; with the pod's last status.
+        """
+        url = path("v1", "pods", namespace, name)
+        end_s = time.monotonic() + timeout_s
+        while (pod := self.api.get(url))["status"].get("phase") != phase:
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"pod {name} is not {phase}: {json.dumps(pod['status'])}")
+            time.sleep(_POLL_S)
+        return pod
+
+    def new_folder(self, name: str) -> Path:
+        """Return a new, empty folder."""
+        folder = self.folder / f"{name}-{next(self._numbers)}"
+        folder.mkdir(parents=True)
+        return folder
+
     def kubelet(
         self,
         nodes: Sequence[FakeNode] = (),

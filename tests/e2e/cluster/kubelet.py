@@ -69,6 +69,7 @@ class Kubelet:
         self._closing = contextlib.ExitStack()
         self._address = cluster.addresses.node
         self._port = 0
+        self._folder = cluster.new_folder("pods")
         self._pods = Informer(
             self._api, "/api/v1/pods", self._on_pod, {"fieldSelector": "spec.nodeName!="}
         )
@@ -164,11 +165,13 @@ class Kubelet:
         self._api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": on}})
 
     def logs(self, namespace: str, pod: str, container: str = "", *, previous: bool = False) -> str:
-        """Return what a container wrote since its latest start, or up to it; `pod` may be gone.
+        """Return what a container wrote since its latest start, or up to it.
 
-        Raises:
-            KeyError: If no such pod was here.
+        Empty for a pod that has not come yet; what a pod wrote outlives it.
         """
+        with self._lock:
+            if not any(worker.key == (namespace, pod) for worker in self._workers.values()):
+                return ""
         file = self._runner(namespace, pod, container).log(previous=previous)
         return file.read_text(errors="replace") if file.exists() else ""
 
@@ -244,7 +247,7 @@ class Kubelet:
         address, _, port = self._api.server.removeprefix("https://").rpartition(":")
         return Host(
             api=self._api,
-            folder=self._cluster.folder / "pods",
+            folder=self._folder,
             images={
                 name: image if isinstance(image, Image) else Image(entrypoint=image)
                 for name, image in images.items()
