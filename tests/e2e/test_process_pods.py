@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -317,3 +318,79 @@ def test_children_are_collected_with_their_owner(
     url = path("v1", "pods", namespace, "child")
     cluster.wait_for(lambda: cluster.api.find(url) is None, "the child is gone")
     assert not is_alive(pid)
+
+
+def test_a_claim_keeps_its_files_beyond_a_pod(
+    cluster: TestCluster, namespace: str, kubelet: Kubelet
+) -> None:
+    resources = {"requests": {"storage": "1Gi"}}
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": resources}
+    cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "data"},
+            "spec": spec,
+        },
+        namespace=namespace,
+    )
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    for name, program in (
+        ("writes", "open('/data/x', 'w').write('kept')"),
+        ("reads", "print(open('/data/x').read())"),
+    ):
+        create_pod(
+            cluster, namespace, make_pod(name, program, volumes=volumes, volumeMounts=mounts)
+        )
+        cluster.wait_for_phase(namespace, name, "Succeeded")
+    assert kubelet.logs(namespace, "reads") == "kept\n"
+
+
+def test_a_pod_waits_for_the_secret_that_it_names(
+    cluster: TestCluster, namespace: str, kubelet: Kubelet
+) -> None:
+    value = {"secretKeyRef": {"name": "late", "key": "k"}}
+    program = "import os; print(os.environ['KEY'])"
+    create_pod(
+        cluster, namespace, make_pod("waits", program, env=[{"name": "KEY", "valueFrom": value}])
+    )
+    url = path("v1", "pods", namespace, "waits")
+
+    def reason() -> str:
+        (state,) = cluster.api.get(url)["status"].get("containerStatuses") or [{"state": {}}]
+        return str(state["state"].get("waiting", {}).get("reason"))
+
+    cluster.wait_for(lambda: reason() == "CreateContainerConfigError", "the pod says why it waits")
+    cluster.kubectl("create", "secret", "generic", "late", "--from-literal=k=v", "-n", namespace)
+    cluster.wait_for_phase(namespace, "waits", "Succeeded")
+    assert kubelet.logs(namespace, "waits") == "v\n"
+
+
+def test_commands_are_probes_inside_the_container(
+    cluster: TestCluster, namespace: str, kubelet: Kubelet
+) -> None:
+    pod = make_pod(
+        "probed",
+        "import time; time.sleep(1); open('/ready', 'w'); time.sleep(600)",
+        readinessProbe={"exec": {"command": ["test", "-e", "/ready"]}, "periodSeconds": 1},
+        livenessProbe={
+            "exec": {"command": ["test", "!", "-e", "/dead"]},
+            "periodSeconds": 1,
+            "failureThreshold": 1,
+        },
+        terminationGracePeriodSeconds=1,
+    )
+    pod["spec"]["restartPolicy"] = "Always"
+    create_pod(cluster, namespace, pod)
+    url = path("v1", "pods", namespace, "probed")
+
+    def status() -> Json:
+        (found,) = cluster.api.get(url)["status"].get("containerStatuses") or [{}]
+        return dict(found)
+
+    cluster.wait_for(lambda: status().get("ready"), "the pod is ready")
+    Path(f"/proc/{kubelet.pid(namespace, 'probed')}/root/dead").touch()
+    cluster.wait_for(lambda: status()["restartCount"] == 1, "the dead container is restarted")
+    ended_with = status()["lastState"]["terminated"]
+    assert (ended_with["exitCode"], "liveness probe failed" in ended_with["message"]) == (137, True)

@@ -25,6 +25,7 @@ from tests.e2e.cluster.nodes import FakeNode
 from tests.e2e.cluster.pki import Authority
 from tests.e2e.cluster.runner import Image
 
+_EXISTING = "TINSMITH_TEST_KUBECONFIG"
 _KUBECTL_TIMEOUT_S = 60
 _POLL_S = 0.05
 
@@ -185,6 +186,17 @@ class TestCluster:
                         self.api.patch(url, {"metadata": {"finalizers": None}})
 
 
+def prepare() -> None:
+    """Build what `start_cluster` needs and this machine lacks.
+
+    Raises:
+        UnavailableError: If it can not be had here.
+    """
+    if not os.environ.get(_EXISTING):
+        binaries.find_control_plane()
+    binaries.find_kubectl()
+
+
 @contextlib.contextmanager
 def start_cluster(folder: Path) -> Iterator[TestCluster]:
     """Yield a cluster: that of `$TINSMITH_TEST_KUBECONFIG`, else one that ends with the context.
@@ -193,7 +205,7 @@ def start_cluster(folder: Path) -> Iterator[TestCluster]:
         UnavailableError: If there is none and none can be made.
     """
     with contextlib.closing(AddressBlock()) as addresses:
-        if existing := os.environ.get("TINSMITH_TEST_KUBECONFIG"):
+        if existing := os.environ.get(_EXISTING):
             yield TestCluster(Path(existing), folder, addresses)
             return
         found = binaries.find_control_plane()

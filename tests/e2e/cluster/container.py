@@ -11,6 +11,7 @@ What changes on the machine below the layer may or may not be seen: files are ex
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import shutil
 import signal
@@ -28,6 +29,7 @@ _OWN_MOUNTS = ("/proc", "/sys", "/dev", "/etc")
 _POLL_S = 0.005
 _FORK_TIMEOUT_S = 10.0
 
+_NSENTER = [*(["--user"] if os.geteuid() else []), "-m", "-p", "-u", "-r", "-w"]
 # What unshare(1) does, but for its exit code: that of a child which was killed is lost there.
 _LAUNCHER = """
 import ctypes, os, signal, sys
@@ -179,7 +181,7 @@ class Container:
             raise ProcessLookupError("the container has ended")
         environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
         return subprocess.run(
-            [_tool("nsenter"), f"--target={pid}", *["-m", "-p", "-u", "-r", "-w"], "--", *argv],
+            [_tool("nsenter"), f"--target={pid}", *_NSENTER, "--", *argv],
             env=dict(entry.split("=", 1) for entry in environment if "=" in entry),
             capture_output=True,
             text=True,

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Self
 from tests.e2e.cluster import container
 from tests.e2e.cluster.api import Json, path
 from tests.e2e.cluster.binaries import UnavailableError
+from tests.e2e.cluster.claims import ClaimProvisioner
 from tests.e2e.cluster.informer import Informer
 from tests.e2e.cluster.instant import InstantPods, Outcome
 from tests.e2e.cluster.log_server import LogServer
@@ -242,6 +243,9 @@ class Kubelet:
         services = ServiceNetwork(self._api, self._cluster.version)
         services.start()
         self._closing.callback(services.stop)
+        claims = ClaimProvisioner(self._api, self._folder / "claims")
+        claims.start()
+        self._closing.callback(claims.stop)
         executor = ThreadPoolExecutor(_NUM_PROBE_THREADS, thread_name_prefix="probe")
         self._closing.callback(executor.shutdown)
         address, _, port = self._api.server.removeprefix("https://").rpartition(":")
