@@ -32,6 +32,7 @@ _WAITS = frozenset(
         "/tinsmith.v1.TrainerService/WaitOperations",
     }
 )
+_SPREAD = frozenset({"/tinsmith.v1.EnvironmentService/CreateInstance"})
 _SECRETS = frozenset({"api_key"})
 
 
@@ -48,6 +49,8 @@ class Method:
             or it would be on every line that the call logs.
         is_wait: Whether it waits for what goes on anyway, or keeps something alive: it costs
             little, may stay open for long, and may be cut and sent again at any time.
+        is_spread: Whether pods of a role share such calls. Field 2 is the request id, and says
+            which one: a repeat finds the pod that has the answer.
     """
 
     path: str
@@ -56,6 +59,7 @@ class Method:
     streams_responses: bool
     is_named: bool
     is_wait: bool
+    is_spread: bool
 
 
 def _describe(method: MethodDescriptor) -> Method:
@@ -73,6 +77,7 @@ def _describe(method: MethodDescriptor) -> Method:
             and first.name not in _SECRETS
         ),
         is_wait=path in _WAITS,
+        is_spread=path in _SPREAD,
     )
 
 

@@ -47,6 +47,8 @@ class Caller:
     project: str
     scopes: frozenset[str]
     key_id: str
+    pool: str = ""
+    """The workers that the key is bound to; empty for the shared ones."""
 
     @property
     def is_pod(self) -> bool:

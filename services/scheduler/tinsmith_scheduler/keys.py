@@ -86,7 +86,7 @@ class Keys:
             raise KeyInvalidError("the API key is unknown; check it for missing characters")
         if key.state is KeyState.REVOKED:
             raise KeyRevokedError(f"the API key {key_id} was revoked", key_id=key_id)
-        return Caller(key.project, frozenset(key.scopes), key_id)
+        return Caller(key.project, frozenset(key.scopes), key_id, key.pool)
 
     async def create(
         self,

@@ -49,6 +49,8 @@ class Session:
     """How it went, as its client said when it ended it."""
     serial: int = 0
     """Order of creation in its project; assigned by the store."""
+    pool: str = ""
+    """That of the key that opened it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class SamplingSession:
     run: str
     serial: int = 0
     """Order of creation in its session; assigned by the store."""
+    pool: str = ""
+    """That of its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +180,8 @@ class Run:
     """The checkpoint that it begins from; empty for initial weights."""
     include_optimizer: bool = False
     """Whether it begins with the optimizer state of its source too."""
+    pool: str = ""
+    """That of its session: trainers elsewhere do not get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +250,8 @@ class Key:
     create_time_s: float
     secret_sha256: bytes = field(repr=False)
     serial: int = 0
+    pool: str = ""
+    """The workers that it is bound to; empty for the shared ones."""
 
 
 class WorkerRole(enum.Enum):
@@ -284,11 +292,29 @@ class Worker:
     """Drawn anew by each process of a trainer whose runs may move."""
     ledger: str = ""
     """Names the ledger that it shares with others; empty for one of its own."""
+    pool: str = ""
+    """Only callers that are bound to it reach the worker; empty for a shared one."""
+    project: str = ""
+    """The one project that a sampler serves; empty for all."""
+    checkpoint: str = ""
+    """The one checkpoint that such a sampler serves; empty for the base model."""
 
     @property
     def base_models(self) -> frozenset[str]:
         """The names of its base models."""
         return frozenset(model.base_model for model in self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Whose workers are meant: those of a pool, and samplers dedicated to a project."""
+
+    project: str
+    pool: str
+
+    def includes(self, worker: Worker) -> bool:
+        """Whether a worker serves such a caller at all."""
+        return worker.pool == self.pool and worker.project in ("", self.project)
 
 
 @dataclass(frozen=True, slots=True)

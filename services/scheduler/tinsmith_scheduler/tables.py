@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.migrations"
 
@@ -33,6 +33,8 @@ keys = sa.Table(
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("display_name", sa.Text, nullable=False),
     sa.Column("create_time_s", sa.Float, nullable=False),
+    # The workers that the key is bound to; empty for the shared ones.
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
     sqlite_autoincrement=True,
 )
 
@@ -48,6 +50,7 @@ sessions = sa.Table(
     sa.Column("outcome", sa.Text, nullable=False, default=""),
     sa.Column("create_time_s", sa.Float, nullable=False),
     sa.Column("serial", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("sessions_by_state", "state"),
     sa.Index("sessions_by_project", "project", "serial", unique=True),
 )
@@ -76,6 +79,7 @@ runs = sa.Table(
     sa.Column(
         "include_optimizer", sa.Boolean, nullable=False, default=False, server_default=sa.false()
     ),
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("runs_by_project", "project", "serial"),
     sa.Index("runs_by_session", "session"),
     sa.Index("runs_by_worker", "worker", "state"),
@@ -93,6 +97,7 @@ sampling_sessions = sa.Table(
     sa.Column("checkpoint", sa.Text, nullable=False),
     sa.Column("run", sa.Text, nullable=False),
     sa.Column("serial", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("sampling_sessions_by_session", "session", "serial", unique=True),
 )
 
