@@ -10,6 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from tinsmith.v1 import (
     environment_pb2,
     episode_pb2,
+    job_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_pb2,
@@ -19,6 +20,7 @@ _FILES = (
     operations_pb2,
     environment_pb2,
     episode_pb2,
+    job_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_pb2,
@@ -28,6 +30,8 @@ _WAITS = frozenset(
         "/google.longrunning.Operations/WaitOperation",
         "/tinsmith.v1.EpisodeService/HeartbeatEpisode",
         "/tinsmith.v1.EpisodeService/WatchEpisodes",
+        "/tinsmith.v1.JobService/ReadTrainingJobLog",
+        "/tinsmith.v1.JobService/WatchTrainingJob",
         "/tinsmith.v1.SchedulerService/HeartbeatSession",
         "/tinsmith.v1.TrainerService/WaitOperations",
     }

@@ -14,6 +14,7 @@ from tinsmith.names import worker_tag
 from tinsmith_runtime.errors import InvalidFieldError
 
 SCHEDULER_SERVICE = "tinsmith.v1.SchedulerService"
+JOB_SERVICE = "tinsmith.v1.JobService"
 TRAINER_SERVICE = "tinsmith.v1.TrainerService"
 SAMPLER_SERVICE = "tinsmith.v1.SamplerService"
 ENVIRONMENT_SERVICE = "tinsmith.v1.EnvironmentService"
@@ -128,7 +129,7 @@ def owner_of(service: str, resource: str, *, pool: str = "", spread: str = "") -
         InvalidFieldError: If the name can not belong to anybody.
     """
     match service:
-        case "tinsmith.v1.SchedulerService":
+        case "tinsmith.v1.SchedulerService" | "tinsmith.v1.JobService":
             return SchedulerOwner()
         case "tinsmith.v1.TrainerService":
             return _owner_of_run(resource, pool)

@@ -11,8 +11,9 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from tinsmith.names import CheckpointName, RunName, SessionName
+from tinsmith.names import CheckpointName, JobName, RunName, SessionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +253,9 @@ class Key:
     serial: int = 0
     pool: str = ""
     """The workers that it is bound to; empty for the shared ones."""
+    job: str = ""
+    """The job whose driver has it; empty for a user's."""
+    job_uid: str = ""
 
 
 class WorkerRole(enum.Enum):
@@ -326,6 +330,101 @@ class ModelOffer:
     is_sampleable: bool
     num_runs: int
     max_runs: int
+
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A whole training. `spec` and `status` are the JSON of the cluster's resource."""
+
+    name: str
+    uid: str
+    spec: Json
+    status: Json
+    labels: Mapping[str, str]
+    create_time_s: float
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """Which part of a pod's log is asked for."""
+
+    role: str = "driver"
+    index: int = 0
+    follow: bool = False
+    tail_lines: int = 0
+    """0 for all."""
+    position: str = ""
+    """Where the part before ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Whole lines of a log, and where the next part begins."""
+
+    text: str
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewJobKey:
+    """The wanted key of a job."""
+
+    job: JobName
+    uid: str
+    key_id: str
+    secret_sha256: bytes = field(repr=False)
+    pool: str = ""
+    display_name: str = ""
+
+
+class JobOutcome(enum.Enum):
+    """How a driver ended."""
+
+    NONE = ""
+    SAVED = "saved"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """What the driver of a job reported last."""
+
+    job: str
+    uid: str
+    step: int = 0
+    max_steps: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    run: str = ""
+    checkpoint: str = ""
+    checkpoint_step: int = 0
+    state: bytes = field(default=b"", repr=False)
+    message: str = ""
+    outcome: JobOutcome = JobOutcome.NONE
+    update_time_s: float | None = None
+    """None before the first report."""
+    step_time_s: float | None = None
+    """When `step` became what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdate:
+    """What a driver reports; None leaves what was reported before."""
+
+    step: int | None = None
+    max_steps: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Replaces all, unless empty."""
+    run: str | None = None
+    checkpoint: tuple[str, int] | None = None
+    """Name, and steps that it contains."""
+    state: bytes | None = field(default=None, repr=False)
+    message: str | None = None
+    outcome: JobOutcome = JobOutcome.NONE
 
 
 @dataclass(frozen=True, slots=True)
