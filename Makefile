@@ -12,7 +12,7 @@ FUZZ_COUNT ?= 20000
 FUZZ_SEED ?= 0
 POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
-SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto sampler.proto scheduler.proto trainer.proto)
+SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto job.proto sampler.proto scheduler.proto trainer.proto)
 SOURCES := clients services tests bench
 
 .PHONY: help venv demo test test-cluster test-postgres unit verify lint format types proto proto-check proto-baseline \
