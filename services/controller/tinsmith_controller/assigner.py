@@ -11,6 +11,7 @@ from tinsmith_controller.assigning import View, decided_statuses, policy_of, vie
 from tinsmith_controller.assignment.decide import decide
 from tinsmith_controller.assignment.records import Decisions, Key
 from tinsmith_controller.cluster import ApiError
+from tinsmith_controller.conditions import Phase
 from tinsmith_controller.job_plan import Limits
 from tinsmith_controller.metrics import (
     ASSIGNMENT_SECONDS,
@@ -20,7 +21,6 @@ from tinsmith_controller.metrics import (
     NODES,
     WAITING_JOBS,
 )
-from tinsmith_controller.conditions import Phase
 from tinsmith_controller.observed import Job
 from tinsmith_controller.policy_file import PolicyFile
 from tinsmith_controller.reconciler import Reconciler
