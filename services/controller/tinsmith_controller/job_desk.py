@@ -12,7 +12,7 @@ import grpc
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
-from tinsmith.v1 import job_pb2, scheduler_pb2_grpc
+from tinsmith.v1 import job_pb2, job_pb2_grpc
 from tinsmith_controller.observed import Report
 from tinsmith_controller.status import Saved
 from tinsmith_runtime.auth import ApiKey, derive_job_key
@@ -89,7 +89,7 @@ class SchedulerDesk:
                 ("grpc.max_reconnect_backoff_ms", 1_000),
             ],
         )
-        self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._stub: Any = job_pb2_grpc.JobServiceStub(self._channel)
         self._pod_key = pod_key
         self._metadata = pod_metadata(pod_key)
 
