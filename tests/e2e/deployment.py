@@ -35,6 +35,8 @@ class PodProcess:
         self._pod = pod
         self.log = log
         self.settings = dict(settings)
+        self.environment: dict[str, str] = {}
+        """Further variables, whatever their names."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -55,12 +57,18 @@ class PodProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self, environment: Mapping[str, str] | None = None) -> None:
-        """Start the process; it serves a little later."""
+        """Start the process, with further variables for this time; it serves a little later."""
         variables = {f"TINSMITH_{name.upper()}": str(v) for name, v in self.settings.items()}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"tinsmith_{self._pod}"],
-                env={**os.environ, "OMP_NUM_THREADS": "1", **variables, **(environment or {})},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    **variables,
+                    **self.environment,
+                    **(environment or {}),
+                },
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

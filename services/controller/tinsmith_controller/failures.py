@@ -12,6 +12,10 @@ from tinsmith_controller.status import Failure, Status
 _AGENT = "agent"
 _SETTINGS_EXIT_CODE = 2
 """With it a driver says that it can not run what it was told, however often it is started."""
+RECIPE_RULES = (
+    FailureRule(Reaction.FAIL_JOB, roles=frozenset({DRIVER}), exit_codes=frozenset({1})),
+)
+"""With 1 our own driver says that a restart would not help; other programs may mean anything."""
 _SIGTERM_EXIT_CODE = 128 + 15
 _DISRUPTION = "DisruptionTarget"
 _MAX_DOUBLINGS = 16

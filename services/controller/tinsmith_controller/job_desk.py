@@ -121,7 +121,11 @@ class SchedulerDesk:
                 ]
             )
             answer = self._call("ListTrainingJobReports", request)
-            found |= {entry.uid: _report(entry) for entry in answer.reports}
+            found |= {
+                entry.uid: _report(entry)
+                for entry in answer.reports
+                if entry.HasField("update_time")
+            }
         return found
 
     def forget(self, job: JobIdentity) -> None:

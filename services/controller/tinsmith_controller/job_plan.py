@@ -14,12 +14,21 @@ from dataclasses import dataclass, replace
 from tinsmith_controller import conditions
 from tinsmith_controller.assignment.records import Placement
 from tinsmith_controller.conditions import ENDED, Phase
-from tinsmith_controller.failures import backoff_left_s, describe, react
+from tinsmith_controller.failures import RECIPE_RULES, backoff_left_s, describe, react
 from tinsmith_controller.leaving import leave
 from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL, pod_name
 from tinsmith_controller.observed import Job, Observed, PodPhase, PodView, Report
 from tinsmith_controller.plans import Event, Plan, PodDeletion
-from tinsmith_controller.spec import DRIVER, SAMPLER, TRAINER, WORKER, JobSpec, Reaction
+from tinsmith_controller.spec import (
+    DRIVER,
+    SAMPLER,
+    TRAINER,
+    WORKER,
+    FailureRule,
+    JobSpec,
+    Method,
+    Reaction,
+)
 from tinsmith_controller.status import Assignment, Failure, Progress, Status
 from tinsmith_controller.upkeep import Upkeep, tend
 
@@ -344,7 +353,7 @@ class _Planner:
             spec.roles,
             self._status,
             self._observed,
-            react=lambda pod: react(pod, spec.rules),
+            react=lambda pod: react(pod, _rules(spec)),
             groups=_groups(spec),
             may_create=pause_s <= 0,
         )
@@ -523,6 +532,10 @@ class _Planner:
             requeue_s=requeue_s,
             events=tuple(self._events),
         )
+
+
+def _rules(spec: JobSpec) -> tuple[FailureRule, ...]:
+    return spec.rules if spec.method is Method.CUSTOM else (*spec.rules, *RECIPE_RULES)
 
 
 def _groups(spec: JobSpec) -> tuple[str, ...]:

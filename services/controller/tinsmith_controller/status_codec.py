@@ -94,7 +94,8 @@ def encode_status(status: Status) -> dict[str, Any]:
         "completionTime": status.completion_time,
     }
     encoded |= {name: encode_time(time) for name, time in times.items() if time is not None}
-    return {name: value for name, value in encoded.items() if value not in ("", [], None)}
+    pruned: dict[str, Any] = _pruned(encoded)
+    return pruned
 
 
 def decode_status(value: object, *, is_pool: bool = False) -> Status:
@@ -142,6 +143,14 @@ def decode_status(value: object, *, is_pool: bool = False) -> Status:
     )
 
 
+def _pruned(value: Any) -> Any:
+    """Return JSON without what is empty: old servers take an empty text for no text at all."""
+    if isinstance(value, dict):
+        pruned = {name: _pruned(entry) for name, entry in value.items()}
+        return {name: entry for name, entry in pruned.items() if entry not in ("", [], None)}
+    return [_pruned(entry) for entry in value] if isinstance(value, list) else value
+
+
 def _nodes_summary(status: Status) -> str:
     gpus: dict[str, int] = {}
     for entry in status.assignments:
@@ -174,7 +183,7 @@ def _encode_condition(condition: Condition) -> dict[str, Any]:
         "observedGeneration": condition.observed_generation,
         "lastTransitionTime": encode_time(condition.transition_time),
         "reason": condition.reason,
-        "message": condition.message[:_MAX_MESSAGE],
+        "message": condition.message[:_MAX_MESSAGE] or condition.reason,
     }
 
 
@@ -193,7 +202,7 @@ def _condition(entry: Mapping[str, Any]) -> Condition | None:
 
 
 def _encode_assignment(assignment: Assignment) -> dict[str, Any]:
-    encoded = {
+    return {
         "pod": assignment.pod,
         "role": assignment.role,
         "index": assignment.index,
@@ -202,7 +211,6 @@ def _encode_assignment(assignment: Assignment) -> dict[str, Any]:
         "epoch": assignment.epoch,
         "uid": assignment.uid,
     }
-    return {name: value for name, value in encoded.items() if value != ""}
 
 
 def _assignment(entry: Mapping[str, Any]) -> Assignment:
@@ -266,9 +274,7 @@ def _progress(fields: Mapping[str, Any]) -> Progress | None:
 
 
 def _encode_saved(saved: Saved) -> dict[str, Any]:
-    encoded: dict[str, Any] = {"name": saved.name, "step": saved.step}
-    if saved.uri:
-        encoded["uri"] = saved.uri
+    encoded: dict[str, Any] = {"name": saved.name, "step": saved.step, "uri": saved.uri}
     if saved.time is not None:
         encoded["time"] = encode_time(saved.time)
     return encoded
@@ -293,7 +299,7 @@ def _encode_failure(failure: Failure) -> dict[str, Any]:
     }
     if failure.exit_code is not None:
         encoded["exitCode"] = failure.exit_code
-    return {name: value for name, value in encoded.items() if value != ""}
+    return encoded
 
 
 def _failure(fields: Mapping[str, Any]) -> Failure | None:

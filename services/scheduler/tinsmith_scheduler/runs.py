@@ -327,7 +327,8 @@ class Runs:
             return await self._database.write(delete)
 
     async def _delete_on_trainer(self, run: Run) -> None:
-        address = self._workers.trainer_address(run)
+        # Whoever shares the ledger can delete what nobody holds any more.
+        address = self._workers.ledger_address(run)
         if not address:
             raise WorkerUnavailableError(
                 f"the trainer of run {run.name} is not there at the moment; send the request again",

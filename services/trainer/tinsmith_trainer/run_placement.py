@@ -212,6 +212,12 @@ class RunPlacement:
             raise run_not_found(name)
         if epoch != held_epoch:
             raise FencedError(f"run {name} is held under epoch {held_epoch}, not {epoch}", run=name)
+        if run is None and mode is ReleaseMode.DELETE:
+            # Nobody needs to hold it for that: whoever still does is fenced off by its next write.
+            async with self._changing:
+                await self._ledger.delete_run(name, epoch)
+                await self._try_delete_files(name)
+            return
         if run is None:
             # This process was started again and does not have it back yet: it must not seem gone.
             raise run_moved(name)

@@ -219,7 +219,8 @@ def test_a_lost_node_is_replaced_under_a_new_name_and_the_rest_runs_on() -> None
 @pytest.mark.parametrize(
     ("exit_code", "rules", "phase", "count"),
     [
-        pytest.param(1, [], Phase.RESTARTING, 1, id="restarts"),
+        pytest.param(3, [], Phase.RESTARTING, 1, id="restarts"),
+        pytest.param(1, [], Phase.FAILED, 0, id="a-restart-would-not-help"),
         pytest.param(2, [], Phase.FAILED, 0, id="settings-of-the-driver"),
         pytest.param(143, [], Phase.RESTARTING, 0, id="saved-and-stopped"),
         pytest.param(
@@ -251,7 +252,7 @@ def test_restarts_pause_longer_each_time_and_end() -> None:
     life.run()
     pauses = []
     for _ in range(2):
-        life.fail("driver", 1)
+        life.fail("driver", 3)
         before = life.now
         life.step()
         life.remove_deleted()
@@ -260,7 +261,7 @@ def test_restarts_pause_longer_each_time_and_end() -> None:
         pauses.append((life.now - before).total_seconds())
         life.settle()
 
-    life.fail("driver", 1, "out of luck")
+    life.fail("driver", 3, "out of luck")
     status = life.step().status
 
     assert pauses == [10.0, 20.0]

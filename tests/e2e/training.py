@@ -1,0 +1,201 @@
+"""A whole deployment for end-to-end tests: real services, PostgreSQL and S3; pods as processes."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tinsmith
+from tests.e2e.cluster import FakeNode, Image, Json, Kubelet, TestCluster, path
+from tests.e2e.deployment import (
+    POD_KEY,
+    Jobs,
+    PodProcess,
+    controller_process,
+    free_port,
+    install_resources,
+    scheduler_process,
+)
+from tests.fakes.postgres import new_server
+from tests.fakes.s3_server import CREDENTIALS, running_s3_server
+from tinsmith.names import DEFAULT_PROJECT
+from tinsmith_local.tiny_model import build_tiny_model
+from tinsmith_runtime.auth import ApiKey
+
+MODEL = "tiny"
+TINY: Json = {"requests": {"cpu": "500m", "memory": "1Gi"}}
+_ONE_THREAD = [{"name": "TINSMITH_NUM_THREADS", "value": "1"}]
+_BUCKET = "checkpoints"
+_START_TIMEOUT_S = 60.0
+
+
+class TrainingDeployment:
+    """Services outside of the cluster, and what jobs inside of it need.
+
+    Attributes:
+        jobs: The jobs of the namespace.
+        kubelet: Two nodes of two GPUs.
+        controller: Can be killed and started again.
+        address: Of the gateway.
+        api_key: Of the project of the namespace.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        kubelet: Kubelet,
+        controller: PodProcess,
+        *,
+        address: str,
+        api_key: str,
+    ) -> None:
+        self.jobs = jobs
+        self.kubelet = kubelet
+        self.controller = controller
+        self.address = address
+        self.api_key = api_key
+
+    def client(self) -> tinsmith.Client:
+        """Return a client such as a laptop has."""
+        return tinsmith.Client(self.address, self.api_key)
+
+    def role(self, gpus: int = 1, **further: Any) -> Json:
+        """Return a role of tiny pods."""
+        return {"gpus": gpus, "resources": TINY, "template": {"env": _ONE_THREAD}, **further}
+
+    def supervised(self, *, num_steps: int, every_steps: int = 4, **further: Any) -> Json:
+        """Return the spec of a supervised job of tiny pods."""
+        return {
+            "method": {
+                "type": "sft",
+                "maxSteps": num_steps,
+                "parameters": {"batch_size": 4, "max_tokens": 8, "seed": 7},
+            },
+            "model": {"name": MODEL, "source": f"pvc://models/{MODEL}"},
+            "roles": {
+                "trainer": self.role(),
+                "sampler": self.role(),
+                "driver": {"resources": {"requests": {"cpu": "100m", "memory": "128Mi"}}},
+            },
+            "checkpoint": {"everySteps": every_steps},
+            **further,
+        }
+
+    def final_weights(self, job: str) -> dict[str, bytes]:
+        """Return the files of the final checkpoint of a job, read from the object store."""
+        name = self.jobs.status(job)["checkpoint"]["final"]["name"]
+        with tempfile.TemporaryDirectory() as folder, self.client() as client:
+            client.download_checkpoint(name, Path(folder) / "checkpoint")
+            files = sorted((Path(folder) / "checkpoint").glob("*.safetensors"))
+            return {file.name: file.read_bytes() for file in files}
+
+
+@contextlib.contextmanager
+def training_deployment(
+    cluster: TestCluster, namespace: str, folder: Path
+) -> Iterator[TrainingDeployment]:
+    """Yield a deployment whose jobs run in a namespace."""
+    install_resources(cluster)
+    key = ApiKey.generate()
+    with contextlib.ExitStack() as closing:
+        store = closing.enter_context(running_s3_server())
+        store.create_bucket(_BUCKET)
+        database = new_server()
+        closing.callback(database.remove)
+        url = database.create_database()
+        storage_uri = store.uri(_BUCKET)
+        _create_secret(
+            cluster, namespace, "tinsmith-pods", {"pod-key": POD_KEY, "database-url": url}
+        )
+        _create_secret(cluster, namespace, "storage", CREDENTIALS)
+        scheduler = closing.enter_context(
+            scheduler_process(folder, database_url=url, bootstrap_key=key)
+        )
+        address = str(scheduler.settings["listen_address"])
+        common = {"scheduler_address": address, "pod_key": POD_KEY, "database_url": url}
+        gateway = PodProcess(
+            "gateway",
+            folder / "gateway.log",
+            {
+                **common,
+                "data_dir": folder / "gateway",
+                "listen_address": f"127.0.0.1:{free_port()}",
+            },
+        )
+        closing.enter_context(gateway)
+        # Answers for checkpoints of jobs that have ended: it has no base model, so it gets no runs.
+        keeper = PodProcess(
+            "trainer",
+            folder / "keeper.log",
+            {
+                **common,
+                "data_dir": folder / "keeper",
+                "worker_name": "keeper",
+                "storage_uri": storage_uri,
+            },
+        )
+        keeper.environment = dict(CREDENTIALS)
+        closing.enter_context(keeper)
+        gateway_address = str(gateway.settings["listen_address"])
+        nodes = [FakeNode(name=f"{namespace}-gpu-{i}", gpus=2) for i in range(2)]
+        images = {f"tinsmith/{pod}": _image(f"tinsmith_{pod}") for pod in _PODS}
+        images["tinsmith/driver"] = _image("tinsmith.jobs.driver")
+        kubelet = closing.enter_context(cluster.kubelet(nodes, images=images))
+        build_tiny_model(_claimed_folder(cluster, namespace, "models") / MODEL)
+        controller = controller_process(
+            cluster,
+            folder,
+            namespace,
+            address,
+            gateway_address=gateway_address,
+            has_database=True,
+            projects=f"{namespace}={DEFAULT_PROJECT}",
+            storage_uri=storage_uri,
+            storage_secret_name="storage",
+        )
+        closing.enter_context(controller)
+        _wait_served(gateway_address, str(key))
+        yield TrainingDeployment(
+            Jobs(cluster, namespace),
+            kubelet,
+            controller,
+            address=gateway_address,
+            api_key=str(key),
+        )
+
+
+_PODS = ("trainer", "sampler", "environment", "coordinator")
+
+
+def _image(module: str) -> Image:
+    return Image(entrypoint=(sys.executable, "-m", module), env={"OMP_NUM_THREADS": "1"})
+
+
+def _create_secret(cluster: TestCluster, namespace: str, name: str, values: dict[str, str]) -> None:
+    data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
+    body = {"metadata": {"name": name}, "data": data}
+    cluster.api.create(path("v1", "secrets", namespace), body)
+
+
+def _claimed_folder(cluster: TestCluster, namespace: str, name: str) -> Path:
+    """Claim a volume, and return the folder of this machine that it is."""
+    url = path("v1", "persistentvolumeclaims", namespace)
+    spec = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    cluster.api.create(url, {"metadata": {"name": name}, "spec": {**spec, "storageClassName": ""}})
+    volume = cluster.wait_for(
+        lambda: cluster.api.get(f"{url}/{name}")["spec"].get("volumeName"), "a volume"
+    )
+    found = cluster.api.get(path("v1", "persistentvolumes", "", volume))
+    return Path(found["spec"]["hostPath"]["path"])
+
+
+def _wait_served(address: str, key: str) -> None:
+    """Wait until the gateway answers; it starts when the scheduler does."""
+    retry = tinsmith.RetryPolicy(budget_s=_START_TIMEOUT_S)
+    with tinsmith.Client(address, key, retry=retry) as client:
+        client.get_capabilities()
