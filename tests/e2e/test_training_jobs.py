@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.e2e.cluster import TestCluster
+import tinsmith
+from tests.e2e.cluster import Json, TestCluster
 from tests.e2e.deployment import GROUP_VERSION
-from tests.e2e.training import MODEL, TrainingDeployment, training_deployment
+from tests.e2e.training import MODEL, TINY, TrainingDeployment, training_deployment
 
-_TRAINING_S = 180.0
+_TRAINING_S = 240.0
+_STEPS = 16
+
+# Is ready as a trainer is: by the port that it listens on.
+_LISTEN = (
+    "import os, socket, time; listener = socket.create_server((os.environ['POD_IP'], 7071)); "
+    "time.sleep(3600)"
+)
 
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def deployment(
-    cluster: TestCluster, namespace: str, tmp_path: Path
+    cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrainingDeployment]:
-    with training_deployment(cluster, namespace, tmp_path) as started:
+    """One deployment for all tests: jobs do not disturb each other."""
+    with (
+        cluster.namespace() as namespace,
+        training_deployment(cluster, namespace, tmp_path_factory.mktemp("training")) as started,
+    ):
         yield started
+
+
+@pytest.fixture(scope="module")
+def undisturbed(deployment: TrainingDeployment) -> dict[str, bytes]:
+    """The weights of a job that ran through."""
+    deployment.jobs.create("undisturbed", deployment.supervised(num_steps=_STEPS))
+    deployment.jobs.wait_phase("undisturbed", "Succeeded", timeout_s=_TRAINING_S)
+    return deployment.final_weights("undisturbed")
+
+
+def _wait_step(deployment: TrainingDeployment, cluster: TestCluster, job: str, step: int) -> None:
+    cluster.wait_for(
+        lambda: deployment.jobs.status(job).get("progress", {}).get("step", 0) >= step,
+        f"step {step} of {job}",
+        timeout_s=_TRAINING_S,
+    )
 
 
 def test_a_job_trains_reports_and_leaves_a_checkpoint_that_loads(
@@ -32,16 +60,180 @@ def test_a_job_trains_reports_and_leaves_a_checkpoint_that_loads(
         "apiVersion": GROUP_VERSION,
         "kind": "TrainingJob",
         "metadata": {"name": "words"},
-        "spec": deployment.supervised(num_steps=8),
+        "spec": deployment.supervised(num_steps=8, ttlSecondsAfterFinished=3600),
     }
     cluster.kubectl("apply", "-n", deployment.jobs.namespace, "-f", "-", stdin=yaml.dump(manifest))
 
     status = deployment.jobs.wait_phase("words", "Succeeded", timeout_s=_TRAINING_S)
 
     assert status["progress"]["summary"] == "8/8"
-    assert {entry["role"] for entry in status["assignments"]} <= {"trainer", "sampler", "driver"}
+    assert status["progress"]["percent"] == 100
     with deployment.client() as client:
         checkpoint = client.get_checkpoint(status["checkpoint"]["final"]["name"])
         assert checkpoint.base_model == MODEL
     assert deployment.final_weights("words")
     cluster.wait_for(lambda: not deployment.jobs.pods("words"), "the pods to be gone")
+    listed = cluster.kubectl("get", "tj", "-n", deployment.jobs.namespace, "words")
+    assert "Succeeded" in listed
+    assert "8/8" in listed
+
+
+def test_a_job_that_can_not_be_run_says_why_in_one_sentence(
+    cluster: TestCluster, deployment: TrainingDeployment
+) -> None:
+    spec = deployment.supervised(num_steps=8)
+    spec["method"]["parameters"]["learning_speed"] = 0.1
+    deployment.jobs.create("broken", spec)
+
+    status = deployment.jobs.wait_phase("broken", "Failed", timeout_s=_TRAINING_S)
+
+    assert "learning_speed" in status["failure"]["message"]
+    assert "\n" not in status["failure"]["message"]
+
+
+def test_a_job_whose_trainer_node_is_lost_goes_on_elsewhere_with_the_same_bits(
+    cluster: TestCluster, deployment: TrainingDeployment, undisturbed: dict[str, bytes]
+) -> None:
+    jobs = deployment.jobs
+    jobs.create("unlucky", deployment.supervised(num_steps=_STEPS))
+    _wait_step(deployment, cluster, "unlucky", 3)
+    lost = next(e for e in jobs.status("unlucky")["assignments"] if e["role"] == "trainer")
+    deployment.kubelet.lose_node(lost["node"])
+    try:
+        status = jobs.wait_phase("unlucky", "Succeeded", timeout_s=_TRAINING_S)
+    finally:
+        deployment.kubelet.return_node(lost["node"])
+
+    assert status["restartCount"] == 0
+    assert deployment.final_weights("unlucky") == undisturbed
+
+
+def test_a_preempted_job_saves_gives_way_and_goes_on_with_the_same_bits(
+    cluster: TestCluster, deployment: TrainingDeployment, undisturbed: dict[str, bytes]
+) -> None:
+    jobs = deployment.jobs
+    cluster.apply(
+        {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": {"name": "urgent"},
+            "value": 1000,
+        }
+    )
+    # Keeps the other node busy, so that the two jobs can not run beside each other.
+    jobs.create("busy", _holding(deployment, 2))
+    jobs.wait_phase("busy", "Running", timeout_s=_TRAINING_S)
+    jobs.create("patient", deployment.supervised(num_steps=_STEPS))
+    _wait_step(deployment, cluster, "patient", 3)
+
+    urgent = _holding(deployment, 2)
+    jobs.create("hurried", {**urgent, "scheduling": {"priorityClassName": "urgent"}})
+    cluster.wait_for(
+        lambda: jobs.status("patient")["phase"] in ("Preempting", "Queued", "Running")
+        and jobs.status("hurried").get("phase") == "Running",
+        "the urgent job to run",
+        timeout_s=_TRAINING_S,
+    )
+    first = {e["pod"] for e in jobs.status("patient").get("assignments", [])}
+    jobs.patch("hurried", {"cancel": True})
+    status = jobs.wait_phase("patient", "Succeeded", timeout_s=_TRAINING_S)
+    jobs.patch("busy", {"cancel": True})
+    jobs.wait_phase("busy", "Cancelled")
+
+    assert {e["type"] for e in status["conditions"] if e["status"] == "True"} >= {"Complete"}
+    assert not first & {e["pod"] for e in status.get("assignments", [])}
+    assert status["restartCount"] == 0
+    assert deployment.final_weights("patient") == undisturbed
+
+
+def test_a_laptop_trains_on_a_pool_through_the_gateway(
+    cluster: TestCluster, deployment: TrainingDeployment
+) -> None:
+    jobs = deployment.jobs
+    model = {"name": "pooled", "source": f"pvc://models/{MODEL}"}
+    spec: Json = {"model": model, "trainer": deployment.role(), "sampler": deployment.role()}
+    jobs.create("shared", spec, kind="TrainerPool")
+    jobs.wait_phase("shared", "Ready", timeout_s=_TRAINING_S, plural="trainerpools")
+
+    with deployment.client() as client:
+        run = client.create_lora_training_run(base_model="pooled", rank=8)
+        tokens = run.get_tokenizer().encode("the quick brown fox")
+        datum = tinsmith.Datum(
+            model_input=tinsmith.ModelInput.from_ints(tokens[:-1]),
+            loss_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+        )
+        losses = []
+        for _ in range(3):
+            gradient = run.forward_backward([datum], "cross_entropy")
+            run.optim_step(tinsmith.AdamParams(learning_rate=1e-2)).result()
+            losses.append(gradient.result().loss)
+        sampled = run.sampler().sample(
+            tinsmith.ModelInput.from_ints(tokens[:2]),
+            tinsmith.SamplingParams(max_tokens=4, temperature=0.0),
+            num_samples=1,
+        )
+
+        assert losses[-1] < losses[0]
+        assert len(sampled.result().sequences[0].tokens) == 4
+
+    jobs.create(
+        "guest",
+        {
+            "method": {"type": "sft", "maxSteps": 2, "parameters": {"batch_size": 2}},
+            "poolRef": {"name": "shared"},
+            "roles": {"driver": {"resources": TINY}},
+        },
+    )
+    jobs.wait_phase("guest", "Succeeded", timeout_s=_TRAINING_S)
+    cluster.api.delete(jobs.url("shared", plural="trainerpools"))
+    cluster.wait_for(lambda: not jobs.pods("shared"), "the pods of the pool to be gone")
+
+
+def test_a_checkpoint_is_served_to_openai_clients_until_the_job_is_cancelled(
+    cluster: TestCluster, deployment: TrainingDeployment, undisturbed: dict[str, bytes]
+) -> None:
+    import openai
+
+    jobs = deployment.jobs
+    checkpoint = jobs.status("undisturbed")["checkpoint"]["final"]["name"]
+    jobs.create(
+        "serving",
+        {
+            "method": {"type": "serve"},
+            "serve": {"checkpoint": checkpoint},
+            "model": {"name": MODEL, "source": f"pvc://models/{MODEL}"},
+            "roles": {"sampler": deployment.role()},
+        },
+    )
+    status = jobs.wait_phase("serving", "Running", timeout_s=_TRAINING_S)
+    assert status["endpoint"] == deployment.address
+
+    client = openai.OpenAI(
+        base_url=f"http://{deployment.address}/v1", api_key=deployment.api_key, max_retries=5
+    )
+    answer = client.completions.create(model=checkpoint, prompt="the quick", max_tokens=4)
+    client.close()
+
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+    jobs.patch("serving", {"cancel": True})
+    jobs.wait_phase("serving", "Cancelled")
+
+
+def _holding(deployment: TrainingDeployment, gpus: int) -> Json:
+    """Return the spec of a job that holds GPUs of one node and does nothing."""
+    return {
+        "method": {"type": "custom"},
+        "model": {"name": MODEL, "source": f"pvc://models/{MODEL}"},
+        "roles": {
+            "trainer": {
+                **deployment.role(gpus=gpus),
+                "template": {"command": [sys.executable, "-c", _LISTEN]},
+            },
+            "driver": {
+                "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
+                "template": {"command": ["sleep", "3600"]},
+            },
+        },
+        "scheduling": {"preemptionPolicy": "Never"},
+    }
