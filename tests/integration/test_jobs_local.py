@@ -1,4 +1,4 @@
-"""Jobs on one machine: a real `tinsmith up` process, the command line, and drivers that are killed."""
+"""Jobs on one machine: a real server process, the command line, and drivers that are killed."""
 
 from __future__ import annotations
 
