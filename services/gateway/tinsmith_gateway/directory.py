@@ -137,11 +137,18 @@ class Directory:
     async def _ask(self, owner: Owner) -> tuple[str, str]:
         """Return an address, and what its absence means."""
         match owner:
-            case RunOwner(run):
+            case RunOwner(run, checkpoint):
                 found = await self._call(
                     self._stub.GetTrainingRun, scheduler_pb2.GetTrainingRunRequest(name=run)
                 )
-                return found.trainer_address, f"no trainer holds {run}"
+                if found.trainer_address or not checkpoint:
+                    return found.trainer_address, f"no trainer holds {run}"
+                # Checkpoints outlive the pool that made them.
+                located = await self._call(
+                    self._stub.LocateCheckpoint,
+                    scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint),
+                )
+                return located.trainer_address, f"no trainer knows {checkpoint}"
             case SamplingOwner(session):
                 found = await self._call(
                     self._stub.GetSamplingSession,

@@ -22,6 +22,7 @@ EPISODE_SERVICE = "tinsmith.v1.EpisodeService"
 OPERATIONS_SERVICE = "google.longrunning.Operations"
 
 _RUN = re.compile(r"(projects/[^/]+/trainingRuns/[^/]+)(?:/.*)?")
+_CHECKPOINT = re.compile(r"projects/[^/]+/trainingRuns/[^/]+/checkpoints/[^/]+")
 _CREATION = re.compile(r"projects/[^/]+/trainingRuns/[^/]+/operations/create")
 _SAMPLING_SESSION = re.compile(r"projects/[^/]+/samplingSessions/[^/]+")
 _INSTANCE = re.compile(r"projects/[^/]+/environments/[^/]+/instances/([0-9a-f]{8})-[^/]+")
@@ -35,9 +36,16 @@ class SchedulerOwner:
 
 @dataclass(frozen=True, slots=True)
 class RunOwner:
-    """The trainer that holds a run."""
+    """The trainer that holds a run.
+
+    Attributes:
+        run: Name of the run.
+        checkpoint: Name of the checkpoint that the call is about, which any trainer on the ledger
+            of the run can answer for; empty for the run itself.
+    """
 
     run: str
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +165,8 @@ def _owner_of_run(resource: str, pool: str) -> Owner:
     if match is None or match[1].endswith(_ALL_RUNS):
         # Capabilities and lists over all runs: every trainer of a deployment can answer.
         return AnyOf("trainer", pool)
-    return RunOwner(match[1])
+    checkpoint = _CHECKPOINT.match(resource)
+    return RunOwner(match[1], checkpoint[0] if checkpoint is not None else "")
 
 
 def is_authentication_free(method: str) -> bool:

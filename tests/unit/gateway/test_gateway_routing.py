@@ -26,7 +26,12 @@ RUN = "projects/p/trainingRuns/r"
 @pytest.mark.parametrize(
     ("method", "resource", "owner"),
     [
-        pytest.param("PublishCheckpoint", f"{RUN}/checkpoints/c", RunOwner(RUN), id="checkpoint"),
+        pytest.param(
+            "PublishCheckpoint",
+            f"{RUN}/checkpoints/c",
+            RunOwner(RUN, f"{RUN}/checkpoints/c"),
+            id="checkpoint",
+        ),
         pytest.param("ListCheckpoints", RUN, RunOwner(RUN), id="run"),
         pytest.param("ListCheckpoints", "projects/p/trainingRuns/-", AnyOf("trainer"), id="runs"),
         pytest.param("ListCheckpointEvents", "projects/p", AnyOf("trainer"), id="project"),
