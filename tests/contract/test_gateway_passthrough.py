@@ -42,6 +42,32 @@ async def rig(tmp_path: Path) -> AsyncIterator[GatewayRig]:
         yield rig
 
 
+async def test_a_checkpoint_is_found_although_nobody_holds_its_run(rig: GatewayRig) -> None:
+    checkpoint = f"{RUN}/checkpoints/final"
+    rig.scheduler.runs[RUN] = ""
+    rig.scheduler.checkpoints[checkpoint] = rig.other.server.address
+    found = await rig.call(
+        "/tinsmith.v1.TrainerService/GetCheckpoint",
+        trainer_pb2.GetCheckpointRequest(name=checkpoint),
+        trainer_pb2.Checkpoint,
+    )
+    assert (found.name, len(rig.other.requests)) == (checkpoint, 1)
+
+
+async def test_a_bound_key_gets_the_environment_of_its_pool(rig: GatewayRig) -> None:
+    role = scheduler_pb2.Worker.ROLE_ENVIRONMENT
+    rig.scheduler.list_worker(role, rig.other.server.address, pool="space.j")
+    bound = rig.scheduler.new_key(PROJECT, pool="space.j")
+    for key, pod in ((bound, rig.other), (rig.key, rig.pod)):
+        await rig.call(
+            "/tinsmith.v1.EnvironmentService/ListEnvironments",
+            environment_pb2.ListEnvironmentsRequest(parent=f"projects/{PROJECT}"),
+            environment_pb2.ListEnvironmentsResponse,
+            key=key,
+        )
+        assert len(pod.requests) == 1
+
+
 # What is passed on.
 
 

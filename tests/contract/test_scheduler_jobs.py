@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from tests.fakes.scheduler_fake_trainer import (
     POD_KEY,
     Metadata,
     Rig,
+    eventually,
     expect_rpc_error,
     new_id,
     running_rig,
@@ -73,7 +76,8 @@ async def test_reports_add_up(rig: Rig) -> None:
     assert found.HasField("update_time")
     after = await report(rig, driver, step=2, outcome=Report.OUTCOME_SAVED)
     assert after.step_time.ToNanoseconds() >= found.step_time.ToNanoseconds()
-    assert (after.outcome, after.state) == (Report.OUTCOME_SAVED, b"where I am")
+    assert after.outcome == Report.OUTCOME_SAVED
+    assert (await read(rig, driver)).state == b"where I am"
     # A driver that starts again goes on: its first report takes the end back.
     assert (await report(rig, driver, step=2)).outcome == Report.OUTCOME_UNSPECIFIED
 
@@ -198,3 +202,171 @@ async def test_a_deployment_without_jobs_says_so(rig: Rig) -> None:
     with expect_rpc_error(Code.FAILED_PRECONDITION, reason="JOBS_DISABLED") as found:
         await rig.jobs.ListTrainingJobs(request, metadata=rig.admin, timeout=5)
     assert "job_launcher" in found[0].message
+
+
+@pytest.fixture
+async def local(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
+    settings = {"job_launcher": "local", "local_job_stop_timeout_s": 5.0}
+    async with running_rig(tmp_path, database_url=database_url, **settings) as rig:
+        await rig.register()
+        yield rig
+
+
+METHODS = [method.name for method in job_pb2.DESCRIPTOR.services_by_name["JobService"].methods]
+TAKE_NOTHING = {"ListJobKeys", "ListTrainingJobReports"}
+FOR_PODS = {"EnsureJobKey", "RevokeJobKey", "DeleteTrainingJobReport"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_malformed_and_empty_requests_are_typed(local: Rig, method: str) -> None:
+    is_stream = method in ("WatchTrainingJob", "ReadTrainingJobLog")
+    make = local.channel.unary_stream if is_stream else local.channel.unary_unary
+    stub: Any = make(f"/tinsmith.v1.JobService/{method}", request_serializer=bytes)
+
+    async def call(body: bytes) -> None:
+        sent = stub(body, metadata=POD if method in FOR_PODS else local.admin, timeout=5)
+        await (sent.read() if is_stream else sent)
+
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="MALFORMED_REQUEST"):
+        await call(b"\xff\xff\xff")
+    if method not in TAKE_NOTHING:
+        with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+            await call(b"")
+
+
+def script(text: str) -> job_pb2.TrainingJob:
+    """Return a job whose driver is a script of the shell."""
+    spec = job_pb2.TrainingJobSpec(model=job_pb2.JobModel(name="tiny"))
+    spec.method.type = "custom"
+    spec.roles.driver.template.command.extend(["/bin/sh", "-c", text])
+    return job_pb2.TrainingJob(spec=spec, labels={"team": "a"})
+
+
+async def create(
+    rig: Rig, who: Metadata, job: job_pb2.TrainingJob, name: str = "j", **fields: Any
+) -> job_pb2.TrainingJob:
+    request = job_pb2.CreateTrainingJobRequest(
+        parent=fields.pop("parent", "projects/default"),
+        request_id=fields.pop("request_id", new_id()),
+        training_job_id=name,
+        training_job=job,
+    )
+    answer: job_pb2.TrainingJob = await rig.jobs.CreateTrainingJob(request, metadata=who, timeout=5)
+    return answer
+
+
+async def watched(rig: Rig, who: Metadata, name: str = JOB) -> list[str]:
+    """Return the phases that a job goes through until its end."""
+    request = job_pb2.WatchTrainingJobRequest(name=name)
+    stream = rig.jobs.WatchTrainingJob(request, metadata=who, timeout=20)
+    return [job.status.phase async for job in stream]
+
+
+async def log_of(
+    rig: Rig, who: Metadata, **fields: Any
+) -> list[job_pb2.ReadTrainingJobLogResponse]:
+    request = job_pb2.ReadTrainingJobLogRequest(name=JOB, **fields)
+    return [part async for part in rig.jobs.ReadTrainingJobLog(request, metadata=who, timeout=20)]
+
+
+async def test_a_job_is_created_once_and_watched_to_its_end(local: Rig) -> None:
+    user, request_id = await local.user(), new_id()
+    made = await create(local, user, script("echo one; echo two"), request_id=request_id)
+    assert (made.name, dict(made.labels)) == (JOB, {"team": "a"})
+    again = await create(local, user, script("echo one; echo two"), request_id=request_id)
+    assert again.uid == made.uid
+    with expect_rpc_error(Code.FAILED_PRECONDITION, reason="REQUEST_ID_REUSED"):
+        await create(local, user, script("echo three"), request_id=request_id)
+    with expect_rpc_error(Code.ALREADY_EXISTS, reason="RESOURCE_ALREADY_EXISTS"):
+        await create(local, user, script("echo three"))
+    assert (await watched(local, user))[-1] == "Succeeded"
+    parts = await log_of(local, user, follow=True)
+    assert "".join(part.text for part in parts) == "one\ntwo\n"
+    assert [part.text for part in await log_of(local, user, tail_lines=1)] == ["two\n"]
+    assert [part.text for part in await log_of(local, user, position="4")] == ["two\n"]
+    # Its key is good for nothing any more.
+    assert not (await local.jobs.ListJobKeys(job_pb2.ListJobKeysRequest(), metadata=POD)).keys
+    for _ in range(2):
+        delete = job_pb2.DeleteTrainingJobRequest(name=JOB)
+        await local.jobs.DeleteTrainingJob(delete, metadata=user, timeout=5)
+    with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
+        await watched(local, user)
+    assert not list((local.settings["data_dir"] / "jobs").iterdir())
+
+
+async def test_jobs_of_another_project_are_not_there(local: Rig) -> None:
+    user, foreigner = await local.user(), await local.user("other")
+    await create(local, user, script("sleep 30"))
+    name = job_pb2.GetTrainingJobRequest(name=JOB)
+    for method in ("Get", "Cancel", "Suspend", "Resume", "Delete"):
+        call = getattr(local.jobs, f"{method}TrainingJob")
+        request = getattr(job_pb2, f"{method}TrainingJobRequest")(name=JOB)
+        with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
+            await call(request, metadata=foreigner, timeout=5)
+    with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
+        await watched(local, foreigner)
+    with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
+        await log_of(local, foreigner)
+    assert (await local.jobs.GetTrainingJob(name, metadata=user, timeout=5)).name == JOB
+
+
+async def test_jobs_are_listed_newest_first(local: Rig) -> None:
+    user = await local.user()
+    for name in "abc":
+        await create(local, user, script("true"), name)
+    request = job_pb2.ListTrainingJobsRequest(parent="projects/default", page_size=2)
+    found: list[str] = []
+    while True:
+        page = await local.jobs.ListTrainingJobs(request, metadata=user, timeout=5)
+        found += [job.name.rpartition("/")[2] for job in page.training_jobs]
+        request.page_token = page.next_page_token
+        if not request.page_token:
+            break
+    assert found == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize("name", ["", "A", "1a", "a" * 41, "a-", "a.b"])
+async def test_ids_that_can_not_begin_the_names_of_pods(local: Rig, name: str) -> None:
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await create(local, local.admin, script("true"), name)
+
+
+async def test_what_has_no_json_is_refused(local: Rig) -> None:
+    job = script("true")
+    job.spec.method.parameters.update({"learning_rate": float("inf")})
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD") as found:
+        await create(local, local.admin, job)
+    assert "no JSON" in found[0].message
+
+
+REPORTING = (
+    "import os, sys, urllib.request; "
+    "assert os.environ['TINSMITH_JOB'].endswith('/j') and os.environ['TINSMITH_JOB_UID']; "
+    "assert os.environ['TINSMITH_PROJECT'] == 'default'; "
+    "print(os.environ['TINSMITH_ADDRESS'], os.environ['TINSMITH_JOB_METHOD'], sep='|', flush=True)"
+)
+
+
+async def test_a_driver_is_told_where_it_is(local: Rig) -> None:
+    user = await local.user()
+    await create(local, user, script(f'{sys.executable} -c "{REPORTING}"; sleep 30'))
+
+    async def has_printed() -> bool:
+        try:
+            return bool(await log_of(local, user))
+        except grpc.aio.AioRpcError:
+            return False
+
+    await eventually(has_printed)
+    (part,) = await log_of(local, user)
+    address, method = part.text.split("|")
+    assert address == local.pod.address
+    assert '"type": "custom"' in method
+    (key,) = (await local.jobs.ListJobKeys(job_pb2.ListJobKeysRequest(), metadata=POD)).keys
+    assert (key.job, key.pool) == (JOB, "")
+    with expect_rpc_error(Code.FAILED_PRECONDITION, reason="JOB_LOG_MISSING"):
+        await log_of(local, user, role="trainer")
+    cancel = job_pb2.CancelTrainingJobRequest(name=JOB)
+    await local.jobs.CancelTrainingJob(cancel, metadata=user, timeout=5)
+    async with asyncio.timeout(10):
+        assert (await watched(local, user))[-1] == "Cancelled"

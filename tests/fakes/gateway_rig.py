@@ -43,7 +43,16 @@ class GatewayScheduler(FakeScheduler):
         super().__init__()
         self.runs: dict[str, str] = {}
         """Address of the trainer by run; empty if nobody holds it."""
+        self.checkpoints: dict[str, str] = {}
+        """Address of a trainer that knows it, by checkpoint."""
         self.num_lookups = 0
+
+    async def LocateCheckpoint(
+        self, request: Any, context: Any
+    ) -> scheduler_pb2.LocateCheckpointResponse:
+        return scheduler_pb2.LocateCheckpointResponse(
+            trainer_address=self.checkpoints[request.checkpoint]
+        )
 
     async def GetTrainingRun(self, request: Any, context: Any) -> scheduler_pb2.TrainingRun:
         caller = current_caller()
@@ -61,10 +70,10 @@ class GatewayScheduler(FakeScheduler):
             workers=[worker for worker in self.workers.values() if worker.role == request.role]
         )
 
-    def list_worker(self, role: Any, address: str) -> None:
+    def list_worker(self, role: Any, address: str, *, pool: str = "") -> None:
         """List a worker."""
         name = f"workers/{len(self.workers)}"
-        self.workers[name] = scheduler_pb2.Worker(name=name, role=role, address=address)
+        self.workers[name] = scheduler_pb2.Worker(name=name, role=role, address=address, pool=pool)
 
 
 class FakePod(
@@ -118,6 +127,16 @@ class FakePod(
             raise
         if self.fail:
             raise self.fail.pop(0)
+
+    async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
+        await self._take(request, context)
+        return trainer_pb2.Checkpoint(name=request.name)
+
+    async def ListEnvironments(
+        self, request: Any, context: Any
+    ) -> environment_pb2.ListEnvironmentsResponse:
+        await self._take(request, context)
+        return environment_pb2.ListEnvironmentsResponse()
 
     async def GetRunStatus(self, request: Any, context: Any) -> trainer_pb2.RunStatus:
         current_caller().require_project(

@@ -24,6 +24,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self) -> None:
         self.projects: dict[str, str] = {}
         self.scopes: dict[str, frozenset[str]] = {}
+        self.pools: dict[str, str] = {}
         self.revoked: set[str] = set()
         self.sampling_sessions: dict[str, scheduler_pb2.SamplingSession] = {}
         self.workers: dict[str, scheduler_pb2.Worker] = {}
@@ -34,10 +35,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         self.server.add(scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, self)
 
-    def new_key(self, project: str, *scopes: str) -> str:
+    def new_key(self, project: str, *scopes: str, pool: str = "") -> str:
         """Return a key of a project; for users unless told otherwise."""
         key = ApiKey.generate()
         self.projects[key.key_id] = project
+        self.pools[key.key_id] = pool
         self.scopes[key.key_id] = frozenset(scopes or {USER_SCOPE})
         return str(key)
 
@@ -46,11 +48,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise KeyRevokedError("the key was revoked")
         if key_id not in self.projects:
             raise KeyInvalidError("the key is unknown")
-        return Caller(self.projects[key_id], self.scopes[key_id], key_id)
+        return Caller(
+            self.projects[key_id], self.scopes[key_id], key_id, self.pools.get(key_id, "")
+        )
 
     async def VerifyKey(self, request: Any, context: Any) -> scheduler_pb2.VerifyKeyResponse:
         caller = await self.verify(request.key_id, request.secret_sha256)
-        return scheduler_pb2.VerifyKeyResponse(project=caller.project, scopes=caller.scopes)
+        return scheduler_pb2.VerifyKeyResponse(
+            project=caller.project, scopes=caller.scopes, pool=caller.pool
+        )
 
     async def RegisterWorker(self, request: Any, context: Any) -> scheduler_pb2.Worker:
         self.workers[request.worker.name] = request.worker

@@ -1,4 +1,4 @@
-"""Jobs on one machine: a real `tinsmith up` process, the command line, and drivers that are killed."""
+"""Jobs on one machine: a real server process, the command line, and drivers that are killed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tinsmith_local.process import ServerProcess
 
 TIMEOUT_S = 60.0
 STEPS = 12
+DATA = Path(__file__).with_name("conversations.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def sft(num_steps: int = STEPS, **parameters: object) -> dict[str, Any]:
         "method": {
             "type": "sft",
             "maxSteps": num_steps,
-            "parameters": {"batch_size": 4, "max_tokens": 8, **parameters},
+            "parameters": {"data": str(DATA), "batch_size": 4, "max_tokens": 2, **parameters},
         },
         "checkpoint": {"everySteps": 3, "keepLast": 1},
         "scheduling": {"preemptionGraceSeconds": 30},

@@ -45,7 +45,10 @@ async def endpoint_of(core: ClientCore, checkpoint: str) -> Endpoint:
     """Return where a checkpoint is answered for, of this project or published by another."""
     name = names.CheckpointName.parse(checkpoint)
     if name.project == core.settings.project:
-        return core.trainer_endpoint(await core.get_run(str(name.run_name)))
+        run = await core.get_run(str(name.run_name))
+        if run.trainer_address:
+            return core.trainer_endpoint(run)
+    # Of another project, or of a run that nobody holds: who shares its ledger knows it too.
     request = scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint)
 
     async def locate() -> str:

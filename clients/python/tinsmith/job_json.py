@@ -50,8 +50,15 @@ def parse_status(status: Mapping[str, Any]) -> job_pb2.TrainingJobStatus:
 
 
 def to_json(message: job_pb2.TrainingJobSpec | job_pb2.TrainingJobStatus) -> dict[str, Any]:
-    """Return the JSON of a spec or status."""
-    value: dict[str, Any] = json_format.MessageToDict(message)
+    """Return the JSON of a spec or status.
+
+    Raises:
+        JobFormatError: If it holds a number that JSON has no word for.
+    """
+    try:
+        value: dict[str, Any] = json_format.MessageToDict(message)
+    except (json_format.Error, ValueError, RecursionError) as error:
+        raise JobFormatError(f"it has no JSON: {error}") from error
     parameters = value.get("method", {}).get("parameters")
     if parameters:
         value["method"]["parameters"] = _with_whole_numbers(parameters)

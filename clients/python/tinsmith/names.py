@@ -45,6 +45,7 @@ class ResourceName:
     """Base of the name classes; a subclass is one pattern, its fields are the ids in order."""
 
     pattern: ClassVar[str] = ""
+    max_id_length: ClassVar[int] = 63
 
     @classmethod
     def parse(cls, value: str) -> Self:
@@ -53,7 +54,8 @@ class ResourceName:
         Raises:
             InvalidNameError: If the string does not match the pattern of this class.
         """
-        expression = re.sub(r"\{\w+\}", f"({_ID})", cls.pattern)
+        identifier = rf"([A-Za-z0-9][A-Za-z0-9._-]{{0,{cls.max_id_length - 1}}})"
+        expression = re.sub(r"\{\w+\}", lambda _: identifier, cls.pattern)
         match = re.fullmatch(expression, value)
         if match is None:
             raise InvalidNameError(value, cls.pattern)
@@ -208,7 +210,11 @@ class JobName(ResourceName):
 
 @dataclass(frozen=True, slots=True)
 class WorkerName(ResourceName):
-    """A pod that holds base models, environments or episodes."""
+    """A pod that holds base models, environments or episodes.
+
+    That of a job has namespace, job, role and index in its name.
+    """
 
     pattern = "workers/{worker}"
+    max_id_length = 200
     worker: str

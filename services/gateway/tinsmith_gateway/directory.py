@@ -141,13 +141,14 @@ class Directory:
                 found = await self._call(
                     self._stub.GetTrainingRun, scheduler_pb2.GetTrainingRunRequest(name=run)
                 )
-                if checkpoint and not found.trainer_address:
-                    located = await self._call(
-                        self._stub.LocateCheckpoint,
-                        scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint),
-                    )
-                    return located.trainer_address, f"no trainer knows {checkpoint}"
-                return found.trainer_address, f"no trainer holds {run}"
+                if found.trainer_address or not checkpoint:
+                    return found.trainer_address, f"no trainer holds {run}"
+                # Checkpoints outlive the pool that made them.
+                located = await self._call(
+                    self._stub.LocateCheckpoint,
+                    scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint),
+                )
+                return located.trainer_address, f"no trainer knows {checkpoint}"
             case SamplingOwner(session):
                 found = await self._call(
                     self._stub.GetSamplingSession,

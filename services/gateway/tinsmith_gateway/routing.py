@@ -22,7 +22,7 @@ EPISODE_SERVICE = "tinsmith.v1.EpisodeService"
 OPERATIONS_SERVICE = "google.longrunning.Operations"
 
 _RUN = re.compile(r"(projects/[^/]+/trainingRuns/[^/]+)(?:/.*)?")
-_CHECKPOINT = re.compile(r"(projects/[^/]+/trainingRuns/[^/]+/checkpoints/[^/]+)(?:/.*)?")
+_CHECKPOINT = re.compile(r"projects/[^/]+/trainingRuns/[^/]+/checkpoints/[^/]+")
 _CREATION = re.compile(r"projects/[^/]+/trainingRuns/[^/]+/operations/create")
 _SAMPLING_SESSION = re.compile(r"projects/[^/]+/samplingSessions/[^/]+")
 _INSTANCE = re.compile(r"projects/[^/]+/environments/[^/]+/instances/([0-9a-f]{8})-[^/]+")
@@ -39,9 +39,9 @@ class RunOwner:
     """The trainer that holds a run.
 
     Attributes:
-        run: Its name.
-        checkpoint: The checkpoint of it that is asked for; any trainer on the ledger of the run
-            knows those, when the trainers that held the run are gone. Empty for the run itself.
+        run: Name of the run.
+        checkpoint: Name of the checkpoint that the call is about, which any trainer on the ledger
+            of the run can answer for; empty for the run itself.
     """
 
     run: str
@@ -165,8 +165,8 @@ def _owner_of_run(resource: str, pool: str) -> Owner:
     if match is None or match[1].endswith(_ALL_RUNS):
         # Capabilities and lists over all runs: every trainer of a deployment can answer.
         return AnyOf("trainer", pool)
-    checkpoint = _CHECKPOINT.fullmatch(resource)
-    return RunOwner(match[1], checkpoint[1] if checkpoint else "")
+    checkpoint = _CHECKPOINT.match(resource)
+    return RunOwner(match[1], checkpoint[0] if checkpoint is not None else "")
 
 
 def is_authentication_free(method: str) -> bool:

@@ -25,6 +25,8 @@ from tinsmith_scheduler.records import (
 )
 
 MAX_STATE_BYTES = 256 * 1024
+_MAX_SPEC_BYTES = 512 * 1024
+_MAX_PROBLEM = 500
 _MAX_METRICS = 64
 _MAX_REPORTS = 1000
 _MAX_POOL = 256
@@ -54,12 +56,15 @@ def decode_new_job(request: job_pb2.CreateTrainingJobRequest) -> tuple[Json, dic
     """Return the spec of a new job as JSON, and its labels."""
     if not request.training_job.HasField("spec"):
         raise InvalidFieldError("training_job.spec", "is required")
+    size = request.training_job.spec.ByteSize()
+    if size > _MAX_SPEC_BYTES:
+        raise InvalidFieldError("training_job.spec", f"must be at most {_MAX_SPEC_BYTES} bytes")
     try:
         spec = to_json(request.training_job.spec)
-        # Once around: what JSON has no word for is refused here and not in the middle of a run.
+        # Once around: whoever reads the job later gets it from its JSON.
         parse_spec(spec)
-    except (ValueError, JobFormatError) as error:
-        raise InvalidFieldError("training_job.spec", f"has no JSON: {error}") from error
+    except JobFormatError as error:
+        raise InvalidFieldError("training_job.spec", str(error)[:_MAX_PROBLEM]) from error
     return spec, decode_labels(request.training_job.labels)
 
 
@@ -137,8 +142,8 @@ def decode_update(request: job_pb2.ReportTrainingJobRequest) -> JobUpdate:
     )
 
 
-def encode_report(report: JobReport) -> job_pb2.TrainingJobReport:
-    """Return the message of a report."""
+def encode_report(report: JobReport, *, with_state: bool = False) -> job_pb2.TrainingJobReport:
+    """Return the message of a report; the driver's state is for those who ask for it."""
     message = job_pb2.TrainingJobReport(
         name=report.job,
         uid=report.uid,
@@ -146,7 +151,7 @@ def encode_report(report: JobReport) -> job_pb2.TrainingJobReport:
         max_steps=report.max_steps,
         metrics=report.metrics,
         run=report.run,
-        state=report.state,
+        state=report.state if with_state else b"",
         message=report.message,
         outcome=_OUTCOME_NUMBERS[report.outcome],
     )

@@ -138,7 +138,8 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.GetTrainingJobReportRequest, context: Context
     ) -> job_pb2.TrainingJobReport:
         name = _own_job(request.name)
-        return job_codec.encode_report(await self._reports.get(name, request.uid))
+        report = await self._reports.get(name, request.uid)
+        return job_codec.encode_report(report, with_state=True)
 
     async def ListTrainingJobReports(
         self, request: job_pb2.ListTrainingJobReportsRequest, context: Context

@@ -147,7 +147,6 @@ def _after_end(spec: Json, status: dict[str, Any], seen: Observed, now_s: float)
         seen.exit_code == 0 and look_up(spec, "method", "type") == "custom"
     ):
         _finish(status, "Succeeded", now_s)
-        status.pop("failure", None)
     elif look_up(status, "failure", "reason") == "DeadlineExceeded":
         _finish(status, "Failed", now_s)
     elif spec.get("cancel"):

@@ -12,6 +12,7 @@ from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import job_pb2_grpc, scheduler_pb2_grpc
 from tinsmith_runtime.auth import ApiKey, Authenticator
+from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.server import PodServer
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler import codec
@@ -137,6 +138,8 @@ class SchedulerPod:
                 stop_timeout_s=config.local_job_stop_timeout_s,
                 wall_clock=self._wall_clock,
             )
+        if config.job_launcher == "kubernetes":
+            return _kubernetes_launcher(config)
         return None
 
     async def start_jobs(self, address: str) -> None:
@@ -249,3 +252,15 @@ class SchedulerPod:
         self._reaper.start()
         if not self._defer_jobs:
             await self.start_jobs(config.job_address or self.address)
+
+
+def _kubernetes_launcher(config: SchedulerConfig) -> Launcher:
+    # Not above: only a scheduler of a cluster has the packages that this needs.
+    try:
+        from tinsmith_scheduler.kubernetes_launcher import KubernetesLauncher
+    except ImportError as error:
+        raise ConfigError(
+            "job_launcher kubernetes needs packages that are not installed: pip install "
+            "'tinsmith[scheduler,cluster]'"
+        ) from error
+    return KubernetesLauncher(config.namespaces(), timeout_s=config.cluster_call_timeout_s)

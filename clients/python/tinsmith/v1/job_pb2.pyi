@@ -2035,7 +2035,7 @@ class TrainingJobReport(_message.Message):
     run: _builtins.str
     """Names the training run."""
     state: _builtins.bytes
-    """Holds the driver's state; `GetTrainingJobReport` and the driver alone get it."""
+    """Holds the driver's state; `GetTrainingJobReport` alone."""
     message: _builtins.str
     """Says for people how it goes, or what went wrong."""
     outcome: Global___TrainingJobReport.Outcome.ValueType

@@ -1,0 +1,137 @@
+"""The parts of a job's driver that need no server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinsmith.errors import ConfigurationError
+from tinsmith.job_json import (
+    JobFormatError,
+    parse_manifest,
+    parse_spec,
+    parse_status,
+    to_json,
+)
+from tinsmith.jobs.methods import read_method
+from tinsmith.jobs.state import MAX_BYTES, DriverState
+from tinsmith.recipes import rl, rl_episodes, supervised
+
+METHOD: dict[str, Any] = {"type": "sft", "model": "m", "maxSteps": 7}
+
+
+@pytest.mark.parametrize(
+    ("kind", "recipe", "expected"),
+    [
+        ("sft", supervised, {}),
+        ("grpo", rl, {"loss": "importance_sampling"}),
+        ("ppo", rl, {"loss": "ppo"}),
+        ("episodes", rl_episodes, {}),
+    ],
+)
+def test_a_method_is_a_recipe_with_its_settings(
+    kind: str, recipe: object, expected: dict[str, str], tmp_path: Path
+) -> None:
+    method = read_method(
+        json.dumps(
+            {
+                **METHOD,
+                "type": kind,
+                "parameters": {"learning_rate": 1, "seed": 3.0},
+                "adapter": {"type": "full"},
+                "checkpoint": {"everySteps": 4, "keepLast": 2, "finalName": "end"},
+                "data": "d",
+            }
+        ),
+        tmp_path,
+    )
+    assert method.recipe is recipe
+    config = method.config
+    assert (config.base_model, config.num_steps, config.save_every) == ("m", 7, 4)
+    assert (config.adapter, config.checkpoint, config.data) == ("full", "end", "d")
+    assert (config.learning_rate, config.seed, config.output_dir) == (1.0, 3, tmp_path)
+    assert (method.keep_last, method.resume_from) == (2, "")
+    assert all(getattr(config, name) == value for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({**METHOD, "type": "dance"}, "spec.method.type 'dance'"),
+        ({**METHOD, "parameters": {"seeds": 1}}, "parameters.seeds; did you mean seed"),
+        ({**METHOD, "parameters": {"seed": "x"}}, "parameters.seed is 'x'"),
+        ({**METHOD, "parameters": {"rank": 8}}, "is set by spec.adapter.rank"),
+        ({**METHOD, "model": ""}, "names no model"),
+    ],
+)
+def test_a_method_that_is_wrong_is_one_clear_sentence(
+    method: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError) as failure:
+        read_method(json.dumps(method), tmp_path)
+    assert message in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+def test_the_state_of_a_driver_fits_a_report(tmp_path: Path) -> None:
+    directory, restored = tmp_path / "a", tmp_path / "b"
+    directory.mkdir()
+    (directory / "state.json").write_text('{"step": 3}')
+    lines = [json.dumps({"step": step, "loss": step * 0.1234567891}) for step in range(40_000)]
+    (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    encoded = DriverState.collect(directory, ["c1", "c2"]).encode()
+    assert len(encoded) <= MAX_BYTES
+    state = DriverState.decode(encoded)
+    state.restore(restored)
+    assert (list(state.saves), (restored / "state.json").read_text()) == (
+        ["c1", "c2"],
+        '{"step": 3}',
+    )
+    # Old lines go, whole ones and from the front.
+    kept = (restored / "metrics.jsonl").read_text().splitlines()
+    assert 0 < len(kept) < len(lines)
+    assert kept == lines[-len(kept) :]
+    assert DriverState.decode(b"") == DriverState()
+
+
+def test_jobs_have_the_json_of_the_resource() -> None:
+    spec = {
+        "model": {"name": "m", "source": "hf://a/b"},
+        "method": {"type": "grpo", "maxSteps": 3, "parameters": {"a": 8, "b": 0.5, "c": [1]}},
+        "roles": {"trainer": {"replicas": 0, "resources": {"requests": {"memory": "4Gi"}}}},
+        "scheduling": {"minGPUMemoryGiB": 40, "tolerations": [{"operator": "Exists"}]},
+        "suspend": True,
+    }
+    assert to_json(parse_spec(spec)) == spec
+    whole = parse_spec({"roles": {"driver": {"resources": {"limits": {"cpu": 2}}}}})
+    assert whole.roles.driver.resources.limits == {"cpu": "2"}
+    status = {
+        "phase": "Running",
+        "assignedGPUs": 8,
+        "epoch": 2,
+        "startTime": "2026-11-22T08:00:00Z",
+        "progress": {"step": 5, "metrics": [{"name": "reward", "value": "0.5"}]},
+    }
+    assert to_json(parse_status({**status, "later": {}})) == status
+    with pytest.raises(JobFormatError) as failure:
+        parse_spec({"methods": {}})
+    assert 'no field named "methods"' in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        [],
+        {"kind": "Job"},
+        {"kind": "TrainingJob", "apiVersion": "v1"},
+        {"kind": "TrainingJob", "apiVersion": "tinsmith.dev/v1alpha1", "metadata": {}},
+        {"kind": "TrainingJob", "apiVersion": "tinsmith.dev/v1alpha1", "metadata": {"name": "a"}},
+    ],
+)
+def test_what_is_no_manifest(manifest: object) -> None:
+    with pytest.raises(JobFormatError):
+        parse_manifest(manifest)
