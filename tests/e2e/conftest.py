@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.cluster import CrdServer, TestCluster, UnavailableError, prepare, start_cluster
+from tests.e2e.cluster.container import why_unusable
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
@@ -39,6 +40,15 @@ def crd_server(cluster: TestCluster) -> Iterator[CrdServer]:
             yield started
     except UnavailableError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def process_pods() -> None:
+    """Skips where pods can not be processes; CI must be able to."""
+    if reason := why_unusable():
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
 
 
 @pytest.fixture

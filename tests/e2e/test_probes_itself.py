@@ -25,7 +25,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_a_grpc_probe_follows_the_health_service(
-    tmp_path: Path, executor: ThreadPoolExecutor
+    tmp_path: Path, executor: ThreadPoolExecutor, process_pods: None
 ) -> None:
     server = grpc.server(executor)
     servicer = health.HealthServicer()

@@ -29,7 +29,7 @@ POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podI
 
 
 @pytest.fixture
-def kubelet(cluster: TestCluster) -> Iterator[Kubelet]:
+def kubelet(cluster: TestCluster, process_pods: None) -> Iterator[Kubelet]:
     """Two nodes with 8 GPUs, on which `tinsmith/http` serves its host name."""
     nodes = [FakeNode(name=f"node-{i}", gpus=8, labels={"rack": f"r{i}"}) for i in range(2)]
     with cluster.kubelet(nodes, images={"tinsmith/http": [*PYTHON, SERVE]}) as started:
@@ -199,7 +199,19 @@ def test_exit_code_message_and_log_reach_the_api(
     create_pod(cluster, namespace, make_pod("fails", program))
     state = ended(cluster.wait_for_phase(namespace, "fails", "Failed"))
     assert (state["exitCode"], state["reason"], state["message"]) == (3, "Error", "no data")
-    assert cluster.kubectl("logs", "fails", "-n", namespace) == "to the log\n"
+    assert kubelet.logs(namespace, "fails") == "to the log\n"
+
+
+def test_kubectl_reads_and_follows_logs(
+    cluster: TestCluster, namespace: str, kubelet: Kubelet
+) -> None:
+    if cluster.authority is None:
+        pytest.skip("a cluster of others does not trust this kubelet")
+    program = "import time; print('one'); time.sleep(1); print('two')"
+    create_pod(cluster, namespace, make_pod("talks", program))
+    wait_for_log(kubelet, cluster, namespace, "talks", "one")
+    assert cluster.kubectl("logs", "talks", "--follow", "-n", namespace) == "one\ntwo\n"
+    assert cluster.kubectl("logs", "talks", "--tail=1", "-n", namespace) == "two\n"
 
 
 def test_a_container_is_restarted_with_back_off(

@@ -1,6 +1,16 @@
 """A real Kubernetes API, and processes for pods, on one machine without containers.
 
-`start_cluster` gives a `TestCluster`; tests take the fixtures of `tests/e2e/conftest.py` instead.
+Tests take the fixtures `cluster` and `namespace` of `tests/e2e/conftest.py`, and `process_pods` if
+they start processes; benchmarks call `prepare` and `start_cluster`:
+
+    nodes = [FakeNode(name="gpu-0", gpus=8, labels={"rack": "r0"})]
+    images = {"tinsmith/trainer": [sys.executable, "-m", "tinsmith_trainer"]}
+    with cluster.kubelet(nodes, images=images) as kubelet:
+        cluster.apply(manifest, namespace=namespace)
+        cluster.wait_for_phase(namespace, "trainer-0", "Running")
+        kubelet.lose_node("gpu-0", freeze=True)
+
+`cluster.kubelet(nodes, instant=True)` starts nothing: its pods run, or end, once they are bound.
 """
 
 from tests.e2e.cluster.api import ApiClient as ApiClient

@@ -3,7 +3,7 @@
 The process gets what containers get: a root file system (a layer over this machine's, so nothing
 that it writes outside its volumes reaches the machine), its volumes at their true paths, `/dev`,
 `/proc`, a host name and a process namespace, in which it is number 1. The network is the machine's.
-As root that needs nothing further, else user namespaces.
+It takes root: a user namespace may not lay anything over this machine's root.
 
 What changes on the machine below the layer may or may not be seen: files are exchanged in volumes.
 """
@@ -11,12 +11,14 @@ What changes on the machine below the layer may or may not be seen: files are ex
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,24 +31,18 @@ _OWN_MOUNTS = ("/proc", "/sys", "/dev", "/etc")
 _POLL_S = 0.005
 _FORK_TIMEOUT_S = 10.0
 
-_NSENTER = [*(["--user"] if os.geteuid() else []), "-m", "-p", "-u", "-r", "-w"]
+_NSENTER = ("-m", "-p", "-u", "-r", "-w")
 # What unshare(1) does, but for its exit code: that of a child which was killed is lost there.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 hostname, *argv = sys.argv[1:]
-NEWNS, NEWUTS, NEWUSER, NEWPID = 0x20000, 0x4000000, 0x10000000, 0x20000000
+NEWNS, NEWUTS, NEWPID = 0x20000, 0x4000000, 0x20000000
 REC_PRIVATE, PDEATHSIG = 0x44000, 1
 libc = ctypes.CDLL(None, use_errno=True)
 def check(result):
     if result:
         sys.exit("the container has no namespaces: " + os.strerror(ctypes.get_errno()))
-ids = os.getuid(), os.getgid()
-check(libc.unshare(NEWNS | NEWUTS | NEWPID | (NEWUSER if ids[0] else 0)))
-if ids[0]:
-    lines = ("setgroups", "deny"), ("uid_map", f"0 {ids[0]} 1"), ("gid_map", f"0 {ids[1]} 1")
-    for name, line in lines:
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(line)
+check(libc.unshare(NEWNS | NEWUTS | NEWPID))
 check(libc.mount(None, b"/", None, REC_PRIVATE, None))
 check(libc.sethostname(hostname.encode(), len(hostname.encode())))
 pid = os.fork()
@@ -190,14 +186,25 @@ class Container:
         )
 
 
+@functools.cache
 def why_unusable() -> str:
     """Say why no container can be run here; empty if they can."""
+    if os.geteuid() != 0:
+        return "pods that are processes need root, for their mounts"
     missing = [name for name in ("nsenter", "mount", "chroot") if not _which(name)]
     if missing:
         return f"{', '.join(missing)} missing (Debian: mount, util-linux, coreutils)"
-    argv = [*_launcher("test"), _tool("mount"), "-t", "tmpfs", "tmpfs", "/mnt"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
-    return f"no containers here: {done.stderr.strip()}" if done.returncode else ""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        log = folder / "log"
+        container = Container(
+            folder / "try", ["true"], env={}, mounts=[], hostname="try", cwd="/", log=log
+        )
+        end_s = time.monotonic() + _FORK_TIMEOUT_S
+        while (code := container.poll()) is None and time.monotonic() < end_s:
+            time.sleep(_POLL_S)
+        container.kill()
+        return "" if code == 0 else f"no containers here: {log.read_text().strip()}"
 
 
 def _launcher(hostname: str) -> list[str]:

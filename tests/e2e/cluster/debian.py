@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_COMMAND_TIMEOUT_S = 600
+_COMMAND_TIMEOUT_S = 1800
 _APT = Path("/etc/apt")
 
 
@@ -57,16 +57,19 @@ def run(argv: Sequence[str | Path], *, cwd: Path, env: dict[str, str] | None = N
     Raises:
         RuntimeError: If it fails; with the end of what it wrote.
     """
-    done = subprocess.run(
-        [str(part) for part in argv],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_TIMEOUT_S,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [str(part) for part in argv],
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{argv[0]} {argv[1]} took over {_COMMAND_TIMEOUT_S} s") from None
     if done.returncode:
         raise RuntimeError(
             f"{argv[0]} {argv[1]} failed with {done.returncode}:\n{done.stderr[-2000:]}"

@@ -120,6 +120,9 @@ class ContainerRunner:
         container = self._container
         if container is None:
             return
+        if not container.has_started:
+            container.kill()  # its mounts are being made, and nothing would hear a signal
+            return
         hook = self._spec.get("lifecycle", {}).get("preStop")
         if hook is None:
             container.terminate()
