@@ -15,7 +15,7 @@ PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
 SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto sampler.proto scheduler.proto trainer.proto)
 SOURCES := clients services tests bench
 
-.PHONY: help venv demo test test-postgres unit verify lint format types proto proto-check proto-baseline \
+.PHONY: help venv demo test test-cluster test-postgres unit verify lint format types proto proto-check proto-baseline \
 	manifests-check chaos chaos-long fuzz bench bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-gpu thin-client clean
 
@@ -84,6 +84,9 @@ proto-baseline: node_modules ## Accept today's contract as what must not be brok
 manifests-check: ## Check the Kubernetes manifests (there are none yet)
 	@! ls k8s/*.yaml helm/*/Chart.yaml 2>/dev/null | grep . || \
 		{ echo "manifests exist: give this target their check"; exit 1; }
+
+test-cluster: venv ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e
 
 chaos: venv ## Kill, stop, cut off and fill up while tenants train; every acknowledged operation must survive
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size ci --kills $(KILLS)

@@ -1,0 +1,179 @@
+"""The test cluster as tests see it."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.cluster import binaries
+from tests.e2e.cluster.api import ApiClient, ApiError, Json, path
+from tests.e2e.cluster.control_plane import ControlPlane, write_kubeconfig
+from tests.e2e.cluster.instant import Outcome
+from tests.e2e.cluster.kubelet import Kubelet
+from tests.e2e.cluster.loopback import AddressBlock
+from tests.e2e.cluster.nodes import FakeNode
+from tests.e2e.cluster.pki import Authority
+from tests.e2e.cluster.runner import Image
+
+_KUBECTL_TIMEOUT_S = 60
+_POLL_S = 0.05
+
+
+class TestCluster:
+    """A Kubernetes API for tests: one of our own, or the one of a kubeconfig.
+
+    Attributes:
+        kubeconfig: File of an administrator.
+        api: Client of an administrator.
+        folder: Everything that is written: keys, data, logs, the files of pods.
+        addresses: The loopback addresses of its Services and pods.
+        authority: Vouches for its servers; None if the cluster is not ours.
+    """
+
+    __test__ = False  # pytest takes classes of this name for tests
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        folder: Path,
+        addresses: AddressBlock,
+        authority: Authority | None = None,
+    ) -> None:
+        self.kubeconfig = kubeconfig
+        self.authority = authority
+        self.folder = folder
+        self.addresses = addresses
+        self.api = ApiClient(kubeconfig)
+        self._numbers = itertools.count(1)
+        self._kubectl = binaries.find_kubectl()
+        version = self.api.get("/version")
+        digits = "".join(c for c in version["minor"] if c.isdigit())
+        self.version: tuple[int, int] = (int(version["major"]), int(digits))
+
+    def kubectl(self, *args: str, stdin: str | None = None, kubeconfig: Path | None = None) -> str:
+        """Run kubectl and return its standard output.
+
+        Raises:
+            RuntimeError: If it fails; with what it wrote to standard error.
+        """
+        done = subprocess.run(
+            [self._kubectl, f"--kubeconfig={kubeconfig or self.kubeconfig}", *args],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_KUBECTL_TIMEOUT_S,
+            check=False,
+            # Discovery is cached under HOME by address, and the next cluster may have the same.
+            env={"PATH": os.environ["PATH"], "HOME": str(self.folder)},
+        )
+        if done.returncode:
+            raise RuntimeError(f"kubectl {' '.join(args)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def kubectl_json(self, *args: str) -> Any:
+        """Run kubectl with `-o json` and return the objects."""
+        return json.loads(self.kubectl(*args, "-o", "json"))
+
+    def apply(self, *manifests: Json, namespace: str = "default") -> None:
+        """Apply objects as `kubectl apply` does."""
+        self.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump_all(manifests))
+
+    @contextlib.contextmanager
+    def namespace(self, labels: Mapping[str, str] | None = None) -> Iterator[str]:
+        """Yield the name of a fresh namespace; what is in it is deleted afterwards.
+
+        The end does not wait for the namespace to vanish: names are never used again.
+        """
+        name = f"test-{os.getpid()}-{next(self._numbers)}"
+        self.api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": labels or {}}})
+        self.wait_for(
+            lambda: self.api.find(path("v1", "serviceaccounts", name, "default")),
+            "the namespace's service account",
+        )
+        try:
+            yield name
+        finally:
+            self.api.delete(f"/api/v1/namespaces/{name}")
+            self._strip_finalizers(name)
+
+    def service_account_kubeconfig(self, namespace: str, name: str) -> Path:
+        """Return a kubeconfig of a service account, with a token by TokenRequest."""
+        url = path("v1", "serviceaccounts", namespace, name, "token")
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
+        token = self.api.create(url, {**body, "spec": {"expirationSeconds": 3600}})
+        target = self.folder / f"{namespace}-{name}.kubeconfig"
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        authority = config["clusters"][0]["cluster"]["certificate-authority-data"]
+        write_kubeconfig(
+            target,
+            self.api.server,
+            base64.b64decode(authority),
+            token=token["status"]["token"],
+        )
+        return target
+
+    def kubelet(
+        self,
+        nodes: Sequence[FakeNode] = (),
+        *,
+        images: Mapping[str, Sequence[str] | Image] | None = None,
+        instant: bool | Outcome = False,
+        backoff_s: float = 0.5,
+    ) -> Kubelet:
+        """Return a kubelet for fake nodes, to be used as a context; see `Kubelet`."""
+        return Kubelet(self, nodes, images=images, instant=instant, backoff_s=backoff_s)
+
+    def wait_for(
+        self, condition: Callable[[], object], what: str = "the condition", timeout_s: float = 30.0
+    ) -> Any:
+        """Return the first true value of a condition.
+
+        Raises:
+            TimeoutError: If it stays false.
+        """
+        end_s = time.monotonic() + timeout_s
+        while not (value := condition()):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"in vain for {timeout_s:.0f} s: {what}")
+            time.sleep(_POLL_S)
+        return value
+
+    def _strip_finalizers(self, namespace: str) -> None:
+        """Take the finalizers off custom objects, whose controllers have ended with their test."""
+        for crd in self.api.list(path("apiextensions.k8s.io/v1", "customresourcedefinitions")):
+            spec = crd["spec"]
+            if spec["scope"] != "Namespaced":
+                continue
+            version = next(entry["name"] for entry in spec["versions"] if entry["storage"])
+            group_version, plural = f"{spec['group']}/{version}", spec["names"]["plural"]
+            with contextlib.suppress(ApiError):  # a definition that is going serves no objects
+                for item in self.api.list(path(group_version, plural, namespace)):
+                    if item["metadata"].get("finalizers"):
+                        url = path(group_version, plural, namespace, item["metadata"]["name"])
+                        self.api.patch(url, {"metadata": {"finalizers": None}})
+
+
+@contextlib.contextmanager
+def start_cluster(folder: Path) -> Iterator[TestCluster]:
+    """Yield a cluster: that of `$TINSMITH_TEST_KUBECONFIG`, else one that ends with the context.
+
+    Raises:
+        UnavailableError: If there is none and none can be made.
+    """
+    with contextlib.closing(AddressBlock()) as addresses:
+        if existing := os.environ.get("TINSMITH_TEST_KUBECONFIG"):
+            yield TestCluster(Path(existing), folder, addresses)
+            return
+        found = binaries.find_control_plane()
+        with ControlPlane(found, folder / "control-plane", addresses) as plane:
+            yield TestCluster(plane.kubeconfig, folder, addresses, plane.authority)
