@@ -1,0 +1,214 @@
+"""What the assignment knows of nodes and workloads, and what it decides.
+
+A workload is a job or a pool. Only pods that want a node chosen for them are here: those with a
+GPU, and all trainers and samplers. Drivers and environments go wherever the cluster's scheduler
+puts them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tinsmith_controller.quantities import Resources
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """Names an object of the cluster."""
+
+    kind: str
+    """`TrainingJob` or `TrainerPool`."""
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """A taint of a node."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """A toleration of a pod, with the meaning that Kubernetes gives it.
+
+    An empty key with `Exists` tolerates every taint; an empty effect is every effect.
+    """
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the cluster.
+
+    Attributes:
+        name: Its name.
+        allocatable: What pods may ask of it in all.
+        used: What is taken by pods that are not of any workload here: other people's, and daemons.
+        labels: Its labels.
+        taints: Its taints.
+        is_ready: Whether its Ready condition is True.
+        is_cordoned: Whether `spec.unschedulable` is set.
+        gpu_product: Such as `NVIDIA-H200`; empty if unknown.
+        gpu_memory_gib: Memory of one GPU; 0 if unknown.
+    """
+
+    name: str
+    allocatable: Resources
+    used: Resources = Resources()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    is_ready: bool = True
+    is_cordoned: bool = False
+    gpu_product: str = ""
+    gpu_memory_gib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """A pod that wants a node."""
+
+    role: str
+    """Such as `trainer`, `sampler` or `agent/red/trainer`."""
+    index: int
+    resources: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A pod and the node that it was given."""
+
+    role: str
+    index: int
+    node: str
+    resources: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which nodes will do, and how close together they have to be."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    gpu_products: tuple[str, ...] = ()
+    """Products that will do; any if empty. About pods with a GPU."""
+    min_gpu_memory_gib: int = 0
+    required_level: str = ""
+    """Label of nodes; all pods of the workload, placed ones included, on one value of it."""
+    preferred_level: str = ""
+    """Label of nodes; as few values as possible."""
+
+
+class Stage(enum.Enum):
+    """Whether a workload takes part."""
+
+    WAITING = "waiting"
+    """It holds nothing and wants `pods` placed, all or none."""
+    HOLDING = "holding"
+    """It holds `placed`; `pods` are replacements that are missing, all or none."""
+    LEAVING = "leaving"
+    """It still holds `placed` and is about to give it back: preempted, suspended, ending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A job or a pool, as the assignment sees it.
+
+    Attributes:
+        key: Its name.
+        project: Whose it is; empty for pools, which belong to the operators.
+        queue: Queue that it is in.
+        priority: Higher goes first, and may preempt lower.
+        created: When the object was made.
+        queued: Since when it waits; that of a preempted job is the time of its first waiting.
+        stage: Whether it waits, holds or leaves.
+        pods: Pods that want a node now.
+        placed: Pods that have one.
+        rules: Which nodes will do.
+        is_gang: Whether `pods` are placed all or none; the replicas of a pool are placed one by one.
+        is_preemptible: Whether it may be asked to give way to a higher priority.
+        assigned: When it got what it holds; None if it holds nothing.
+        leaving_for: On a leaving workload, the one that it gives way to.
+    """
+
+    key: Key
+    project: str
+    queue: str
+    priority: int
+    created: datetime.datetime
+    queued: datetime.datetime
+    stage: Stage
+    pods: tuple[PodRequest, ...] = ()
+    placed: tuple[Placement, ...] = ()
+    rules: Rules = Rules()
+    is_gang: bool = True
+    is_preemptible: bool = True
+    assigned: datetime.datetime | None = None
+    leaving_for: Key | None = None
+
+    @property
+    def num_gpus_wanted(self) -> int:
+        """GPUs of the pods that want a node."""
+        return sum(pod.resources.gpus for pod in self.pods)
+
+    @property
+    def num_gpus_held(self) -> int:
+        """GPUs of the pods that have a node."""
+        return sum(pod.resources.gpus for pod in self.placed)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a queue or a project may have.
+
+    Attributes:
+        max_gpus: GPUs that it may hold at once; None does not limit them.
+        weight: Its part of the cluster, relative to others of the same kind.
+    """
+
+    max_gpus: int | None = None
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The operators' settings.
+
+    Attributes:
+        queues: By name; if there are any, a queue that is not among them does not exist.
+        projects: By name; others have no limit and weight 1.
+        backfill_patience_s: How long the first workload that does not fit lets later ones go ahead
+            anywhere; after that they only get what it can not use.
+    """
+
+    queues: Mapping[str, Share] = field(default_factory=dict)
+    projects: Mapping[str, Share] = field(default_factory=dict)
+    backfill_patience_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What one pass decided.
+
+    Attributes:
+        assign: New placements by workload, in the order in which they were given.
+        preempt: Workloads that have to give way, and to whom.
+        waiting: One sentence for each workload that wants nodes and got none (or, a pool, not all).
+    """
+
+    assign: Mapping[Key, tuple[Placement, ...]]
+    preempt: Mapping[Key, Key]
+    waiting: Mapping[Key, str]

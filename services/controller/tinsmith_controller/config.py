@@ -1,0 +1,120 @@
+"""Settings of the controller pod."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tinsmith.names import is_valid_id
+from tinsmith_runtime.errors import ConfigError
+
+_POSITIVE = (
+    "lease_ttl_s",
+    "num_workers",
+    "report_interval_s",
+    "assignment_interval_s",
+    "resync_interval_s",
+    "backoff_base_s",
+    "backoff_max_s",
+    "sync_timeout_s",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControllerConfig:
+    """Settings of one controller."""
+
+    namespaces: str
+    """Namespaces of jobs and pools, separated by commas."""
+    projects: str = ""
+    """`namespace=project`, separated by commas; the project of another namespace has its name."""
+    kubeconfig: str = ""
+    """Path of a kubeconfig; empty uses the pod's service account."""
+    scheduler_address: str
+    """`host:port` of the scheduler."""
+    gateway_address: str
+    """`host:port` of the gateway, which drivers and agents call."""
+    pod_key: str = field(repr=False)
+    """The secret that the pods of one deployment share."""
+    pod_secret_name: str = "tinsmith-pods"
+    """Secret, in each namespace of jobs, with `pod-key` and perhaps `database-url`."""
+    has_database: bool = True
+    """Whether that secret has a `database-url`."""
+    storage_uri: str
+    """Where checkpoints go."""
+    storage_secret_name: str = ""
+    """Secret with the variables of an S3 client; empty if none are needed."""
+    image_repository: str
+    """Images are `<repository>/<pod>:<tag>`."""
+    image_tag: str
+    image_pull_secrets: str = ""
+    """Names, separated by commas."""
+    service_account_name: str = ""
+    """Of job pods; its token is not mounted."""
+    device: str = "cuda"
+    """Where models compute in pods that have a GPU."""
+    queues_path: Path | None = None
+    """TOML file with queues and projects; see `policy_file`."""
+    lease_namespace: str
+    lease_name: str = "tinsmith-controller"
+    identity: str = ""
+    """Of this replica; the host's name by default."""
+    lease_ttl_s: float = 15.0
+    """After how long without a sign of life another replica takes over."""
+    num_workers: int = 4
+    """Workloads that are looked at at once."""
+    report_interval_s: float = 3.0
+    """How often drivers' reports are fetched."""
+    assignment_interval_s: float = 0.1
+    """Shortest time between two decisions about nodes."""
+    resync_interval_s: float = 30.0
+    """How often everything is looked at though nothing happened."""
+    backoff_base_s: float = 10.0
+    """Pause after a job's first failure; doubled by each further one."""
+    backoff_max_s: float = 300.0
+    sync_timeout_s: float = 60.0
+    """How long the first list of the cluster may take."""
+    metrics_address: str | None = None
+    health_address: str | None = None
+    """`host:port` of `/healthz` and `/readyz`."""
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if not self.namespace_list():
+            raise ConfigError("namespaces must name at least one namespace")
+        if not self.pod_key:
+            raise ConfigError("pod_key must not be empty")
+        self.project_map()
+
+    def namespace_list(self) -> tuple[str, ...]:
+        """Return the namespaces of jobs and pools."""
+        return _names(self.namespaces)
+
+    def project_map(self) -> dict[str, str]:
+        """Return the project of each namespace that is given one.
+
+        Raises:
+            ConfigError: If an entry is not `namespace=project`.
+        """
+        found = {}
+        for entry in _names(self.projects):
+            namespace, _, project = entry.partition("=")
+            if not namespace or not is_valid_id(project):
+                raise ConfigError(f"projects: {entry!r} is not namespace=project")
+            found[namespace] = project
+        return found
+
+    def pull_secrets(self) -> tuple[str, ...]:
+        """Return the names of image pull secrets."""
+        return _names(self.image_pull_secrets)
+
+    def replica(self) -> str:
+        """Return the identity of this replica."""
+        return self.identity or socket.gethostname()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (part.strip() for part in text.split(","))))

@@ -1,0 +1,66 @@
+"""What the end of a pod means: the failure policy, and the pause before a restart."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+
+from tinsmith_controller.observed import PodView
+from tinsmith_controller.spec import DRIVER, FailureRule, Reaction
+from tinsmith_controller.status import Failure, Status
+
+_AGENT = "agent"
+_SETTINGS_EXIT_CODE = 2
+"""With it a driver says that it can not run what it was told, however often it is started."""
+_SIGTERM_EXIT_CODE = 128 + 15
+_DISRUPTION = "DisruptionTarget"
+_MAX_DOUBLINGS = 16
+
+
+def react(pod: PodView, rules: Sequence[FailureRule]) -> Reaction:
+    """Return what to do about a pod that failed: the first rule that fits, else the default.
+
+    By default a disruption by the cluster, and a driver that saved and stopped as it was told,
+    are no failures; a driver that can not run its settings fails the job; everything else restarts
+    the role.
+    """
+    for rule in rules:
+        if (
+            (not rule.roles or _role_word(pod.role) in rule.roles)
+            and (not rule.exit_codes or pod.exit_code in rule.exit_codes)
+            and (not rule.pod_conditions or rule.pod_conditions & pod.conditions)
+        ):
+            return rule.action
+    if _DISRUPTION in pod.conditions:
+        return Reaction.IGNORE
+    if pod.role == DRIVER and pod.exit_code == _SETTINGS_EXIT_CODE:
+        return Reaction.FAIL_JOB
+    if pod.role == DRIVER and pod.exit_code == _SIGTERM_EXIT_CODE:
+        return Reaction.IGNORE
+    return Reaction.RESTART_ROLE
+
+
+def describe(pod: PodView, reason: str) -> Failure:
+    """Return why a pod failed, in one sentence."""
+    code = f"exit code {pod.exit_code}" if pod.exit_code is not None else "no exit code"
+    problem = f": {pod.problem}" if pod.problem else ""
+    return Failure(
+        reason=reason,
+        message=f"{pod.role} {pod.index} ended with {code}{problem}",
+        role=pod.role,
+        pod=pod.name,
+        node=pod.node,
+        exit_code=pod.exit_code,
+    )
+
+
+def backoff_left_s(status: Status, now: datetime.datetime, *, base_s: float, max_s: float) -> float:
+    """Return how long nothing is started after a failure; it doubles with each."""
+    if status.last_restart_time is None or status.restart_count == 0:
+        return 0.0
+    pause_s = min(max_s, base_s * 2.0 ** min(status.restart_count - 1, _MAX_DOUBLINGS))
+    return max(0.0, pause_s - (now - status.last_restart_time).total_seconds())
+
+
+def _role_word(role: str) -> str:
+    return _AGENT if role.startswith(f"{_AGENT}/") else role

@@ -1,0 +1,160 @@
+"""The plan for one pool: a pure function, like that of a job, but it never ends.
+
+Replicas are kept one by one: each that has a node has a pod, and one that failed is made again
+after a pause that grows with failures in a row.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tinsmith_controller import conditions
+from tinsmith_controller.assignment.records import Placement
+from tinsmith_controller.conditions import PoolPhase
+from tinsmith_controller.failures import backoff_left_s, describe
+from tinsmith_controller.job_plan import Limits
+from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL, pod_name
+from tinsmith_controller.observed import Observed, Pool
+from tinsmith_controller.plans import Event, Plan, PodDeletion
+from tinsmith_controller.spec import SAMPLER, Reaction
+from tinsmith_controller.status import Assignment, Failure, Status
+from tinsmith_controller.upkeep import Upkeep, tend
+
+_QUIET_S = 600.0
+"""After this long without a failure, the next one counts as the first."""
+
+
+def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
+    """Return the next actions for a pool."""
+    status = replace(pool.status, observed_generation=pool.generation)
+    if pool.is_deleting:
+        return Plan(status=pool.status)
+    if pool.spec is None:
+        return _refuse(pool, status, observed, now)
+    status = _calm(replace(status, failure=_without_refusal(status.failure)), now)
+    kept = tend(
+        pool.key.name,
+        pool.spec.roles,
+        status,
+        observed,
+        # Of the reactions this is the one that replaces a single pod; failures are counted below.
+        react=lambda _: Reaction.IGNORE,
+        may_create=_pause_s(status, now, limits) <= 0,
+    )
+    events = [Event(conditions.POD_LOST, why, is_warning=True) for why in kept.lost]
+    for pod, _ in kept.failures:
+        failure = describe(pod, conditions.POD_FAILED)
+        events.append(Event(conditions.POD_FAILED, failure.message, is_warning=True))
+        status = replace(
+            status,
+            failure=failure,
+            restart_count=status.restart_count + 1,
+            last_restart_time=now,
+        )
+    status = replace(
+        status,
+        assignments=kept.assignments,
+        epoch=kept.epoch,
+        role_statuses=kept.role_statuses,
+        queued_time=status.queued_time or now,
+        sampler_selector=f"{WORKLOAD_LABEL}={pool.key.name},{ROLE_LABEL}={SAMPLER}"
+        if pool.spec.role(SAMPLER)
+        else "",
+    )
+    pause_s = _pause_s(status, now, limits)
+    status = _readiness(status, kept, pause_s, now)
+    return Plan(
+        status=status,
+        create=kept.create,
+        delete=kept.delete,
+        requeue_s=max(0.5, pause_s) if pause_s > 0 else None,
+        events=tuple(events),
+    )
+
+
+def grant_pool(pool: Pool, placements: Sequence[Placement], now: datetime.datetime) -> Status:
+    """Return the status of a pool that was given nodes for some of its replicas."""
+    status = pool.status
+    epoch = status.epoch + 1
+    added = tuple(
+        Assignment(
+            pod_name(pool.key.name, entry.role, entry.index, epoch),
+            entry.role,
+            entry.index,
+            entry.node,
+            entry.resources.gpus,
+            epoch,
+        )
+        for entry in placements
+    )
+    status = replace(
+        status,
+        epoch=epoch,
+        assignments=(*status.assignments, *added),
+        assigned_time=status.assigned_time or now,
+        start_time=status.start_time or now,
+        waiting_for="",
+    )
+    message = f"{len(status.assignments)} replicas have nodes"
+    return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
+
+
+def _refuse(pool: Pool, status: Status, observed: Observed, now: datetime.datetime) -> Plan:
+    message = f"the pool can not be run: {pool.spec_error}"
+    status = replace(
+        status,
+        phase=PoolPhase.FAILED,
+        waiting_for="",
+        failure=Failure(conditions.INVALID_SPEC, message),
+        assignments=(),
+    ).with_condition(conditions.READY, False, conditions.INVALID_SPEC, message, now)
+    is_new = pool.status.phase is not PoolPhase.FAILED
+    return Plan(
+        status=status,
+        delete=tuple(
+            PodDeletion(pod.name, pod.uid)
+            for pod in sorted(observed.pods.values(), key=lambda pod: pod.name)
+            if not pod.is_deleting
+        ),
+        events=(Event(conditions.INVALID_SPEC, message, is_warning=True),) if is_new else (),
+    )
+
+
+def _without_refusal(failure: Failure | None) -> Failure | None:
+    return None if failure is not None and failure.reason == conditions.INVALID_SPEC else failure
+
+
+def _calm(status: Status, now: datetime.datetime) -> Status:
+    last = status.last_restart_time
+    if last is not None and (now - last).total_seconds() > _QUIET_S:
+        return replace(status, restart_count=0, last_restart_time=None)
+    return status
+
+
+def _pause_s(status: Status, now: datetime.datetime, limits: Limits) -> float:
+    return backoff_left_s(status, now, base_s=limits.backoff_base_s, max_s=limits.backoff_max_s)
+
+
+def _readiness(status: Status, kept: Upkeep, pause_s: float, now: datetime.datetime) -> Status:
+    num_ready = sum(role.ready for role in kept.role_statuses)
+    waiting_for = status.waiting_for if kept.num_unplaced else "; ".join(kept.not_ready[:3])
+    if pause_s > 0 and status.failure is not None:
+        waiting_for = f"pauses {pause_s:.0f} s after a failure: {status.failure.message}"
+    if kept.is_ready:
+        phase, waiting_for = PoolPhase.READY, ""
+    elif num_ready:
+        phase = PoolPhase.DEGRADED
+    elif kept.assignments:
+        phase = PoolPhase.STARTING
+    else:
+        phase = PoolPhase.QUEUED
+        waiting_for = waiting_for or "waits for the next assignment of nodes"
+    return replace(status, phase=phase, waiting_for=waiting_for).with_condition(
+        conditions.READY,
+        kept.is_ready,
+        conditions.PODS_READY if kept.is_ready else conditions.PODS_NOT_READY,
+        "all replicas are ready" if kept.is_ready else waiting_for or "replicas are starting",
+        now,
+    )
