@@ -32,7 +32,7 @@ metadata:
       - {key: kubernetes.io/metadata.name, operator: In, values: {{ $names | toJson }}}
   podSelector:
     matchExpressions:
-      - {key: tinsmith.dev/role, operator: In, values: {{ rest . | toJson }}}
+      - {key: app.kubernetes.io/component, operator: In, values: {{ rest . | toJson }}}
 {{- end }}
 
 {{/* Takes (list (list CIDR ...) PORT ...). */}}

@@ -7,9 +7,7 @@
 {{- $settings := index $root.Values (index . 1) -}}
 annotations:
   checksum/secrets: {{ list $root.Values.secrets.existing $root.Values.database.url | toJson | sha256sum }}
-  {{- if eq (index . 1) "controller" }}
-  checksum/queues: {{ list $root.Values.jobs.queues $root.Values.jobs.projects | toJson | sha256sum }}
-  {{- end }}
+  checksum/settings: {{ include "tinsmith.settings" $settings.settings | sha256sum }}
   {{- with $settings.podAnnotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -78,6 +76,7 @@ priorityClassName: {{ . }}
 {{- $root := index . 0 -}}
 name: {{ index . 1 }}
 image: {{ include "tinsmith.image" . }}
+args: [--config, /etc/tinsmith/settings/{{ index . 1 }}.toml]
 imagePullPolicy: {{ $root.Values.image.pullPolicy }}
 securityContext:
   {{- include "tinsmith.containerSecurityContext" $root | nindent 2 }}
@@ -89,6 +88,9 @@ volumeMounts:
     mountPath: /tmp
   - name: data
     mountPath: /var/lib/tinsmith
+  - name: settings
+    mountPath: /etc/tinsmith/settings
+    readOnly: true
 {{- end }}
 
 {{- define "tinsmith.containerSecurityContext" -}}
@@ -99,7 +101,7 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* All that a pod can write to. What must last is in the database. */}}
+{{/* All that a pod can write to, and its settings. What must last is in the database. */}}
 {{- define "tinsmith.volumes" -}}
 - name: tmp
   emptyDir:
@@ -107,12 +109,14 @@ capabilities:
 - name: data
   emptyDir:
     sizeLimit: 1Gi
+- name: settings
+  configMap:
+    name: {{ include "tinsmith.name" (list . "settings") }}
 {{- end }}
 
 {{/* Variables of every pod. */}}
 {{- define "tinsmith.env" -}}
 {{- $root := index . 0 -}}
-{{- $settings := index $root.Values (index . 1) -}}
 - name: POD_IP
   valueFrom:
     fieldRef:
@@ -128,10 +132,6 @@ capabilities:
     secretKeyRef:
       name: {{ include "tinsmith.secretName" $root }}
       key: pod-key
-{{- range $name, $value := $settings.settings }}
-- name: TINSMITH_{{ $name | upper }}
-  value: {{ kindIs "float64" $value | ternary ($value | toJson) $value | quote }}
-{{- end }}
 {{- end }}
 
 {{- define "tinsmith.drainEnv" -}}
@@ -198,4 +198,16 @@ type: RollingUpdate
 rollingUpdate:
   maxSurge: 1
   maxUnavailable: 100%
+{{- end }}
+
+{{/* Further settings of a pod as TOML. A file and not variables, because a pod refuses a file with a setting
+     that it does not know. Numbers in values have no type: what is whole is written without a point. */}}
+{{- define "tinsmith.settings" -}}
+{{- range $name, $value := . }}
+{{- if and (kindIs "float64" $value) (eq (floor $value) $value) }}
+{{ $name }} = {{ int64 $value }}
+{{- else }}
+{{ $name }} = {{ $value | toJson }}
+{{- end }}
+{{- end }}
 {{- end }}

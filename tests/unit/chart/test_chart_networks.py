@@ -120,7 +120,7 @@ def _cluster(values: dict[str, Any]) -> Cluster:
     manifests = render(values)
     pods = {t.component: Pod.of("tinsmith", t.labels) for t in pod_templates(manifests)}
     for role in JOB_ROLES:
-        pods[f"job-{role}"] = Pod.of("tinsmith-jobs", {"tinsmith.dev/role": role})
+        pods[f"job-{role}"] = Pod.of("tinsmith-jobs", {"app.kubernetes.io/component": role})
     return Cluster(of_kind(manifests, "NetworkPolicy"), pods)
 
 

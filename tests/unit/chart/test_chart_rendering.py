@@ -56,7 +56,7 @@ def test_lint_has_no_warning(name: str) -> None:
         pytest.param(
             {"jobs": {"namespaces": [{"name": "A_b", "project": "p"}]}}, "name", id="bad-namespace"
         ),
-        pytest.param({"jobs": {"queues": {"q": {"gpu": 1}}}}, "gpu", id="misspelt-queue"),
+        pytest.param({"jobs": {"queues": {"q": {"gpus": 1}}}}, "gpus", id="misspelt-queue"),
         pytest.param({"jobs": {"projects": {"p": {"weight": 0}}}}, "weight", id="no-weight"),
         pytest.param({"scheduler": {"resources": {"limits": None}}}, "limits", id="no-limits"),
         pytest.param(
