@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import TestCluster, UnavailableError, start_cluster
+from tests.e2e.cluster import TestCluster, UnavailableError, prepare, start_cluster
+
+
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Build the control plane before the first test: that takes longer than a test may."""
+    needed = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
+    if needed and not session.config.option.collectonly:
+        with contextlib.suppress(UnavailableError):  # the fixture says so
+            prepare()
 
 
 @pytest.fixture(scope="session")

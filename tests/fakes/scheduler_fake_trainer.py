@@ -15,8 +15,23 @@ import pytest
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from grpc_status import rpc_status
 
-from tinsmith.v1 import models_pb2, scheduler_pb2, scheduler_pb2_grpc, trainer_pb2, trainer_pb2_grpc
-from tinsmith_runtime.auth import POD_SCOPE, ApiKey, Authenticator, Caller, current_caller
+from tinsmith.v1 import (
+    job_pb2,
+    job_pb2_grpc,
+    models_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    trainer_pb2,
+    trainer_pb2_grpc,
+)
+from tinsmith_runtime.auth import (
+    POD_SCOPE,
+    ApiKey,
+    Authenticator,
+    Caller,
+    current_caller,
+    derive_job_key,
+)
 from tinsmith_runtime.errors import (
     AbortedError,
     CheckpointNotFoundError,
@@ -163,6 +178,7 @@ class Rig:
         }
         self.stub: Any = None
         self.operations: Any = None
+        self.jobs: Any = None
 
     async def start(self) -> None:
         self.pod = SchedulerPod(SchedulerConfig(**self.settings), clock=self.clock)
@@ -170,6 +186,7 @@ class Rig:
         self.channel = grpc.aio.insecure_channel(self.pod.address)
         self.stub = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
         self.operations = operations_pb2_grpc.OperationsStub(self.channel)
+        self.jobs = job_pb2_grpc.JobServiceStub(self.channel)
 
     async def stop(self) -> None:
         await self.channel.close()
@@ -190,6 +207,9 @@ class Rig:
         files: dict[str, bytes] | None = None,
         incarnation: str = "",
         ledger: str = "",
+        pool: str = "",
+        project: str = "",
+        checkpoint: str = "",
     ) -> scheduler_pb2.Worker:
         worker = scheduler_pb2.Worker(
             name=f"workers/{name}",
@@ -199,6 +219,9 @@ class Rig:
             max_runs=max_runs,
             incarnation=incarnation,
             ledger=ledger,
+            pool=pool,
+            project=project,
+            checkpoint=checkpoint,
         )
         request = scheduler_pb2.RegisterWorkerRequest(worker=worker)
         if files:
@@ -226,6 +249,17 @@ class Rig:
         request = scheduler_pb2.CreateKeyRequest(parent=f"projects/{project}", request_id=new_id())
         key = await self.stub.CreateKey(request, metadata=self.admin, timeout=5)
         return bearer(key.secret)
+
+    async def job_key(
+        self, job: str, uid: str = "uid-1", *, pool: str = "", key: ApiKey | None = None
+    ) -> Metadata:
+        """Return the credential of the driver of a job."""
+        key = key or derive_job_key(POD_KEY, uid)
+        request = job_pb2.EnsureJobKeyRequest(
+            job=job, uid=uid, key_id=key.key_id, secret_sha256=key.secret_sha256, pool=pool
+        )
+        await self.jobs.EnsureJobKey(request, metadata=POD, timeout=5)
+        return bearer(str(key))
 
     async def session(self, who: Metadata, project: str = "default") -> str:
         request = scheduler_pb2.CreateSessionRequest(

@@ -7,6 +7,7 @@ it. `ResourceName.parse` refuses anything else with `InvalidNameError`, which se
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, fields
 from typing import ClassVar, Self
@@ -29,6 +30,14 @@ class InvalidNameError(ValueError):
 def is_valid_id(value: str) -> bool:
     """Return whether a string may be the last part of a name: 1 to 63 of letters, digits, `._-`."""
     return _ID_PATTERN.fullmatch(value) is not None
+
+
+def worker_tag(worker: str) -> str:
+    """Return what the ids of a worker's environment instances begin with, before a `-`.
+
+    An instance lives in the memory of one worker: whoever routes by name finds it again.
+    """
+    return hashlib.sha256(worker.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,15 @@ class EpisodeName(ResourceName):
     pattern = "projects/{project}/episodes/{episode}"
     project: str
     episode: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobName(ResourceName):
+    """A whole training that the cluster runs."""
+
+    pattern = "projects/{project}/trainingJobs/{job}"
+    project: str
+    job: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from tinsmith_controller.metrics import API_REQUESTS
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import ConfigError
 
 Json = dict[str, Any]
@@ -241,6 +242,9 @@ class Cluster:
         body: Any = None,
         content_type: str = _JSON,
     ) -> Json:
+        is_write = method != "GET" and LEASES.plural not in path
+        if is_write:
+            failpoints.passing("controller.write")
         response = self._send(method, path, query=query, body=body, content_type=content_type)
         try:
             content = response.read()
@@ -248,6 +252,8 @@ class Cluster:
             raise ApiError(0, "Disconnected", str(error)) from error
         finally:
             response.release_conn()
+        if is_write:
+            failpoints.passing("controller.wrote")
         found: Json = json.loads(content)
         return found
 

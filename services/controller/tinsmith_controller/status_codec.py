@@ -60,18 +60,7 @@ def encode_status(status: Status) -> dict[str, Any]:
         "endpoint": status.endpoint,
         "preemptedBy": _encode_key(status.preempted_by),
         "conditions": [_encode_condition(entry) for entry in status.conditions],
-        "assignments": [
-            {
-                "pod": entry.pod,
-                "role": entry.role,
-                "index": entry.index,
-                "node": entry.node,
-                "gpus": entry.gpus,
-                "epoch": entry.epoch,
-                "uid": entry.uid,
-            }
-            for entry in status.assignments
-        ],
+        "assignments": [_encode_assignment(entry) for entry in status.assignments],
         "roleStatuses": [
             {
                 "name": entry.name,
@@ -201,6 +190,19 @@ def _condition(entry: Mapping[str, Any]) -> Condition | None:
         time,
         _int(entry.get("observedGeneration")),
     )
+
+
+def _encode_assignment(assignment: Assignment) -> dict[str, Any]:
+    encoded = {
+        "pod": assignment.pod,
+        "role": assignment.role,
+        "index": assignment.index,
+        "node": assignment.node,
+        "gpus": assignment.gpus,
+        "epoch": assignment.epoch,
+        "uid": assignment.uid,
+    }
+    return {name: value for name, value in encoded.items() if value != ""}
 
 
 def _assignment(entry: Mapping[str, Any]) -> Assignment:

@@ -25,6 +25,8 @@ class CoordinatorConfig:
     """`postgresql://...`; a second coordinator on it stands by until the first has ended."""
     worker_name: str = "coordinator-0"
     """Identity at the scheduler; must be the same after a restart."""
+    pool: str = ""
+    """The scheduler sends only callers here whose key is bound to it; empty is for all others."""
     scheduler_address: str = ""
     """`host:port` of the scheduler."""
     pod_key: str = field(default="", repr=False)

@@ -142,6 +142,7 @@ class CoordinatorPod:
                 name=f"workers/{config.worker_name}",
                 role=scheduler_pb2.Worker.ROLE_COORDINATOR,
                 address=self._server.address,
+                pool=config.pool,
             ),
         )
         self._registration.start()

@@ -39,6 +39,8 @@ class EnvironmentConfig:
     """Whether what environments print goes to standard error; it may hold prompts."""
     worker_name: str = "environment-0"
     """Identity at the scheduler; must be the same after a restart."""
+    pool: str = ""
+    """The scheduler sends only callers here whose key is bound to it; empty is for all others."""
     scheduler_address: str = ""
     """`host:port` of the scheduler."""
     pod_key: str = field(default="", repr=False)

@@ -61,6 +61,7 @@ class InstanceRegistry:
         environments: What can be created.
         workers: Where instances live.
         limits: How many there may be, and for how long.
+        tag: What the ids of instances begin with, so that calls find this pod among several.
         clock: Monotonic seconds.
         now: Time of day, for what clients are told.
     """
@@ -71,12 +72,14 @@ class InstanceRegistry:
         workers: Workers,
         limits: InstanceLimits,
         *,
+        tag: str = "",
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._environments = environments
         self._workers = workers
         self._limits = limits
+        self._tag = tag
         self._clock = clock
         self._now = now
         self._instances: dict[InstanceName, LiveInstance] = {}
@@ -184,7 +187,8 @@ class InstanceRegistry:
         self, project: str, spec: EnvironmentSpec, seed: int, config: Mapping[str, JsonValue]
     ) -> InstanceView:
         self._admit(project)
-        name = InstanceName(project, spec.name, secrets.token_hex(12))
+        drawn = secrets.token_hex(12)
+        name = InstanceName(project, spec.name, f"{self._tag}-{drawn}" if self._tag else drawn)
         worker = self._workers.assign()
         worker.num_instances += 1
         self._num_creating[project] = self._num_creating.get(project, 0) + 1

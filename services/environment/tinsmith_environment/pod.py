@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from tinsmith.names import worker_tag
 from tinsmith.v1 import environment_pb2_grpc, scheduler_pb2
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.instances import InstanceRegistry
@@ -62,6 +63,7 @@ class EnvironmentPod:
                 max_project_instances=config.max_project_instances,
                 ttl_s=config.instance_ttl_s,
             ),
+            tag=worker_tag(f"workers/{config.worker_name}"),
             clock=clock,
             now=now,
         )
@@ -87,6 +89,7 @@ class EnvironmentPod:
             name=f"workers/{self._config.worker_name}",
             role=scheduler_pb2.Worker.ROLE_ENVIRONMENT,
             address=self._server.address,
+            pool=self._config.pool,
         )
 
     async def start(self) -> None:

@@ -19,7 +19,8 @@ EPISODE_KEY_PREFIX = "tse-"
 EPISODE_SCOPE = "episode"
 
 Metadata = tuple[tuple[str, str], ...]
-VerifyEpisodeKey = Callable[[str], Awaitable[episode_pb2.Episode]]
+VerifyEpisodeKey = Callable[[str], Awaitable[tuple[episode_pb2.Episode, str]]]
+"""Returns an episode and the pool of the coordinator that has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +93,9 @@ class Callers:
                 "'Authorization: Bearer tsk_...'"
             )
         if key.startswith(EPISODE_KEY_PREFIX):
-            episode = await self._verify_episode_key(key)
+            episode, pool = await self._verify_episode_key(key)
             project, episode_id = episode.name.split("/")[1], episode.name.split("/")[3]
-            caller = Caller(project, frozenset({EPISODE_SCOPE}), f"episode-{episode_id}")
+            caller = Caller(project, frozenset({EPISODE_SCOPE}), f"episode-{episode_id}", pool)
             return Credential(caller, _bearer(self._pod_key), key, episode)
         caller = await self._authenticator.authenticate(f"Bearer {key}")
         if caller.is_pod:
@@ -102,10 +103,10 @@ class Callers:
             raise PermissionDeniedError("the key of the pods is not for clients", scope="user")
         return Credential(caller, _bearer(key), key)
 
-    def for_pods(self, project: str) -> Credential:
-        """Return what work of the gateway itself carries, on behalf of a project."""
+    def for_pods(self, project: str, pool: str = "") -> Credential:
+        """Return what work of the gateway itself carries, on behalf of a project or pool."""
         return Credential(
-            Caller(project, frozenset({"pod"}), "pod"), _bearer(self._pod_key), self._pod_key
+            Caller(project, frozenset({"pod"}), "pod", pool), _bearer(self._pod_key), self._pod_key
         )
 
 

@@ -13,7 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tinsmith_gateway.routing import AnyOf, Owner, RunOwner, SamplingOwner, SchedulerOwner
+from tinsmith_gateway.routing import (
+    AnyOf,
+    InstanceOwner,
+    Owner,
+    RoleWorker,
+    RunOwner,
+    SamplingOwner,
+    SchedulerOwner,
+    choose_worker,
+)
 from tinsmith_runtime.errors import WorkerUnavailableError
 from tinsmith_runtime.scheduler_client import open_channel, pod_metadata, typed_errors
 
@@ -50,8 +59,9 @@ class Directory:
         self._channel = open_channel(scheduler_address)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._addresses: dict[Owner, str] = {}
-        self._workers: dict[str, tuple[float, str]] = {}
+        self._workers: dict[str, tuple[float, list[RoleWorker]]] = {}
         self._asking: dict[Owner, asyncio.Task[str]] = {}
+        self._listing: dict[str, asyncio.Task[list[RoleWorker]]] = {}
 
     async def close(self) -> None:
         """Close the connection."""
@@ -66,7 +76,13 @@ class Directory:
         """
         if isinstance(owner, SchedulerOwner):
             return self._scheduler_address
-        known = self._known(owner)
+        if isinstance(owner, AnyOf | InstanceOwner):
+            role = _role_of(owner)
+            address = choose_worker(owner, await self.workers(role))
+            if not address:
+                raise _absent(f"no {role} is there")
+            return address
+        known = self._addresses.get(owner, "")
         if known:
             return known
         # One question for many calls that arrive together.
@@ -79,26 +95,43 @@ class Directory:
     def forget(self, owner: Owner) -> None:
         """Ask again next time, as when a call to the address failed."""
         self._addresses.pop(owner, None)
-        if isinstance(owner, AnyOf):
-            self._workers.pop(owner.role, None)
+        if isinstance(owner, AnyOf | InstanceOwner):
+            self._workers.pop(_role_of(owner), None)
 
-    def _known(self, owner: Owner) -> str:
-        if isinstance(owner, AnyOf):
-            expires_s, address = self._workers.get(owner.role, (0.0, ""))
-            return address if expires_s > self._clock() else ""
-        return self._addresses.get(owner, "")
+    async def workers(self, role: str) -> list[RoleWorker]:
+        """Return the workers of a role that are alive; an answer is used for a few seconds.
+
+        Raises:
+            TinsmithError: If the scheduler can not be asked.
+        """
+        expires_s, workers = self._workers.get(role, (0.0, []))
+        if expires_s > self._clock():
+            return workers
+        task = self._listing.get(role)
+        if task is None:
+            task = self._listing[role] = asyncio.create_task(self._list(role))
+            task.add_done_callback(lambda _: self._listing.pop(role, None))
+        return await asyncio.shield(task)
+
+    async def _list(self, role: str) -> list[RoleWorker]:
+        request = scheduler_pb2.ListWorkersRequest(role=_ROLES[role])
+        async with typed_errors("scheduler"):
+            listed = await self._call(self._stub.ListWorkers, request)
+        workers = [
+            RoleWorker(each.name, each.address, each.pool, each.project) for each in listed.workers
+        ]
+        if workers:
+            self._workers[role] = (self._clock() + _WORKERS_TTL_S, workers)
+        return workers
 
     async def _find(self, owner: Owner) -> str:
         async with typed_errors("scheduler"):
             address, what = await self._ask(owner)
         if not address:
-            raise WorkerUnavailableError(f"{what} at the moment; send the request again")
-        if isinstance(owner, AnyOf):
-            self._workers[owner.role] = (self._clock() + _WORKERS_TTL_S, address)
-        else:
-            if len(self._addresses) >= _MAX_ENTRIES:
-                self._addresses.clear()
-            self._addresses[owner] = address
+            raise _absent(what)
+        if len(self._addresses) >= _MAX_ENTRIES:
+            self._addresses.clear()
+        self._addresses[owner] = address
         return address
 
     async def _ask(self, owner: Owner) -> tuple[str, str]:
@@ -115,13 +148,15 @@ class Directory:
                     scheduler_pb2.GetSamplingSessionRequest(name=session),
                 )
                 return found.sampler_address, f"no sampler serves {session}"
-            case AnyOf(role):
-                listed = await self._call(
-                    self._stub.ListWorkers, scheduler_pb2.ListWorkersRequest(role=_ROLES[role])
-                )
-                workers = listed.workers
-                return (workers[0].address if workers else ""), f"no {role} is there"
         raise AssertionError(f"{owner} has an address of its own")
 
     async def _call(self, method: Any, request: Any) -> Any:
         return await method(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
+
+
+def _role_of(owner: AnyOf | InstanceOwner) -> str:
+    return owner.role if isinstance(owner, AnyOf) else "environment"
+
+
+def _absent(what: str) -> WorkerUnavailableError:
+    return WorkerUnavailableError(f"{what} at the moment; send the request again")

@@ -10,6 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from tinsmith.v1 import (
     environment_pb2,
     episode_pb2,
+    job_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_pb2,
@@ -19,6 +20,7 @@ _FILES = (
     operations_pb2,
     environment_pb2,
     episode_pb2,
+    job_pb2,
     sampler_pb2,
     scheduler_pb2,
     trainer_pb2,
@@ -28,10 +30,13 @@ _WAITS = frozenset(
         "/google.longrunning.Operations/WaitOperation",
         "/tinsmith.v1.EpisodeService/HeartbeatEpisode",
         "/tinsmith.v1.EpisodeService/WatchEpisodes",
+        "/tinsmith.v1.JobService/ReadTrainingJobLog",
+        "/tinsmith.v1.JobService/WatchTrainingJob",
         "/tinsmith.v1.SchedulerService/HeartbeatSession",
         "/tinsmith.v1.TrainerService/WaitOperations",
     }
 )
+_SPREAD = frozenset({"/tinsmith.v1.EnvironmentService/CreateInstance"})
 _SECRETS = frozenset({"api_key"})
 
 
@@ -48,6 +53,8 @@ class Method:
             or it would be on every line that the call logs.
         is_wait: Whether it waits for what goes on anyway, or keeps something alive: it costs
             little, may stay open for long, and may be cut and sent again at any time.
+        is_spread: Whether pods of a role share such calls. Field 2 is the request id, and says
+            which one: a repeat finds the pod that has the answer.
     """
 
     path: str
@@ -56,6 +63,7 @@ class Method:
     streams_responses: bool
     is_named: bool
     is_wait: bool
+    is_spread: bool
 
 
 def _describe(method: MethodDescriptor) -> Method:
@@ -73,6 +81,7 @@ def _describe(method: MethodDescriptor) -> Method:
             and first.name not in _SECRETS
         ),
         is_wait=path in _WAITS,
+        is_spread=path in _SPREAD,
     )
 
 

@@ -29,7 +29,7 @@ from tinsmith_gateway.limits import Limits
 from tinsmith_gateway.methods import METHODS, Method
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
 from tinsmith_gateway.routing import Owner, RunOwner, SamplingOwner, SchedulerOwner, owner_of
-from tinsmith_gateway.wire import read_first_field
+from tinsmith_gateway.wire import read_text_field
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
     NotFoundError,
@@ -246,9 +246,10 @@ class _Passage:
             ) from error
 
     def _find_owner(self, body: bytes, credential: Credential) -> None:
-        resource = read_first_field(body) if self._method.is_named else ""
+        resource = read_text_field(body) if self._method.is_named else ""
+        spread = read_text_field(body, 2) if self._method.is_spread else ""
         bind_log_fields(method=self._method.path.rpartition("/")[2], resource=resource)
-        owner = owner_of(self._method.service, resource)
+        owner = owner_of(self._method.service, resource, pool=credential.caller.pool, spread=spread)
         if owner is None:
             raise _unknown(self._method.path)
         self._owner = owner

@@ -24,6 +24,7 @@ from tinsmith_gateway.store import open_database
 from tinsmith_gateway.tinker import TinkerWire
 from tinsmith_gateway.upstream import Upstream
 from tinsmith_runtime.auth import Caller
+from tinsmith_runtime.errors import KeyInvalidError, TinsmithError
 from tinsmith_runtime.metrics import MetricsServer
 from tinsmith_runtime.scheduler_client import SchedulerClient
 from tinsmith_runtime.server import ServerConfig
@@ -183,11 +184,24 @@ class GatewayPod:
             pins_clients=self._config.pins_clients,
         )
 
-    async def _verify_episode_key(self, key: str) -> episode_pb2.Episode:
-        return await self._upstream.call(
-            EPISODE_SERVICE,
-            "VerifyEpisodeKey",
-            episode_pb2.VerifyEpisodeKeyRequest(api_key=key),
-            episode_pb2.Episode,
-            self._callers.for_pods(""),
-        )
+    async def _verify_episode_key(self, key: str) -> tuple[episode_pb2.Episode, str]:
+        """Ask the coordinators one after the other, since a key does not tell whose it is."""
+        pools = {each.pool for each in await self._directory.workers("coordinator")}
+        unknown: TinsmithError | None = None
+        for pool in sorted(pools) or [""]:
+            try:
+                episode = await self._upstream.call(
+                    EPISODE_SERVICE,
+                    "VerifyEpisodeKey",
+                    episode_pb2.VerifyEpisodeKeyRequest(api_key=key),
+                    episode_pb2.Episode,
+                    self._callers.for_pods("", pool),
+                )
+            except TinsmithError as error:
+                if error.reason != KeyInvalidError.reason:
+                    raise
+                unknown = error
+            else:
+                return episode, pool
+        assert unknown is not None, "a loop over no coordinator"
+        raise unknown

@@ -1,16 +1,20 @@
-"""Which pod owns a resource: decided on the method and field 1 of the request, and nothing else.
+"""Which pod owns a resource: decided on the method, field 1 of the request, and the caller's pool.
 
 Pure: names in, owners out. Where an owner listens is `Directory`'s to find out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tinsmith.names import worker_tag
 from tinsmith_runtime.errors import InvalidFieldError
 
 SCHEDULER_SERVICE = "tinsmith.v1.SchedulerService"
+JOB_SERVICE = "tinsmith.v1.JobService"
 TRAINER_SERVICE = "tinsmith.v1.TrainerService"
 SAMPLER_SERVICE = "tinsmith.v1.SamplerService"
 ENVIRONMENT_SERVICE = "tinsmith.v1.EnvironmentService"
@@ -20,6 +24,7 @@ OPERATIONS_SERVICE = "google.longrunning.Operations"
 _RUN = re.compile(r"(projects/[^/]+/trainingRuns/[^/]+)(?:/.*)?")
 _CREATION = re.compile(r"projects/[^/]+/trainingRuns/[^/]+/operations/create")
 _SAMPLING_SESSION = re.compile(r"projects/[^/]+/samplingSessions/[^/]+")
+_INSTANCE = re.compile(r"projects/[^/]+/environments/[^/]+/instances/([0-9a-f]{8})-[^/]+")
 _ALL_RUNS = "/trainingRuns/-"
 
 
@@ -44,50 +49,114 @@ class SamplingOwner:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Any worker of a role: `trainer`, `sampler`, `environment` or `coordinator`."""
+    """Any worker of a role: `trainer`, `sampler`, `environment` or `coordinator`.
+
+    Attributes:
+        role: What it does.
+        pool: Of the caller, whose workers come first.
+        spread: Calls with different ones go to different workers; empty for all to one.
+    """
 
     role: str
+    pool: str = ""
+    spread: str = ""
 
 
-Owner = SchedulerOwner | RunOwner | SamplingOwner | AnyOf
+@dataclass(frozen=True, slots=True)
+class InstanceOwner:
+    """The environment worker that has an instance, or any if it is gone.
+
+    Attributes:
+        tag: Of the worker; see `names.worker_tag`.
+        pool: Of the caller.
+    """
+
+    tag: str
+    pool: str = ""
 
 
-def owner_of(service: str, resource: str) -> Owner | None:
+Owner = SchedulerOwner | RunOwner | SamplingOwner | InstanceOwner | AnyOf
+
+
+@dataclass(frozen=True, slots=True)
+class RoleWorker:
+    """A worker that is alive, as far as a choice among those of its role goes."""
+
+    name: str
+    address: str
+    pool: str = ""
+    project: str = ""
+
+
+def choose_worker(owner: AnyOf | InstanceOwner, workers: Sequence[RoleWorker]) -> str:
+    """Return the address of a worker of the wanted role; empty if none will do.
+
+    Those of the caller's pool come first, and the shared ones of environments and coordinators
+    second. Trainers share a ledger, so that any of them can answer callers who have no pool.
+    """
+    if isinstance(owner, InstanceOwner):
+        for worker in workers:
+            if worker_tag(worker.name) == owner.tag:
+                return worker.address
+        return choose_worker(AnyOf("environment", owner.pool), workers)
+    eligible = [each for each in workers if each.pool == owner.pool and not each.project]
+    if not eligible and owner.role in ("environment", "coordinator"):
+        eligible = [each for each in workers if not each.pool and not each.project]
+    if not eligible and owner.role == "trainer" and not owner.pool:
+        eligible = list(workers)
+    if not eligible:
+        return ""
+    if not owner.spread:
+        return min(eligible, key=lambda each: each.name).address
+    # Rendezvous hashing: whoever repeats a call finds the same worker for as long as it lives.
+    return max(eligible, key=lambda each: _weight(owner.spread, each.name)).address
+
+
+def _weight(spread: str, name: str) -> bytes:
+    return hashlib.sha256(f"{spread}\0{name}".encode()).digest()
+
+
+def owner_of(service: str, resource: str, *, pool: str = "", spread: str = "") -> Owner | None:
     """Return who answers a call; None if no pod has the service.
 
     Args:
         service: Full name of the gRPC service.
         resource: Field 1 of the request.
+        pool: Of the caller.
+        spread: Request id of a call that workers of a role share; see `AnyOf`.
 
     Raises:
         InvalidFieldError: If the name can not belong to anybody.
     """
     match service:
-        case "tinsmith.v1.SchedulerService":
+        case "tinsmith.v1.SchedulerService" | "tinsmith.v1.JobService":
             return SchedulerOwner()
         case "tinsmith.v1.TrainerService":
-            return _owner_of_run(resource)
+            return _owner_of_run(resource, pool)
         case "tinsmith.v1.SamplerService":
             is_session = _SAMPLING_SESSION.fullmatch(resource) is not None
-            return SamplingOwner(resource) if is_session else AnyOf("sampler")
+            return SamplingOwner(resource) if is_session else AnyOf("sampler", pool)
         case "tinsmith.v1.EnvironmentService":
-            return AnyOf("environment")
+            instance = _INSTANCE.fullmatch(resource)
+            if instance is not None:
+                return InstanceOwner(instance[1], pool)
+            return AnyOf("environment", pool, spread)
         case "tinsmith.v1.EpisodeService":
-            return AnyOf("coordinator")
+            return AnyOf("coordinator", pool)
         case "google.longrunning.Operations":
             if _CREATION.fullmatch(resource):
                 return SchedulerOwner()
             if not _RUN.fullmatch(resource):
                 raise InvalidFieldError("name", f"is no name of an operation: {resource[:128]!r}")
-            return _owner_of_run(resource)
+            return _owner_of_run(resource, pool)
     return None
 
 
-def _owner_of_run(resource: str) -> Owner:
+def _owner_of_run(resource: str, pool: str) -> Owner:
     match = _RUN.fullmatch(resource)
     if match is None or match[1].endswith(_ALL_RUNS):
         # Capabilities and lists over all runs: every trainer of a deployment can answer.
-        return AnyOf("trainer")
+        return AnyOf("trainer", pool)
     return RunOwner(match[1])
 
 

@@ -1,4 +1,4 @@
-"""Field 1 of a protobuf message, read from its bytes without the message's type.
+"""Text fields of a protobuf message, read from its bytes without the message's type.
 
 The gateway routes a request on its first field and passes the bytes on untouched: decoding a batch
 of tensors to look at a name would cost more than all the rest of its work.
@@ -17,13 +17,13 @@ their fields, as all known libraries do; a message of millions of tiny ones must
 loop."""
 
 
-def read_first_field(body: bytes) -> str:
-    """Return the text of field 1, a string; empty if the message does not have it.
+def read_text_field(body: bytes, wanted: int = 1) -> str:
+    """Return the text of a field, a string; empty if the message does not have it.
 
     As a decoder does, the last of several wins.
 
     Raises:
-        MalformedRequestError: If the bytes are no protobuf message, or field 1 is no string.
+        MalformedRequestError: If the bytes are no protobuf message, or the field is no string.
     """
     found = ""
     position, end = 0, len(body)
@@ -39,11 +39,11 @@ def read_first_field(body: bytes) -> str:
             value_begin, position = position, position + size
             if position > end:
                 raise _malformed("a field is longer than the message")
-            if number == 1:
-                found = _decode_text(body[value_begin:position])
+            if number == wanted:
+                found = _decode_text(body[value_begin:position], wanted)
             continue
-        if number == 1:
-            raise _malformed("field 1 is no string")
+        if number == wanted:
+            raise _malformed(f"field {wanted} is no string")
         if wire_type == _VARINT:
             _, position = _read_varint(body, position)
         elif wire_type in _FIXED_SIZES:
@@ -97,11 +97,11 @@ def _read_varint(body: bytes, position: int) -> tuple[int, int]:
     raise _malformed("a number has more than 64 bits")
 
 
-def _decode_text(value: bytes) -> str:
+def _decode_text(value: bytes, number: int) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise _malformed("field 1 is not UTF-8") from error
+        raise _malformed(f"field {number} is not UTF-8") from error
 
 
 def _malformed(problem: str) -> MalformedRequestError:

@@ -12,6 +12,7 @@ needs no transport type to learn the tenant.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import hmac
 import re
@@ -38,6 +39,7 @@ GRANTABLE_SCOPES = frozenset({USER_SCOPE, ADMIN_SCOPE})
 _KEY_PATTERN = re.compile(r"(?:tsk_|tml-)([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _POD_KEY_ID = "pod"
 _SECRET_BYTES = 32
+_KEY_ID_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Caller:
     project: str
     scopes: frozenset[str]
     key_id: str
+    pool: str = ""
+    """The workers that the key is bound to; empty for the shared ones."""
 
     @property
     def is_pod(self) -> bool:
@@ -128,6 +132,25 @@ class ApiKey:
 
     def __repr__(self) -> str:
         return f"ApiKey({self.key_id!r}, <secret>)"
+
+
+def derive_job_key(pod_key: str, uid: str) -> ApiKey:
+    """Return the key of a job: the same one for whoever knows the key of the pods.
+
+    So a controller that is killed at any point arrives at the same key again, and nothing secret
+    has to be written down before the job's own Secret.
+
+    Args:
+        pod_key: The secret that the pods of one deployment share.
+        uid: Of the job; another job of the same name has another one.
+    """
+
+    def derived(what: str) -> bytes:
+        text = f"tinsmith job key {what}\0{uid}"
+        return hmac.new(pod_key.encode(), text.encode(), hashlib.sha256).digest()
+
+    secret = base64.urlsafe_b64encode(derived("secret")).decode().rstrip("=")
+    return ApiKey(derived("id").hex()[:_KEY_ID_LENGTH], secret)
 
 
 class KeyVerifier(Protocol):

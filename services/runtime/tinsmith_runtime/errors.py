@@ -331,6 +331,12 @@ class KeyNotFoundError(NotFoundError):
     reason = "KEY_NOT_FOUND"
 
 
+class JobNotFoundError(NotFoundError):
+    """No job of the caller's project has this name."""
+
+    reason = "JOB_NOT_FOUND"
+
+
 class CheckpointAlreadyExistsError(AlreadyExistsError):
     """A checkpoint of this kind and name exists in the run."""
 
@@ -386,6 +392,36 @@ class EpisodeEndedError(FailedPreconditionError):
     """The attempt at the episode is over: submitted, aborted or cancelled."""
 
     reason = "EPISODE_ENDED"
+
+
+class JobFinishedError(FailedPreconditionError):
+    """The job has ended."""
+
+    reason = "JOB_FINISHED"
+
+
+class JobReplacedError(FailedPreconditionError):
+    """Another job has the name now."""
+
+    reason = "JOB_REPLACED"
+
+
+class JobsDisabledError(FailedPreconditionError):
+    """This deployment runs no jobs, or none of the project."""
+
+    reason = "JOBS_DISABLED"
+
+
+class JobLogMissingError(FailedPreconditionError):
+    """A pod of a job has not printed anything yet, or is gone."""
+
+    reason = "JOB_LOG_MISSING"
+
+
+class ClusterRefusedError(FailedPreconditionError):
+    """The API server of the cluster refuses the scheduler."""
+
+    reason = "CLUSTER_REFUSED"
 
 
 class LeaseLostError(AbortedError):
@@ -515,6 +551,12 @@ class RunHeldError(UnavailableError):
 
 class RanksLostError(UnavailableError):
     """A process of the engine died, or its state may differ from the others'; all must restart."""
+
+
+class ClusterUnavailableError(UnavailableError):
+    """The API server of the cluster does not answer."""
+
+    reason = "CLUSTER_UNAVAILABLE"
 
 
 class VersionNotLoadedError(UnavailableError):

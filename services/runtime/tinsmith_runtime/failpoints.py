@@ -19,6 +19,8 @@ _TRACE_BYTES = 64
 
 NAMES = frozenset(
     {
+        "controller.write",
+        "controller.wrote",
         "sampler.load",
         "sampler.loaded",
         "sampler.sample",

@@ -145,7 +145,7 @@ class SchedulerClient:
                     metadata: dict[str, Any] = dict(error.metadata)
                     raise known(error.message, **metadata) from error
             raise
-        return Caller(response.project, frozenset(response.scopes), key_id)
+        return Caller(response.project, frozenset(response.scopes), key_id, response.pool)
 
     async def get_sampling_session(self, name: str) -> scheduler_pb2.SamplingSession:
         """Return a sampling session."""

@@ -19,6 +19,13 @@ class SamplerConfig:
     """`name=directory or hub id`, separated by commas."""
     worker_name: str = "sampler-0"
     """Identity at the scheduler; must be the same after a restart."""
+    pool: str = ""
+    """The scheduler sends only callers here whose key is bound to it; empty is for all others."""
+    dedicated_project: str = ""
+    """The one project that this sampler is for; empty serves all."""
+    dedicated_checkpoint: str = ""
+    """The one checkpoint of such a sampler; sampling sessions of the project on it come here. Empty
+    serves the base model."""
     scheduler_address: str = ""
     """`host:port` of the scheduler."""
     pod_key: str = field(default="", repr=False)
@@ -74,6 +81,10 @@ class SamplerConfig:
                 f"max_samples is {self.max_samples}, above max_queued_sequences "
                 f"{self.max_queued_sequences}: such a request could never be accepted"
             )
+        if self.dedicated_project and self.pool:
+            raise ConfigError("dedicated_project and pool exclude each other; set one of them")
+        if self.dedicated_checkpoint and not self.dedicated_project:
+            raise ConfigError("dedicated_checkpoint needs dedicated_project")
         self.models()
         self.server()
 

@@ -111,6 +111,9 @@ class SamplerPod:
             role=scheduler_pb2.Worker.ROLE_SAMPLER,
             address=self._server.address,
             models=self._catalog.select(""),
+            pool=self._config.pool,
+            project=self._config.dedicated_project,
+            checkpoint=self._config.dedicated_checkpoint,
         )
         self._registration = WorkerRegistration(self._scheduler, worker, self._catalog.tokenizers)
         self._registration.start()

@@ -74,7 +74,7 @@ class CheckpointSources:
                 run=run.name,
                 state=run.state.value,
             )
-        address = self._workers.trainer_address(run)
+        address = self._workers.ledger_address(run)
         if not address:
             raise WorkerUnavailableError(
                 f"the trainer of checkpoint {name} is not there at the moment; send the request "

@@ -369,6 +369,7 @@ def encode_key(key: Key, *, name: str, api_key: ApiKey | None = None) -> schedul
         display_name=key.display_name,
         create_time=encode_time(key.create_time_s),
         secret=str(api_key or ""),
+        pool=key.pool,
         tinker_secret=api_key.tinker_spelling if api_key is not None else "",
     )
 

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from tinsmith.names import KeyName
 from tinsmith_runtime.auth import ADMIN_SCOPE, USER_SCOPE, ApiKey, Caller
 from tinsmith_runtime.errors import (
+    AlreadyExistsError,
     ConfigError,
     KeyInvalidError,
     KeyNotFoundError,
@@ -26,7 +27,8 @@ from tinsmith_runtime.errors import (
     ScopeMissingError,
 )
 from tinsmith_runtime.sql import Database, insert
-from tinsmith_scheduler.records import Key, KeyState, PageRequest, RequestIdentity
+from tinsmith_scheduler.job_reports import begin_report
+from tinsmith_scheduler.records import Key, KeyState, NewJobKey, PageRequest, RequestIdentity
 from tinsmith_scheduler.store import (
     decode_page_token,
     encode_page_token,
@@ -78,6 +80,71 @@ class Keys:
             )
         return known
 
+    async def ensure_job_key(self, new: NewJobKey, caller: Caller) -> Key:
+        """Return the key of a job, made unless it exists; one that was revoked stays revoked.
+
+        The first key of a job makes its report, in the place of what another one of the name
+        reported.
+
+        Raises:
+            AlreadyExistsError: If the id is that of another key.
+        """
+        known = self._keys.get(new.key_id)
+        if known is None:
+            return await self._add(
+                ApiKey(new.key_id, ""),
+                new.job.project,
+                (USER_SCOPE,),
+                new.display_name,
+                caller=caller,
+                job_key=new,
+            )
+        if (known.secret_sha256, known.job, known.job_uid, known.pool) != (
+            new.secret_sha256,
+            str(new.job),
+            new.uid,
+            new.pool,
+        ):
+            raise AlreadyExistsError(f"the key id {new.key_id} is in use", key=new.key_id)
+        return known
+
+    async def revoke_job_key(self, name: KeyName, caller: Caller) -> Key:
+        """Refuse the key of a job from now on; repeating it succeeds.
+
+        Raises:
+            KeyNotFoundError: If no job has such a key.
+        """
+        key = self._keys.get(name.key)
+        if key is None or key.project != name.project or not key.job:
+            raise KeyNotFoundError(f"job key {name} does not exist", key=name)
+        return await self._refuse(key, caller)
+
+    async def revoke_keys_of_job(self, job: str, uid: str, caller: Caller) -> None:
+        """Refuse all keys of a job from now on."""
+        for key in list(self._keys.values()):
+            if (key.job, key.job_uid) == (job, uid):
+                await self._refuse(key, caller)
+
+    def list_job_keys(self, page: PageRequest) -> tuple[list[Key], str]:
+        """Return the keys of jobs that are accepted, oldest first, and the token that goes on.
+
+        Raises:
+            InvalidFieldError: If the page token is not one of this list.
+        """
+        list_name = "jobKeys"
+        after = decode_page_token(list_name, page.token) or 0
+        found = sorted(
+            (
+                key
+                for key in self._keys.values()
+                if key.job and key.state is KeyState.ACTIVE and key.serial > after
+            ),
+            key=lambda key: key.serial,
+        )
+        shown = found[: page.size]
+        more = len(found) > len(shown)
+        return shown, encode_page_token(list_name, shown[-1].serial) if more else ""
+
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
         """Return the caller behind a key; see `KeyVerifier`."""
         key = self._keys.get(key_id)
@@ -86,7 +153,7 @@ class Keys:
             raise KeyInvalidError("the API key is unknown; check it for missing characters")
         if key.state is KeyState.REVOKED:
             raise KeyRevokedError(f"the API key {key_id} was revoked", key_id=key_id)
-        return Caller(key.project, frozenset(key.scopes), key_id)
+        return Caller(key.project, frozenset(key.scopes), key_id, key.pool)
 
     async def create(
         self,
@@ -145,6 +212,9 @@ class Keys:
         is_own = caller.project in (name.project, self._operator_project)
         if key is None or key.project != name.project or not is_own:
             raise KeyNotFoundError(f"key {name} does not exist", key=name)
+        return await self._refuse(key, caller)
+
+    async def _refuse(self, key: Key, caller: Caller) -> Key:
         if key.state is KeyState.REVOKED:
             return key
         now_s = self._wall_clock()
@@ -152,20 +222,19 @@ class Keys:
         def write(connection: sa.Connection) -> None:
             connection.execute(
                 sa.update(keys)
-                .where(keys.c.key_id == name.key)
+                .where(keys.c.key_id == key.key_id)
                 .values(state=KeyState.REVOKED.value)
             )
-            record_action(
-                connection, caller, "revoke_key", str(name), project=name.project, now_s=now_s
-            )
+            name = str(KeyName(key.project, key.key_id))
+            record_action(connection, caller, "revoke_key", name, project=key.project, now_s=now_s)
 
         revoked = replace(key, state=KeyState.REVOKED)
         # Refused before the commit: should the commit fail, the caller revokes again.
-        self._keys[name.key] = revoked
+        self._keys[key.key_id] = revoked
         try:
             await self._database.write(write)
         except Exception:
-            self._keys[name.key] = key
+            self._keys[key.key_id] = key
             raise
         return revoked
 
@@ -200,6 +269,7 @@ class Keys:
         *,
         caller: Caller | None = None,
         request: RequestIdentity | None = None,
+        job_key: NewJobKey | None = None,
     ) -> Key:
         now_s = self._wall_clock()
 
@@ -219,14 +289,19 @@ class Keys:
                 .values(
                     key_id=api_key.key_id,
                     project=project,
-                    secret_sha256=api_key.secret_sha256,
+                    secret_sha256=job_key.secret_sha256 if job_key else api_key.secret_sha256,
                     scopes=list(scopes),
                     state=KeyState.ACTIVE.value,
                     display_name=display_name,
                     create_time_s=now_s,
+                    pool=job_key.pool if job_key else "",
+                    job=str(job_key.job) if job_key else "",
+                    job_uid=job_key.uid if job_key else "",
                 )
                 .returning(*keys.c)
             ).one()
+            if job_key is not None:
+                begin_report(connection, str(job_key.job), job_key.uid)
             if caller is not None:
                 name = str(KeyName(project, api_key.key_id))
                 record_action(connection, caller, "create_key", name, project=project, now_s=now_s)

@@ -1,4 +1,4 @@
-"""Who gets what: the placement policy, a pure function of what is known.
+"""Who gets what: the placement policy, pure functions of what is known.
 
 A run goes to the trainer with the fewest runs that serves its base model, is alive and has room.
 The policy is consulted while a run is created, and when the process that held it is gone: then only
@@ -25,6 +25,7 @@ class TrainerCandidate:
     max_runs: int
     incarnation: str = ""
     ledger: str = ""
+    pool: str = ""
 
     @property
     def has_room(self) -> bool:
@@ -65,6 +66,7 @@ def choose_trainer(
     current: str = "",
     refused: Collection[str] = (),
     ledger: str | None = None,
+    pool: str = "",
 ) -> Chosen | Wait:
     """Return the trainer for a run, or why it waits.
 
@@ -74,17 +76,19 @@ def choose_trainer(
         current: The trainer that was asked before and may hold the run; it is kept while it lives.
         refused: Trainers that just said that they are full.
         ledger: The ledger that holds the run already; None if it may be any.
+        pool: The pool of the run; empty for the trainers that are shared.
     """
     serving = [
         entry
         for entry in candidates
-        if base_model in entry.base_models and ledger in (None, entry.ledger)
+        if entry.pool == pool and base_model in entry.base_models and ledger in (None, entry.ledger)
     ]
     alive = [entry for entry in serving if entry.is_alive]
     if not alive:
         problem = "has stopped its heartbeat" if serving else "is registered"
         subject = "every trainer" if serving else "no trainer"
-        return Wait(WaitReason.NO_TRAINER, f"{subject} of base model {base_model} {problem}")
+        where = f" in pool {pool}" if pool else ""
+        return Wait(WaitReason.NO_TRAINER, f"{subject} of base model {base_model} {problem}{where}")
     for entry in alive:
         if entry.name == current and entry.name not in refused:
             return Chosen(entry.name, entry.incarnation, entry.ledger)
@@ -97,6 +101,50 @@ def choose_trainer(
         )
     best = min(open_trainers, key=lambda entry: (entry.num_runs, entry.name))
     return Chosen(best.name, best.incarnation, best.ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerCandidate:
+    """What the policy knows of a sampler that is alive and serves the base model."""
+
+    name: str
+    pool: str = ""
+    project: str = ""
+    checkpoint: str = ""
+
+    @property
+    def is_dedicated(self) -> bool:
+        """Whether it serves one checkpoint, or the base model, for one project."""
+        return bool(self.project)
+
+
+def eligible_samplers(
+    candidates: Sequence[SamplerCandidate],
+    *,
+    project: str,
+    checkpoint: str = "",
+    run: str = "",
+    pool: str = "",
+) -> list[str]:
+    """Return the samplers that may serve a sampling session, those dedicated to it if there are.
+
+    Args:
+        candidates: The samplers of the base model that are alive.
+        project: Of the session.
+        checkpoint: What is sampled from; empty for a base model or a run.
+        run: Whose live weights are sampled; empty otherwise.
+        pool: Of the session; its callers reach no sampler elsewhere, dedicated ones included.
+    """
+    dedicated = [
+        entry.name
+        for entry in candidates
+        if entry.is_dedicated
+        and entry.pool == pool
+        and not run
+        and (entry.project, entry.checkpoint) == (project, checkpoint)
+    ]
+    shared = [entry.name for entry in candidates if not entry.is_dedicated and entry.pool == pool]
+    return dedicated or shared
 
 
 def choose_sampler(sampling_session: str, samplers: Collection[str]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from google.longrunning import operations_pb2_grpc
 
-from tinsmith.v1 import scheduler_pb2_grpc
+from tinsmith.v1 import job_pb2_grpc, scheduler_pb2_grpc
 from tinsmith_runtime.auth import ApiKey, Authenticator
 from tinsmith_runtime.server import PodServer
 from tinsmith_runtime.sql import Database
@@ -20,7 +20,10 @@ from tinsmith_scheduler.audit import AuditTrail
 from tinsmith_scheduler.checkpoint_sources import CheckpointSources
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.creations import Creations
+from tinsmith_scheduler.job_reports import JobReports
+from tinsmith_scheduler.job_servicer import JobServicer
 from tinsmith_scheduler.keys import BOOTSTRAP_SCOPES, Keys
+from tinsmith_scheduler.launcher import Launcher
 from tinsmith_scheduler.moves import Moves
 from tinsmith_scheduler.operations_servicer import OperationsServicer
 from tinsmith_scheduler.releases import Reaper
@@ -64,6 +67,7 @@ class SchedulerPod:
         self._creations: Creations | None = None
         self._moves: Moves | None = None
         self._reaper: Reaper | None = None
+        self._launcher: Launcher | None = None
 
     @property
     def address(self) -> str:
@@ -110,6 +114,12 @@ class SchedulerPod:
             await self._database.close()
         self._database = self._server = self._trainers = None
         self._creations = self._moves = self._reaper = None
+
+    def _make_launcher(
+        self, database: Database, keys: Keys, reports: JobReports, workers: Workers
+    ) -> Launcher | None:
+        del database, keys, reports, workers
+        return None
 
     async def _serve(self, database: Database) -> None:
         config = self._config
@@ -174,6 +184,8 @@ class SchedulerPod:
             clock=self._clock,
             wall_clock=self._wall_clock,
         )
+        reports = JobReports(database, key_of=keys.of_caller, wall_clock=self._wall_clock)
+        self._launcher = launcher = self._make_launcher(database, keys, reports, workers)
         domain = Domain(
             keys,
             sessions,
@@ -193,6 +205,10 @@ class SchedulerPod:
         self._server.add(
             scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server,
             SchedulerServicer(domain, config),
+        )
+        self._server.add(
+            job_pb2_grpc.add_JobServiceServicer_to_server,
+            JobServicer(launcher, reports, keys, database, wall_clock=self._wall_clock),
         )
         self._server.add(
             operations_pb2_grpc.add_OperationsServicer_to_server, OperationsServicer(domain)

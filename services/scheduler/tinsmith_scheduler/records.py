@@ -11,8 +11,9 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from tinsmith.names import CheckpointName, RunName, SessionName
+from tinsmith.names import CheckpointName, JobName, RunName, SessionName
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Session:
     """How it went, as its client said when it ended it."""
     serial: int = 0
     """Order of creation in its project; assigned by the store."""
+    pool: str = ""
+    """That of the key that opened it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ class SamplingSession:
     run: str
     serial: int = 0
     """Order of creation in its session; assigned by the store."""
+    pool: str = ""
+    """That of its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +181,8 @@ class Run:
     """The checkpoint that it begins from; empty for initial weights."""
     include_optimizer: bool = False
     """Whether it begins with the optimizer state of its source too."""
+    pool: str = ""
+    """That of its session: trainers elsewhere do not get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +251,11 @@ class Key:
     create_time_s: float
     secret_sha256: bytes = field(repr=False)
     serial: int = 0
+    pool: str = ""
+    """The workers that it is bound to; empty for the shared ones."""
+    job: str = ""
+    """The job whose driver has it; empty for a user's."""
+    job_uid: str = ""
 
 
 class WorkerRole(enum.Enum):
@@ -284,11 +296,29 @@ class Worker:
     """Drawn anew by each process of a trainer whose runs may move."""
     ledger: str = ""
     """Names the ledger that it shares with others; empty for one of its own."""
+    pool: str = ""
+    """Only callers that are bound to it reach the worker; empty for a shared one."""
+    project: str = ""
+    """The one project that a sampler serves; empty for all."""
+    checkpoint: str = ""
+    """The one checkpoint that such a sampler serves; empty for the base model."""
 
     @property
     def base_models(self) -> frozenset[str]:
         """The names of its base models."""
         return frozenset(model.base_model for model in self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Whose workers are meant: those of a pool, and samplers dedicated to a project."""
+
+    project: str
+    pool: str
+
+    def includes(self, worker: Worker) -> bool:
+        """Whether a worker serves such a caller at all."""
+        return worker.pool == self.pool and worker.project in ("", self.project)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +330,101 @@ class ModelOffer:
     is_sampleable: bool
     num_runs: int
     max_runs: int
+
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A whole training. `spec` and `status` are the JSON of the cluster's resource."""
+
+    name: str
+    uid: str
+    spec: Json
+    status: Json
+    labels: Mapping[str, str]
+    create_time_s: float
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """Which part of a pod's log is asked for."""
+
+    role: str = "driver"
+    index: int = 0
+    follow: bool = False
+    tail_lines: int = 0
+    """0 for all."""
+    position: str = ""
+    """Where the part before ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Whole lines of a log, and where the next part begins."""
+
+    text: str
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewJobKey:
+    """The wanted key of a job."""
+
+    job: JobName
+    uid: str
+    key_id: str
+    secret_sha256: bytes = field(repr=False)
+    pool: str = ""
+    display_name: str = ""
+
+
+class JobOutcome(enum.Enum):
+    """How a driver ended."""
+
+    NONE = ""
+    SAVED = "saved"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """What the driver of a job reported last."""
+
+    job: str
+    uid: str
+    step: int = 0
+    max_steps: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    run: str = ""
+    checkpoint: str = ""
+    checkpoint_step: int = 0
+    state: bytes = field(default=b"", repr=False)
+    message: str = ""
+    outcome: JobOutcome = JobOutcome.NONE
+    update_time_s: float | None = None
+    """None before the first report."""
+    step_time_s: float | None = None
+    """When `step` became what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdate:
+    """What a driver reports; None leaves what was reported before."""
+
+    step: int | None = None
+    max_steps: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Replaces all, unless empty."""
+    run: str | None = None
+    checkpoint: tuple[str, int] | None = None
+    """Name, and steps that it contains."""
+    state: bytes | None = field(default=None, repr=False)
+    message: str | None = None
+    outcome: JobOutcome = JobOutcome.NONE
 
 
 @dataclass(frozen=True, slots=True)

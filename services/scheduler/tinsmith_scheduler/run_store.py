@@ -46,6 +46,7 @@ def insert_run(connection: sa.Connection, run: Run) -> None:
             epoch=run.epoch,
             source_checkpoint=run.source_checkpoint,
             include_optimizer=run.include_optimizer,
+            pool=run.pool,
         )
     )
 
@@ -156,6 +157,7 @@ def place_run(
         current=run.worker,
         refused=refused,
         ledger=run.ledger if is_moving else None,
+        pool=run.pool,
     )
     if isinstance(choice, Wait):
         return choice

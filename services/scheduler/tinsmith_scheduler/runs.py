@@ -37,6 +37,7 @@ from tinsmith_scheduler.records import (
     LoraAdapter,
     NewRun,
     PageRequest,
+    Reach,
     ReleaseMode,
     RequestIdentity,
     ResumedRun,
@@ -119,11 +120,13 @@ class Runs:
         known = await self._database.read(lambda connection: recall(connection, request))
         if known is not None:
             return known
-        await self._database.read(lambda connection: require_active(connection, new.session))
+        session = await self._database.read(
+            lambda connection: require_active(connection, new.session)
+        )
+        project, pool = new.session.project, session.pool
         if new.source is not None:
-            new = await self._from_source(new, new.source)
-        self._workers.require_model(new.base_model, WorkerRole.TRAINER)
-        project = new.session.project
+            new = await self._from_source(new, new.source, pool)
+        self._workers.require_model(new.base_model, WorkerRole.TRAINER, Reach(project, pool))
         run = Run(
             name=str(RunName(project, new.chosen_id or f"run-{secrets.token_hex(6)}")),
             project=project,
@@ -139,6 +142,7 @@ class Runs:
             epoch=1 if new.preferred_worker else 0,
             source_checkpoint=str(new.source or ""),
             include_optimizer=new.include_optimizer,
+            pool=pool,
         )
 
         is_new = False
@@ -183,7 +187,7 @@ class Runs:
         recording.add_done_callback(self._recording.discard)
         return await asyncio.shield(recording)
 
-    async def _from_source(self, new: NewRun, source: CheckpointName) -> NewRun:
+    async def _from_source(self, new: NewRun, source: CheckpointName, pool: str) -> NewRun:
         """Return a wanted run with the base model and adapter of its source."""
         found = await self._sources.find(source, new.session.project)
         info = found.info
@@ -202,7 +206,7 @@ class Runs:
             new,
             base_model=info.base_model,
             adapter=_agreed(new, info.adapter),
-            preferred_worker=found.run.worker,
+            preferred_worker=found.run.worker if found.run.pool == pool else "",
         )
 
     async def get(self, name: RunName) -> Run:

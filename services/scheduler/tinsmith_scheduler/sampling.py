@@ -23,9 +23,10 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.checkpoint_sources import CheckpointSources
-from tinsmith_scheduler.placement import choose_sampler
+from tinsmith_scheduler.placement import SamplerCandidate, choose_sampler, eligible_samplers
 from tinsmith_scheduler.records import (
     NewSamplingSession,
+    Reach,
     RequestIdentity,
     Run,
     RunState,
@@ -91,10 +92,12 @@ class SamplingSessions:
         known = await self._database.read(lambda connection: recall(connection, request))
         if known is not None:
             return known
-        await self._database.read(lambda connection: require_active(connection, new.session))
+        session = await self._database.read(
+            lambda connection: require_active(connection, new.session)
+        )
         base_model, run = await self._resolve(new)
-        self._workers.require_model(base_model, WorkerRole.SAMPLER)
-        project = new.session.project
+        project, pool = new.session.project, session.pool
+        self._workers.require_model(base_model, WorkerRole.SAMPLER, Reach(project, pool))
         handle = SamplingSession(
             name=str(SamplingSessionName(project, new.chosen_id or f"smp-{secrets.token_hex(6)}")),
             project=project,
@@ -102,6 +105,7 @@ class SamplingSessions:
             base_model=base_model,
             checkpoint=str(new.checkpoint or ""),
             run=str(new.run or ""),
+            pool=pool,
         )
         located = self._locate(handle, run)
         if not located.sampler_address:
@@ -132,6 +136,7 @@ class SamplingSessions:
                     serial=next_serial(
                         sampling_sessions, sampling_sessions.c.session == handle.session
                     ),
+                    pool=handle.pool,
                 )
             )
             return encode(located)
@@ -182,15 +187,31 @@ class SamplingSessions:
         return run
 
     def _locate(self, handle: SamplingSession, run: Run | None) -> LocatedSession:
-        samplers = {
-            worker.name: worker.address
-            for worker in self._workers.alive(WorkerRole.SAMPLER, handle.base_model)
-        }
+        alive = self._workers.alive(WorkerRole.SAMPLER, handle.base_model)
+        addresses = {worker.name: worker.address for worker in alive}
+        eligible = eligible_samplers(
+            [
+                SamplerCandidate(worker.name, worker.pool, worker.project, worker.checkpoint)
+                for worker in alive
+            ],
+            project=handle.project,
+            checkpoint=handle.checkpoint,
+            run=handle.run,
+            pool=handle.pool,
+        )
         return LocatedSession(
             session=handle,
-            sampler_address=samplers[choose_sampler(handle.name, samplers)] if samplers else "",
-            trainer_address=self._workers.trainer_address(run) if run is not None else "",
+            sampler_address=addresses[choose_sampler(handle.name, eligible)] if eligible else "",
+            trainer_address=self._trainer_address(handle, run),
         )
+
+    def _trainer_address(self, handle: SamplingSession, run: Run | None) -> str:
+        """Return who is asked for the weights: of a checkpoint, any trainer that knows it."""
+        if run is None:
+            return ""
+        if handle.checkpoint:
+            return self._workers.ledger_address(run)
+        return self._workers.trainer_address(run)
 
 
 def sampling_session_not_found(name: SamplingSessionName) -> SamplingSessionNotFoundError:

@@ -31,7 +31,7 @@ from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.creations import Creations, run_closed
 from tinsmith_scheduler.keys import Keys
 from tinsmith_scheduler.moves import Moves
-from tinsmith_scheduler.records import Key, Run, RunState, Session, Worker, WorkerRole
+from tinsmith_scheduler.records import Key, Reach, Run, RunState, Session, Worker, WorkerRole
 from tinsmith_scheduler.runs import Runs, run_not_found
 from tinsmith_scheduler.sampling import SamplingSessions, sampling_session_not_found
 from tinsmith_scheduler.sessions import Sessions, session_not_found
@@ -73,12 +73,17 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetCapabilitiesRequest, context: Context
     ) -> scheduler_pb2.Capabilities:
         """Return what is served and where."""
-        _caller_of_project(codec.parse_name(ProjectName, request.parent, "parent").project)
-        offers = self._domain.workers.offers(await self._domain.runs.count_by_worker())
+        caller = _caller_of_project(codec.parse_name(ProjectName, request.parent, "parent").project)
+        workers, reach = self._domain.workers, _reach_of(caller)
+        offers = workers.offers(await self._domain.runs.count_by_worker(), reach)
         return scheduler_pb2.Capabilities(
             models=[codec.encode_offer(offer) for offer in offers],
-            environment_address=self._address_of(WorkerRole.ENVIRONMENT),
-            coordinator_address=self._address_of(WorkerRole.COORDINATOR),
+            environment_address=workers.shared_service(
+                WorkerRole.ENVIRONMENT, reach, caller.key_id
+            ),
+            coordinator_address=workers.shared_service(
+                WorkerRole.COORDINATOR, reach, caller.project
+            ),
         )
 
     async def CreateSession(
@@ -172,7 +177,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.Tokenizer:
         """Return the tokenizer of a base model."""
         base_model = codec.decode_base_model(request.base_model, "base_model")
-        tokenizer = self._domain.workers.tokenizer(base_model)
+        tokenizer = self._domain.workers.tokenizer(base_model, _reach_of(current_caller()))
         return worker_codec.encode_tokenizer(tokenizer, known_digest=request.known_digest)
 
     async def CreateTrainingRun(
@@ -288,7 +293,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Check a key for another pod."""
         current_caller().require_scope(POD_SCOPE)
         owner = await self._domain.keys.verify(*codec.decode_key_lookup(request))
-        return scheduler_pb2.VerifyKeyResponse(project=owner.project, scopes=sorted(owner.scopes))
+        return scheduler_pb2.VerifyKeyResponse(
+            project=owner.project, scopes=sorted(owner.scopes), pool=owner.pool
+        )
 
     async def RegisterWorker(
         self, request: scheduler_pb2.RegisterWorkerRequest, context: Context
@@ -363,11 +370,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             closed=run_closed(run),
         )
 
-    def _address_of(self, role: WorkerRole) -> str:
-        """Return where a service is that the whole deployment shares; empty if it is not there."""
-        workers = self._domain.workers.alive(role)
-        return workers[0].address if workers else ""
-
     def _encode_worker(self, worker: Worker) -> scheduler_pb2.Worker:
         return worker_codec.encode_worker(
             worker, heartbeat_interval_s=self._config.worker_heartbeat_interval_s
@@ -381,6 +383,11 @@ def _caller_of_project(project: str) -> Caller:
         project, lambda: NotFoundError(f"project {project} does not exist", project=project)
     )
     return caller
+
+
+def _reach_of(caller: Caller) -> Reach | None:
+    """Return whose workers a caller may use; None for a pod, which sees all."""
+    return None if caller.is_pod else Reach(caller.project, caller.pool)
 
 
 def _own_session(value: str, field: str) -> SessionName:

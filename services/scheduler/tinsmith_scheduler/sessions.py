@@ -98,6 +98,7 @@ class Sessions:
             labels=new.labels,
             client_version=new.client_version,
             create_time_s=self._wall_clock(),
+            pool=caller.pool,
         )
         response = encode(session)
 
@@ -112,6 +113,7 @@ class Sessions:
                     client_version=session.client_version,
                     create_time_s=session.create_time_s,
                     serial=next_serial(sessions, sessions.c.project == session.project),
+                    pool=session.pool,
                 )
             )
             record_action(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 6
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.migrations"
 
@@ -33,6 +33,11 @@ keys = sa.Table(
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("display_name", sa.Text, nullable=False),
     sa.Column("create_time_s", sa.Float, nullable=False),
+    # The workers that the key is bound to; empty for the shared ones.
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
+    # The job whose driver has the key, and which one of the name; empty for a user's.
+    sa.Column("job", sa.Text, nullable=False, default="", server_default=""),
+    sa.Column("job_uid", sa.Text, nullable=False, default="", server_default=""),
     sqlite_autoincrement=True,
 )
 
@@ -48,6 +53,7 @@ sessions = sa.Table(
     sa.Column("outcome", sa.Text, nullable=False, default=""),
     sa.Column("create_time_s", sa.Float, nullable=False),
     sa.Column("serial", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("sessions_by_state", "state"),
     sa.Index("sessions_by_project", "project", "serial", unique=True),
 )
@@ -76,6 +82,7 @@ runs = sa.Table(
     sa.Column(
         "include_optimizer", sa.Boolean, nullable=False, default=False, server_default=sa.false()
     ),
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("runs_by_project", "project", "serial"),
     sa.Index("runs_by_session", "session"),
     sa.Index("runs_by_worker", "worker", "state"),
@@ -93,6 +100,7 @@ sampling_sessions = sa.Table(
     sa.Column("checkpoint", sa.Text, nullable=False),
     sa.Column("run", sa.Text, nullable=False),
     sa.Column("serial", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
     sa.Index("sampling_sessions_by_session", "session", "serial", unique=True),
 )
 
@@ -121,6 +129,45 @@ requests = sa.Table(
 # Base models that a worker has served: after a restart of the scheduler they are known before
 # their workers are back.
 models = sa.Table("models", metadata, sa.Column("base_model", sa.Text, primary_key=True))
+
+# What the driver of a job reported last. The row is made with the key of the job.
+job_reports = sa.Table(
+    "job_reports",
+    metadata,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("uid", sa.Text, nullable=False),
+    sa.Column("step", sa.BigInteger, nullable=False),
+    sa.Column("max_steps", sa.BigInteger, nullable=False),
+    sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("checkpoint", sa.Text, nullable=False),
+    sa.Column("checkpoint_step", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.LargeBinary, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("update_time_s", sa.Float, nullable=True),
+    sa.Column("step_time_s", sa.Float, nullable=True),
+)
+
+# The jobs that this scheduler runs itself, on one machine. In a cluster they are its resources.
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("uid", sa.Text, nullable=False),
+    # As in the resource of the cluster.
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("status", sa.JSON, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    # Tells a repeated creation from another job of the name.
+    sa.Column("request_digest", sa.LargeBinary, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Index("jobs_by_project", "project", "serial"),
+    sqlite_autoincrement=True,
+)
 
 # One row for each management action. The project is that of the resource, whoever the caller was.
 audit = sa.Table(

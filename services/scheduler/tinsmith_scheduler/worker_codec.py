@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinsmith.names import CheckpointName, RunName, SessionName, WorkerName
+from tinsmith.names import CheckpointName, ProjectName, RunName, SessionName, WorkerName
 from tinsmith.v1 import models_pb2, scheduler_pb2
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_scheduler.codec import (
@@ -41,6 +41,10 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
         raise InvalidFieldError("worker.address", "must be host:port")
     if role is WorkerRole.TRAINER and message.max_runs <= 0:
         raise InvalidFieldError("worker.max_runs", "must be positive for a trainer")
+    if message.project and (message.pool or role is not WorkerRole.SAMPLER):
+        raise InvalidFieldError("worker.project", "is for samplers without a pool")
+    if message.checkpoint and not message.project:
+        raise InvalidFieldError("worker.checkpoint", "needs worker.project")
     return Worker(
         name=str(parse_name(WorkerName, message.name, "worker.name")),
         role=role,
@@ -55,6 +59,17 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
         max_runs=message.max_runs,
         incarnation=check_text(message.incarnation, "worker.incarnation"),
         ledger=check_text(message.ledger, "worker.ledger"),
+        pool=check_text(message.pool, "worker.pool"),
+        project=(
+            parse_name(ProjectName, f"projects/{message.project}", "worker.project").project
+            if message.project
+            else ""
+        ),
+        checkpoint=(
+            str(parse_name(CheckpointName, message.checkpoint, "worker.checkpoint"))
+            if message.checkpoint
+            else ""
+        ),
     )
 
 
@@ -86,6 +101,9 @@ def encode_worker(worker: Worker, *, heartbeat_interval_s: float) -> scheduler_p
         max_runs=worker.max_runs,
         incarnation=worker.incarnation,
         ledger=worker.ledger,
+        pool=worker.pool,
+        project=worker.project,
+        checkpoint=worker.checkpoint,
         heartbeat_interval=encode_duration(heartbeat_interval_s),
     )
 

@@ -16,9 +16,10 @@ import sqlalchemy as sa
 from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError, WorkerUnavailableError
 from tinsmith_runtime.sql import Database, insert
 from tinsmith_scheduler.metrics import WORKERS
-from tinsmith_scheduler.placement import TrainerCandidate
+from tinsmith_scheduler.placement import TrainerCandidate, choose_sampler
 from tinsmith_scheduler.records import (
     ModelOffer,
+    Reach,
     Run,
     RunState,
     TokenizerFiles,
@@ -126,6 +127,35 @@ class Workers:
             return ""
         return self.address(run.worker)
 
+    def ledger_address(self, run: Run) -> str:
+        """Return `host:port` of a trainer that knows the checkpoints of a run; empty if none does.
+
+        That is the trainer of the run or, where several share a ledger, any on it: checkpoints
+        outlive the pool that made them.
+        """
+        address = self.trainer_address(run)
+        if address or not run.ledger:
+            return address
+        others = (w for w in self.alive(WorkerRole.TRAINER) if w.ledger == run.ledger)
+        return next((worker.address for worker in others), "")
+
+    def shared_service(self, role: WorkerRole, reach: Reach | None, key: str) -> str:
+        """Return where a caller finds an environment or coordinator; empty if there is none.
+
+        Those of its pool come first, the shared ones second. Callers spread over several, and stay
+        where they are for as long as that one lives.
+
+        Args:
+            role: Of the service.
+            reach: The caller's pool; None for a pod.
+            key: Tells callers apart.
+        """
+        alive = {worker.name: worker for worker in self.alive(role)}
+        pool = reach.pool if reach is not None else ""
+        own = [name for name, worker in alive.items() if worker.pool == pool]
+        names = own or [name for name, worker in alive.items() if not worker.pool]
+        return alive[choose_sampler(key, names)].address if names else ""
+
     def _is_elsewhere(self, run: Run) -> bool:
         listed = self._listed.get(run.worker)
         return listed is None or listed.worker.incarnation != run.incarnation
@@ -141,33 +171,44 @@ class Workers:
                 max_runs=listed.worker.max_runs,
                 incarnation=listed.worker.incarnation,
                 ledger=listed.worker.ledger,
+                pool=listed.worker.pool,
             )
             for listed in self._listed.values()
             if listed.worker.role is WorkerRole.TRAINER
         )
 
-    def require_model(self, base_model: str, role: WorkerRole) -> None:
-        """Raise `ModelNotFoundError` unless a worker of a role serves or served a base model."""
+    def require_model(self, base_model: str, role: WorkerRole, reach: Reach) -> None:
+        """Raise `ModelNotFoundError` unless a worker in reach serves or served a base model."""
         if any(
-            listed.worker.role is role and base_model in listed.worker.base_models
+            listed.worker.role is role
+            and base_model in listed.worker.base_models
+            and reach.includes(listed.worker)
             for listed in self._listed.values()
         ):
             return
         if not self._may_come_back(base_model):
             raise ModelNotFoundError(
-                f"no {role.value} serves the base model {base_model}; GetCapabilities lists those "
-                "that are served",
+                f"no {role.value}{_of_pool(reach)} serves the base model {base_model}; "
+                "GetCapabilities lists those that are served",
                 base_model=base_model,
             )
 
-    def tokenizer(self, base_model: str) -> TokenizerFiles:
+    def tokenizer(self, base_model: str, reach: Reach | None = None) -> TokenizerFiles:
         """Return the tokenizer of a base model, from a worker that is alive if there is one.
+
+        Args:
+            base_model: Name of the model.
+            reach: Whose workers are asked; None for all.
 
         Raises:
             ModelNotFoundError: If no worker serves the base model.
             WorkerUnavailableError: If its workers are not back yet after a restart.
         """
-        holders = [listed for listed in self._listed.values() if base_model in listed.tokenizers]
+        holders = [
+            listed
+            for listed in self._listed.values()
+            if base_model in listed.tokenizers and (reach is None or reach.includes(listed.worker))
+        ]
         if holders:
             best = max(holders, key=lambda listed: listed.heartbeat_s)
             return best.tokenizers[base_model]
@@ -178,18 +219,27 @@ class Workers:
                 base_model=base_model,
             )
         raise ModelNotFoundError(
-            f"no worker serves the base model {base_model}; GetCapabilities lists those that are "
-            "served",
+            f"no worker{_of_pool(reach)} serves the base model {base_model}; GetCapabilities lists "
+            "those that are served",
             base_model=base_model,
         )
 
-    def offers(self, num_runs: Mapping[str, int]) -> list[ModelOffer]:
+    def offers(self, num_runs: Mapping[str, int], reach: Reach | None = None) -> list[ModelOffer]:
         """Return the base models that can be used now.
 
         Args:
             num_runs: Runs by name of the trainer.
+            reach: Whose workers are meant; None for all. A sampler that serves one checkpoint
+                offers no base model.
         """
-        trainers, samplers = self.alive(WorkerRole.TRAINER), self.alive(WorkerRole.SAMPLER)
+        trainers, samplers = (
+            [
+                worker
+                for worker in self.alive(role)
+                if not worker.checkpoint and (reach is None or reach.includes(worker))
+            ]
+            for role in (WorkerRole.TRAINER, WorkerRole.SAMPLER)
+        )
         descriptions: dict[str, bytes] = {}
         for worker in [*trainers, *samplers]:
             for model in worker.models:
@@ -220,3 +270,7 @@ class Workers:
         """Whether the base model was served before a restart that is too recent to be sure."""
         is_young = self._clock() - self._start_s <= self._timeout_s
         return is_young and base_model in self._stored_models
+
+
+def _of_pool(reach: Reach | None) -> str:
+    return f" of pool {reach.pool}" if reach is not None and reach.pool else ""

@@ -24,6 +24,8 @@ class TrainerConfig:
     """`name=directory or hub id`, separated by commas."""
     worker_name: str = "trainer-0"
     """Identity at the scheduler; must be the same after a restart."""
+    pool: str = ""
+    """The scheduler sends only callers here whose key is bound to it; empty is for all others."""
     scheduler_address: str = ""
     """`host:port` of the scheduler."""
     pod_key: str = field(default="", repr=False)

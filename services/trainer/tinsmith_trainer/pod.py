@@ -282,6 +282,7 @@ class TrainerPod:
             max_runs=self._config.max_runs,
             incarnation=self._ledger.incarnation,
             ledger=self._ledger.identity,
+            pool=self._config.pool,
         )
 
 

@@ -19,6 +19,8 @@ from tests.e2e.cluster.debian import Packages, run, say
 
 SUITE = "bookworm"
 _GO = "golang-1.19"
+# The version that Kubernetes 1.20 carries iterates over maps as Go did before 1.18, and crashes.
+_REFLECT2 = "golang-github-modern-go-reflect2-dev"
 _LOCK_TIMEOUT_S = 1800
 _GENERATOR = "k8s.io/kubernetes/vendor/k8s.io/kube-openapi/cmd/openapi-gen"
 _NOT_OURS = ("/testdata/", "/vendor/", "code-generator", "sample", "gengo")
@@ -31,7 +33,7 @@ def build_control_plane(folder: Path, names: Sequence[str], version: str) -> Non
             return  # another process built them while we waited for the lock
         start_s = time.monotonic()
         packages = Packages(work / "apt", SUITE)
-        packages.unpack([f"{_GO}-go", f"{_GO}-src"], work / "root")
+        packages.unpack([f"{_GO}-go", f"{_GO}-src", _REFLECT2], work / "root")
         packages.unpack_source("kubernetes", "", work / "kubernetes")
         go = _Go(work)
         _generate_openapi(go)
@@ -61,6 +63,9 @@ class _Go:
         packages.mkdir(parents=True)
         self.tree = packages / "kubernetes"
         (work / "kubernetes").rename(self.tree)
+        vendored = self.tree / "vendor/github.com/modern-go/reflect2"
+        shutil.rmtree(vendored)
+        (work / "root/usr/share/gocode/src/github.com/modern-go/reflect2").rename(vendored)
         self.env = {
             "PATH": f"{root}/bin:{os.environ['PATH']}",
             "HOME": str(work),

@@ -25,6 +25,7 @@ from tests.e2e.cluster.nodes import FakeNode
 from tests.e2e.cluster.pki import Authority
 from tests.e2e.cluster.runner import Image
 
+_EXISTING = "TINSMITH_TEST_KUBECONFIG"
 _KUBECTL_TIMEOUT_S = 60
 _POLL_S = 0.05
 
@@ -122,6 +123,28 @@ class TestCluster:
         )
         return target
 
+    def wait_for_phase(
+        self, namespace: str, name: str, phase: str, timeout_s: float = 30.0
+    ) -> Json:
+        """Return a pod once it is in a phase.
+
+        Raises:
+            TimeoutError: If it does not come to that; with the pod's last status.
+        """
+        url = path("v1", "pods", namespace, name)
+        end_s = time.monotonic() + timeout_s
+        while (pod := self.api.get(url))["status"].get("phase") != phase:
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"pod {name} is not {phase}: {json.dumps(pod['status'])}")
+            time.sleep(_POLL_S)
+        return pod
+
+    def new_folder(self, name: str) -> Path:
+        """Return a new, empty folder."""
+        folder = self.folder / f"{name}-{next(self._numbers)}"
+        folder.mkdir(parents=True)
+        return folder
+
     def kubelet(
         self,
         nodes: Sequence[FakeNode] = (),
@@ -163,6 +186,17 @@ class TestCluster:
                         self.api.patch(url, {"metadata": {"finalizers": None}})
 
 
+def prepare() -> None:
+    """Build what `start_cluster` needs and this machine lacks.
+
+    Raises:
+        UnavailableError: If it can not be had here.
+    """
+    if not os.environ.get(_EXISTING):
+        binaries.find_control_plane()
+    binaries.find_kubectl()
+
+
 @contextlib.contextmanager
 def start_cluster(folder: Path) -> Iterator[TestCluster]:
     """Yield a cluster: that of `$TINSMITH_TEST_KUBECONFIG`, else one that ends with the context.
@@ -171,7 +205,7 @@ def start_cluster(folder: Path) -> Iterator[TestCluster]:
         UnavailableError: If there is none and none can be made.
     """
     with contextlib.closing(AddressBlock()) as addresses:
-        if existing := os.environ.get("TINSMITH_TEST_KUBECONFIG"):
+        if existing := os.environ.get(_EXISTING):
             yield TestCluster(Path(existing), folder, addresses)
             return
         found = binaries.find_control_plane()

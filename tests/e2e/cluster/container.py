@@ -16,6 +16,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,33 @@ _OWN_MOUNTS = ("/proc", "/sys", "/dev", "/etc")
 _POLL_S = 0.005
 _FORK_TIMEOUT_S = 10.0
 
+_NSENTER = [*(["--user"] if os.geteuid() else []), "-m", "-p", "-u", "-r", "-w"]
+# What unshare(1) does, but for its exit code: that of a child which was killed is lost there.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+hostname, *argv = sys.argv[1:]
+NEWNS, NEWUTS, NEWUSER, NEWPID = 0x20000, 0x4000000, 0x10000000, 0x20000000
+REC_PRIVATE, PDEATHSIG = 0x44000, 1
+libc = ctypes.CDLL(None, use_errno=True)
+def check(result):
+    if result:
+        sys.exit("the container has no namespaces: " + os.strerror(ctypes.get_errno()))
+ids = os.getuid(), os.getgid()
+check(libc.unshare(NEWNS | NEWUTS | NEWPID | (NEWUSER if ids[0] else 0)))
+if ids[0]:
+    lines = ("setgroups", "deny"), ("uid_map", f"0 {ids[0]} 1"), ("gid_map", f"0 {ids[1]} 1")
+    for name, line in lines:
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(line)
+check(libc.mount(None, b"/", None, REC_PRIVATE, None))
+check(libc.sethostname(hostname.encode(), len(hostname.encode())))
+pid = os.fork()
+if not pid:
+    libc.prctl(PDEATHSIG, signal.SIGKILL)
+    os.execv(argv[0], argv)
+code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+os._exit(code if code >= 0 else 128 - code)
+"""
 _OUTER = """
 set -e
 pod_path=$PATH; PATH={tools}
@@ -49,7 +77,6 @@ ln -s /proc/self/fd/2 dev/stderr
 mkdir dev/shm
 mount -t tmpfs -o mode=1777 tmpfs dev/shm
 {binds}
-echo {hostname} > /proc/sys/kernel/hostname
 export PATH="$pod_path"
 exec {chroot} . /bin/sh -c {inner} "$@"
 """
@@ -104,12 +131,9 @@ class Container:
         self._started = folder / "started"
         base = folder / "layer"
         base.mkdir(parents=True)
-        script = _outer_script(base, [Mount(folder, ""), *mounts], hostname, cwd)
-        namespaces = ["--mount", "--pid", "--uts", "--fork", "--kill-child=SIGKILL"]
-        if os.geteuid() != 0:
-            namespaces += ["--user", "--map-root-user"]
+        script = _outer_script(base, [Mount(folder, ""), *mounts], cwd)
         self._process = Process(
-            [_tool("unshare"), *namespaces, "/bin/sh", "-c", script, "sh", *argv], log=log, env=env
+            [*_launcher(hostname), "/bin/sh", "-c", script, "sh", *argv], log=log, env=env
         )
 
     @property
@@ -157,7 +181,7 @@ class Container:
             raise ProcessLookupError("the container has ended")
         environment = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
         return subprocess.run(
-            [_tool("nsenter"), f"--target={pid}", *["-m", "-p", "-u", "-r", "-w"], "--", *argv],
+            [_tool("nsenter"), f"--target={pid}", *_NSENTER, "--", *argv],
             env=dict(entry.split("=", 1) for entry in environment if "=" in entry),
             capture_output=True,
             text=True,
@@ -168,16 +192,19 @@ class Container:
 
 def why_unusable() -> str:
     """Say why no container can be run here; empty if they can."""
-    missing = [name for name in ("unshare", "nsenter", "mount", "chroot") if not _which(name)]
+    missing = [name for name in ("nsenter", "mount", "chroot") if not _which(name)]
     if missing:
         return f"{', '.join(missing)} missing (Debian: mount, util-linux, coreutils)"
-    who = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    argv = [_tool("unshare"), *who, "--mount", "--pid", "--fork", _tool("mount"), "-t", "tmpfs"]
-    done = subprocess.run([*argv, "tmpfs", "/mnt"], capture_output=True, text=True, timeout=10)
-    return done.stderr.strip() and f"no mount namespaces here: {done.stderr.strip()}"
+    argv = [*_launcher("test"), _tool("mount"), "-t", "tmpfs", "tmpfs", "/mnt"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+    return f"no containers here: {done.stderr.strip()}" if done.returncode else ""
 
 
-def _outer_script(base: Path, mounts: Sequence[Mount], hostname: str, cwd: str) -> str:
+def _launcher(hostname: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, hostname]
+
+
+def _outer_script(base: Path, mounts: Sequence[Mount], cwd: str) -> str:
     binds = [f"mount --rbind {point} .{point}" for point in _further_mount_points()]
     inner = []
     for number, mount in enumerate(mounts):
@@ -202,7 +229,6 @@ def _outer_script(base: Path, mounts: Sequence[Mount], hostname: str, cwd: str) 
         tools=_TOOLS_PATH,
         base=shlex.quote(str(base)),
         binds="\n".join(binds),
-        hostname=shlex.quote(hostname),
         chroot=_tool("chroot"),
         inner=shlex.quote(_INNER.format(tools=_TOOLS_PATH, mounts="\n".join(inner), cwd=quoted_cwd))
         + " sh",

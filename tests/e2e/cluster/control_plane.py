@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -180,6 +181,8 @@ class ControlPlane:
         api = ApiClient(self.kubeconfig)
 
         def is_ready() -> bool:
+            with socket.create_connection(("127.0.0.1", self._port), 1):
+                pass  # refused until it listens, without a retry and its warnings
             # Its post-start hooks create the roles and priority classes that everything needs.
             return api.text("/readyz") == "ok"
 

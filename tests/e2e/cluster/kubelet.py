@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Self
 from tests.e2e.cluster import container
 from tests.e2e.cluster.api import Json, path
 from tests.e2e.cluster.binaries import UnavailableError
+from tests.e2e.cluster.claims import ClaimProvisioner
 from tests.e2e.cluster.informer import Informer
 from tests.e2e.cluster.instant import InstantPods, Outcome
 from tests.e2e.cluster.log_server import LogServer
@@ -69,6 +70,7 @@ class Kubelet:
         self._closing = contextlib.ExitStack()
         self._address = cluster.addresses.node
         self._port = 0
+        self._folder = cluster.new_folder("pods")
         self._pods = Informer(
             self._api, "/api/v1/pods", self._on_pod, {"fieldSelector": "spec.nodeName!="}
         )
@@ -164,11 +166,13 @@ class Kubelet:
         self._api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": on}})
 
     def logs(self, namespace: str, pod: str, container: str = "", *, previous: bool = False) -> str:
-        """Return what a container wrote since its latest start, or up to it; `pod` may be gone.
+        """Return what a container wrote since its latest start, or up to it.
 
-        Raises:
-            KeyError: If no such pod was here.
+        Empty for a pod that has not come yet; what a pod wrote outlives it.
         """
+        with self._lock:
+            if not any(worker.key == (namespace, pod) for worker in self._workers.values()):
+                return ""
         file = self._runner(namespace, pod, container).log(previous=previous)
         return file.read_text(errors="replace") if file.exists() else ""
 
@@ -239,12 +243,15 @@ class Kubelet:
         services = ServiceNetwork(self._api, self._cluster.version)
         services.start()
         self._closing.callback(services.stop)
+        claims = ClaimProvisioner(self._api, self._folder / "claims")
+        claims.start()
+        self._closing.callback(claims.stop)
         executor = ThreadPoolExecutor(_NUM_PROBE_THREADS, thread_name_prefix="probe")
         self._closing.callback(executor.shutdown)
         address, _, port = self._api.server.removeprefix("https://").rpartition(":")
         return Host(
             api=self._api,
-            folder=self._cluster.folder / "pods",
+            folder=self._folder,
             images={
                 name: image if isinstance(image, Image) else Image(entrypoint=image)
                 for name, image in images.items()

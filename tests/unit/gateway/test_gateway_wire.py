@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
 from tinsmith_gateway.methods import METHODS
-from tinsmith_gateway.wire import MAX_FIELDS, read_first_field
+from tinsmith_gateway.wire import MAX_FIELDS, read_text_field
 from tinsmith_runtime.errors import MalformedRequestError
 
 
@@ -17,13 +17,13 @@ from tinsmith_runtime.errors import MalformedRequestError
 def test_a_message_that_protobuf_wrote(name: str, number: int, timeout_s: int) -> None:
     request = trainer_pb2.WaitOperationsRequest(run=name, after_revision=number)
     request.timeout.seconds = timeout_s
-    assert read_first_field(request.SerializeToString()) == name
+    assert read_text_field(request.SerializeToString()) == name
 
 
 @given(body=st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(body: bytes) -> None:
     try:
-        found = read_first_field(body)
+        found = read_text_field(body)
     except MalformedRequestError:
         return
     # Where nothing is wrong protobuf agrees, unless it is stricter further inside.
@@ -44,17 +44,17 @@ def test_what_protobuf_takes_is_not_refused(body: bytes) -> None:
     except DecodeError:
         return
     if is_plain and message.name:
-        assert read_first_field(body) == message.name
+        assert read_text_field(body) == message.name
 
 
 def test_the_last_of_several_wins() -> None:
     body = b"\x0a\x01a" + b"\x10\x05" + b"\x0a\x01b"
-    assert read_first_field(body) == "b"
+    assert read_text_field(body) == "b"
     assert scheduler_pb2.GetTrainingRunRequest.FromString(body).name == "b"
 
 
 def test_a_message_of_nothing() -> None:
-    assert read_first_field(b"") == ""
+    assert read_text_field(b"") == ""
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_a_message_of_nothing() -> None:
 )
 def test_malformed(body: bytes) -> None:
     with pytest.raises(MalformedRequestError):
-        read_first_field(body)
+        read_text_field(body)
 
 
 def test_no_message_is_looked_at_for_ever() -> None:
     many = b"\x10\x00" * MAX_FIELDS
-    assert read_first_field(b"\x0a\x01a" + many) == "a"
-    assert read_first_field(many + b"\x0a\x01a") == ""
+    assert read_text_field(b"\x0a\x01a" + many) == "a"
+    assert read_text_field(many + b"\x0a\x01a") == ""
 
 
 def test_the_methods_are_those_of_the_contract() -> None:

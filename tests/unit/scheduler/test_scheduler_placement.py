@@ -6,18 +6,26 @@ import pytest
 
 from tinsmith_scheduler.placement import (
     Chosen,
+    SamplerCandidate,
     TrainerCandidate,
     Wait,
     WaitReason,
     choose_sampler,
     choose_trainer,
+    eligible_samplers,
 )
 
 
 def trainer(
-    name: str, num_runs: int = 0, *, max_runs: int = 4, alive: bool = True, model: str = "m"
+    name: str,
+    num_runs: int = 0,
+    *,
+    max_runs: int = 4,
+    alive: bool = True,
+    model: str = "m",
+    pool: str = "",
 ) -> TrainerCandidate:
-    return TrainerCandidate(name, frozenset({model}), alive, num_runs, max_runs)
+    return TrainerCandidate(name, frozenset({model}), alive, num_runs, max_runs, pool=pool)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +47,18 @@ def trainer(
         pytest.param([trainer("a", alive=False)], {}, WaitReason.NO_TRAINER, id="all-dead"),
         pytest.param([trainer("a", 4), trainer("b", 9)], {}, WaitReason.FULL, id="all-full"),
         pytest.param([trainer("a")], {"refused": {"a"}}, WaitReason.FULL, id="all-refused"),
+        pytest.param(
+            [trainer("a"), trainer("b", 3, pool="p")], {"pool": "p"}, "b", id="own-pool-only"
+        ),
+        pytest.param(
+            [trainer("a", pool="p"), trainer("b", 3)], {}, "b", id="no-pool-no-pooled-trainer"
+        ),
+        pytest.param(
+            [trainer("a"), trainer("b", pool="q")],
+            {"pool": "p", "current": "b"},
+            WaitReason.NO_TRAINER,
+            id="pool-is-empty",
+        ),
     ],
 )
 def test_choose_trainer(
@@ -60,3 +80,26 @@ def test_sampler_of_a_session_stays_unless_it_dies() -> None:
     after = {session: choose_sampler(session, samplers - {"b"}) for session in sessions}
     assert set(before.values()) == samplers
     assert all(after[session] == name for session, name in before.items() if name != "b")
+
+
+SHARED, POOLED = SamplerCandidate("shared"), SamplerCandidate("pooled", pool="pool")
+ON_C = SamplerCandidate("on-c", project="p", checkpoint="c")
+ON_BASE = SamplerCandidate("on-base", project="p")
+
+
+@pytest.mark.parametrize(
+    ("session", "expected"),
+    [
+        pytest.param({"project": "p"}, ["on-base"], id="base-model"),
+        pytest.param({"project": "p", "checkpoint": "c"}, ["on-c"], id="its-checkpoint"),
+        pytest.param({"project": "p", "checkpoint": "d"}, ["shared"], id="other-checkpoint"),
+        pytest.param({"project": "p", "run": "r"}, ["shared"], id="live-run"),
+        pytest.param({"project": "q", "checkpoint": "c"}, ["shared"], id="other-project"),
+        pytest.param({"project": "p", "pool": "pool"}, ["pooled"], id="pool"),
+        pytest.param({"project": "p", "pool": "gone", "checkpoint": "c"}, [], id="empty-pool"),
+    ],
+)
+def test_samplers_of_a_pool_or_a_checkpoint_are_nobody_elses(
+    session: dict[str, str], expected: list[str]
+) -> None:
+    assert eligible_samplers([SHARED, POOLED, ON_C, ON_BASE], **session) == expected

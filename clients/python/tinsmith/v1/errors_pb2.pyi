@@ -192,6 +192,20 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_METHOD_UNKNOWN: _ErrorReason.ValueType  # 80
     """The server does not have this method, or is of an older release. Generate stubs from its contract."""
+    ERROR_REASON_JOB_NOT_FOUND: _ErrorReason.ValueType  # 81
+    """No job of the caller's project has this name. Check it with `ListTrainingJobs`."""
+    ERROR_REASON_JOB_FINISHED: _ErrorReason.ValueType  # 82
+    """The job has ended. Create another one."""
+    ERROR_REASON_JOB_REPLACED: _ErrorReason.ValueType  # 83
+    """Another job has the name now. The caller belongs to one that was deleted; end it."""
+    ERROR_REASON_JOBS_DISABLED: _ErrorReason.ValueType  # 84
+    """This deployment runs no jobs, or none of the project. Ask its operator."""
+    ERROR_REASON_JOB_LOG_MISSING: _ErrorReason.ValueType  # 85
+    """The pod has not printed anything yet, or is gone. Look at the job's status."""
+    ERROR_REASON_CLUSTER_UNAVAILABLE: _ErrorReason.ValueType  # 86
+    """The API server of the cluster does not answer. Try again."""
+    ERROR_REASON_CLUSTER_REFUSED: _ErrorReason.ValueType  # 87
+    """The API server of the cluster refuses the scheduler. Grant it what the chart grants."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Says why a call or an operation failed. `ErrorInfo.metadata` holds the values that the message
@@ -368,4 +382,18 @@ it; write the loss with other operations, or compute it in the client.
 """
 ERROR_REASON_METHOD_UNKNOWN: ErrorReason.ValueType  # 80
 """The server does not have this method, or is of an older release. Generate stubs from its contract."""
+ERROR_REASON_JOB_NOT_FOUND: ErrorReason.ValueType  # 81
+"""No job of the caller's project has this name. Check it with `ListTrainingJobs`."""
+ERROR_REASON_JOB_FINISHED: ErrorReason.ValueType  # 82
+"""The job has ended. Create another one."""
+ERROR_REASON_JOB_REPLACED: ErrorReason.ValueType  # 83
+"""Another job has the name now. The caller belongs to one that was deleted; end it."""
+ERROR_REASON_JOBS_DISABLED: ErrorReason.ValueType  # 84
+"""This deployment runs no jobs, or none of the project. Ask its operator."""
+ERROR_REASON_JOB_LOG_MISSING: ErrorReason.ValueType  # 85
+"""The pod has not printed anything yet, or is gone. Look at the job's status."""
+ERROR_REASON_CLUSTER_UNAVAILABLE: ErrorReason.ValueType  # 86
+"""The API server of the cluster does not answer. Try again."""
+ERROR_REASON_CLUSTER_REFUSED: ErrorReason.ValueType  # 87
+"""The API server of the cluster refuses the scheduler. Grant it what the chart grants."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -1118,6 +1118,7 @@ class Key(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     TINKER_SECRET_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the key: `projects/{project}/keys/{key}`."""
     state: Global___Key.State.ValueType
@@ -1129,6 +1130,10 @@ class Key(_message.Message):
     tinker_secret: _builtins.str
     """Holds the same key as `tml-<id>_<secret>`, which clients need that insist on this beginning;
     only in the answer of `CreateKey`.
+    """
+    pool: _builtins.str
+    """Names the pool that the key is bound to: its runs and samples are served by workers of the pool
+    alone. Empty for a key that is not bound.
     """
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1148,10 +1153,11 @@ class Key(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         secret: _builtins.str = ...,
         tinker_secret: _builtins.str = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "name", b"name", "scopes", b"scopes", "secret", b"secret", "state", b"state", "tinker_secret", b"tinker_secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "name", b"name", "pool", b"pool", "scopes", b"scopes", "secret", b"secret", "state", b"state", "tinker_secret", b"tinker_secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1396,8 +1402,11 @@ class VerifyKeyResponse(_message.Message):
 
     PROJECT_FIELD_NUMBER: _builtins.int
     SCOPES_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     project: _builtins.str
     """Names the project."""
+    pool: _builtins.str
+    """Names the pool that the key is bound to; empty if it is not."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Lists what the key may do."""
@@ -1407,10 +1416,11 @@ class VerifyKeyResponse(_message.Message):
         *,
         project: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["project", b"project", "scopes", b"scopes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "project", b"project", "scopes", b"scopes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1461,6 +1471,9 @@ class Worker(_message.Message):
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the worker: `workers/{worker}`."""
     role: Global___Worker.Role.ValueType
@@ -1474,6 +1487,18 @@ class Worker(_message.Message):
     ledger: _builtins.str
     """Names the ledger that a trainer shares with others; its runs move between these. Empty for a
     ledger of its own.
+    """
+    pool: _builtins.str
+    """Names the pool that it belongs to: only callers whose key is bound to the pool reach it, and
+    these reach no trainer or sampler elsewhere. Empty for a worker that all others share.
+    """
+    project: _builtins.str
+    """Names the one project that a sampler serves, by its id; empty for one that serves all. Not
+    together with `pool`.
+    """
+    checkpoint: _builtins.str
+    """Names the one checkpoint that such a sampler serves, `projects/.../checkpoints/...`: sampling
+    sessions of the project on it prefer the sampler, others do not see it. Empty for the base model.
     """
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_models_pb2.ModelCapabilities]:
@@ -1494,10 +1519,13 @@ class Worker(_message.Message):
         heartbeat_interval: _duration_pb2.Duration | None = ...,
         incarnation: _builtins.str = ...,
         ledger: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        project: _builtins.str = ...,
+        checkpoint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "heartbeat_interval", b"heartbeat_interval", "incarnation", b"incarnation", "ledger", b"ledger", "max_runs", b"max_runs", "models", b"models", "name", b"name", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "checkpoint", b"checkpoint", "heartbeat_interval", b"heartbeat_interval", "incarnation", b"incarnation", "ledger", b"ledger", "max_runs", b"max_runs", "models", b"models", "name", b"name", "pool", b"pool", "project", b"project", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -178,7 +178,10 @@ class SchedulerServiceServicer:
     """
 
     def GetCapabilities(self, request, context):
-        """Returns the base models that are served, and where the shared services are.
+        """Returns the base models that are served to the caller, and where the other services are.
+
+        A caller whose key is bound to a pool sees what the pool serves; of environments and
+        coordinators it gets those of the pool, or the shared ones where the pool has none.
 
         Errors: those of the service.
         """

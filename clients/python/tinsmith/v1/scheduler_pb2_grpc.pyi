@@ -41,7 +41,10 @@ class SchedulerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     GetCapabilities: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetCapabilitiesRequest, _scheduler_pb2.Capabilities]
-    """Returns the base models that are served, and where the shared services are.
+    """Returns the base models that are served to the caller, and where the other services are.
+
+    A caller whose key is bound to a pool sees what the pool serves; of environments and
+    coordinators it gets those of the pool, or the shared ones where the pool has none.
 
     Errors: those of the service.
     """
@@ -249,7 +252,10 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetCapabilities: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetCapabilitiesRequest, _scheduler_pb2.Capabilities]  # type: ignore[assignment]
-    """Returns the base models that are served, and where the shared services are.
+    """Returns the base models that are served to the caller, and where the other services are.
+
+    A caller whose key is bound to a pool sees what the pool serves; of environments and
+    coordinators it gets those of the pool, or the shared ones where the pool has none.
 
     Errors: those of the service.
     """
@@ -460,7 +466,10 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.GetCapabilitiesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.Capabilities, _abc.Awaitable[_scheduler_pb2.Capabilities]]:
-        """Returns the base models that are served, and where the shared services are.
+        """Returns the base models that are served to the caller, and where the other services are.
+
+        A caller whose key is bound to a pool sees what the pool serves; of environments and
+        coordinators it gets those of the pool, or the shared ones where the pool has none.
 
         Errors: those of the service.
         """

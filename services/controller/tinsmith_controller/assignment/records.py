@@ -68,7 +68,7 @@ class Node:
 
     name: str
     allocatable: Resources
-    used: Resources = Resources()
+    used: Resources = field(default_factory=Resources)
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     is_ready: bool = True
@@ -138,7 +138,7 @@ class Workload:
         pods: Pods that want a node now.
         placed: Pods that have one.
         rules: Which nodes will do.
-        is_gang: Whether `pods` are placed all or none; the replicas of a pool are placed one by one.
+        is_gang: Whether `pods` are placed all or none; those of a pool are placed one by one.
         is_preemptible: Whether it may be asked to give way to a higher priority.
         assigned: When it got what it holds; None if it holds nothing.
         leaving_for: On a leaving workload, the one that it gives way to.

@@ -1,0 +1,100 @@
+"""Jobs between protobuf and the JSON of the Kubernetes resource.
+
+`TrainingJobSpec` and `TrainingJobStatus` have the JSON of the resource, but for one thing: amounts
+of resources may be numbers there (`cpu: 2`), and are strings here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+
+from tinsmith.v1 import job_pb2
+
+API_VERSION = "tinsmith.dev/v1alpha1"
+KIND = "TrainingJob"
+
+
+class JobFormatError(ValueError):
+    """A description of a job is not one; the message says where."""
+
+
+def parse_spec(spec: Mapping[str, Any], *, lenient: bool = False) -> job_pb2.TrainingJobSpec:
+    """Return a spec from its JSON.
+
+    Args:
+        spec: As in the resource.
+        lenient: Whether fields are passed over that this release does not know.
+
+    Raises:
+        JobFormatError: If it is not one.
+    """
+    message = job_pb2.TrainingJobSpec()
+    try:
+        json_format.ParseDict(_with_text_amounts(spec), message, ignore_unknown_fields=lenient)
+    except json_format.ParseError as error:
+        raise JobFormatError(_one_line("spec", error)) from error
+    return message
+
+
+def parse_status(status: Mapping[str, Any]) -> job_pb2.TrainingJobStatus:
+    """Return a status from its JSON; what this release does not know is passed over."""
+    message = job_pb2.TrainingJobStatus()
+    try:
+        json_format.ParseDict(dict(status), message, ignore_unknown_fields=True)
+    except json_format.ParseError as error:
+        raise JobFormatError(_one_line("status", error)) from error
+    return message
+
+
+def to_json(message: job_pb2.TrainingJobSpec | job_pb2.TrainingJobStatus) -> dict[str, Any]:
+    """Return the JSON of a spec or status."""
+    value: dict[str, Any] = json_format.MessageToDict(message)
+    return value
+
+
+def parse_manifest(manifest: object) -> tuple[str, job_pb2.TrainingJob]:
+    """Return the id and the description of a job from a manifest, as `kubectl` takes it.
+
+    Raises:
+        JobFormatError: If it is none.
+    """
+    if not isinstance(manifest, Mapping) or manifest.get("kind") != KIND:
+        raise JobFormatError(f"it is no manifest of kind {KIND}")
+    if manifest.get("apiVersion") != API_VERSION:
+        raise JobFormatError(f"apiVersion must be {API_VERSION}")
+    metadata = manifest.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(metadata, Mapping) or not isinstance(name, str):
+        raise JobFormatError("metadata.name is missing")
+    spec, labels = manifest.get("spec"), metadata.get("labels") or {}
+    if not isinstance(spec, Mapping) or not isinstance(labels, Mapping):
+        raise JobFormatError("spec is missing")
+    job = job_pb2.TrainingJob(spec=parse_spec(spec))
+    job.labels.update({str(key): str(value) for key, value in labels.items()})
+    return name, job
+
+
+def _one_line(what: str, error: json_format.ParseError) -> str:
+    """Return what is wrong, without the list of all fields that protobuf adds."""
+    text = str(error).partition("\n")[0]
+    return f"{what}: {text.replace('tinsmith.v1.', '')}"
+
+
+def _with_text_amounts(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec in which all requests and limits are strings."""
+
+    def visit(value: Any, path: tuple[str, ...]) -> Any:
+        if path and path[0] == "method":
+            return value
+        if isinstance(value, Mapping):
+            return {key: visit(item, (*path, str(key))) for key, item in value.items()}
+        if isinstance(value, list):
+            return [visit(item, path) for item in value]
+        is_amount = len(path) > 2 and path[-3] == "resources" and path[-2] in ("requests", "limits")
+        return str(value) if is_amount and isinstance(value, int | float) else value
+
+    converted: dict[str, Any] = visit(spec, ())
+    return converted

@@ -1,0 +1,52 @@
+"""`python -m tinsmith_controller [--config FILE]`: one controller as its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from tinsmith_controller.config import ControllerConfig
+from tinsmith_controller.health import HealthServer
+from tinsmith_controller.pod import ControllerPod
+from tinsmith_runtime.metrics import MetricsServer
+from tinsmith_runtime.process import run_pod
+from tinsmith_runtime.server import wait_for_signal
+
+logger = logging.getLogger(__name__)
+
+_LOST_EXIT_CODE = 3
+
+
+async def _serve(config: ControllerConfig) -> None:
+    stopped = asyncio.create_task(wait_for_signal())
+    pod = await asyncio.to_thread(ControllerPod, config, on_lost=_exit_lost)
+    metrics = MetricsServer.start(config.metrics_address) if config.metrics_address else None
+    health = (
+        HealthServer(config.health_address, is_alive=lambda: pod.is_alive)
+        if config.health_address
+        else None
+    )
+    if health is not None:
+        health.start()
+    running = asyncio.create_task(asyncio.to_thread(pod.run))
+    await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.to_thread(pod.stop)
+    try:
+        await running
+    finally:
+        if health is not None:
+            health.stop()
+        if metrics is not None:
+            metrics.stop()
+
+
+def _exit_lost() -> None:
+    """End at once: another replica may decide now, and two must not."""
+    logger.critical("another controller may have taken over")
+    os._exit(_LOST_EXIT_CODE)
+
+
+if __name__ == "__main__":
+    sys.exit(run_pod("controller", ControllerConfig, _serve))

@@ -1,0 +1,69 @@
+"""Who gets which nodes, who has to give way, and what the others wait for."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Sequence
+
+from tinsmith_controller.assignment.ordering import unique
+from tinsmith_controller.assignment.records import (
+    Decisions,
+    Key,
+    Node,
+    Placement,
+    Policy,
+    Stage,
+    Workload,
+)
+from tinsmith_controller.assignment.round import Round
+
+
+def decide(
+    workloads: Sequence[Workload], nodes: Sequence[Node], policy: Policy, now: datetime.datetime
+) -> Decisions:
+    """Return what one pass decides. Pure; the order of its arguments does not matter.
+
+    Rounds are made until one has nothing to add: what a round gives changes the shares of projects,
+    and so who comes first, and for whom nodes are kept. So a second pass over the same state, with
+    these decisions applied, decides nothing more.
+    """
+    workloads = unique(workloads)
+    assign: dict[Key, tuple[Placement, ...]] = {}
+    preempt: dict[Key, Key] = {}
+    state = workloads
+    while True:
+        added = Round(state, nodes, policy, now).run()
+        if not added.assign and not added.preempt:
+            return Decisions(assign, preempt, added.waiting)
+        preempt.update(added.preempt)
+        for key, placements in added.assign.items():
+            assign[key] = assign.get(key, ()) + placements
+        for key in preempt:  # a job that gives way needs no replacements
+            assign.pop(key, None)
+        state = apply(workloads, Decisions(assign, preempt, {}), now)
+
+
+def apply(
+    workloads: Iterable[Workload], decisions: Decisions, now: datetime.datetime
+) -> list[Workload]:
+    """Return the workloads as they are once the decisions are carried out."""
+    return [_apply_one(workload, decisions, now) for workload in workloads]
+
+
+def _apply_one(workload: Workload, decisions: Decisions, now: datetime.datetime) -> Workload:
+    if workload.key in decisions.preempt:
+        return dataclasses.replace(
+            workload, stage=Stage.LEAVING, leaving_for=decisions.preempt[workload.key]
+        )
+    placements = decisions.assign.get(workload.key, ())
+    if not placements:
+        return workload
+    given = {(placement.role, placement.index) for placement in placements}
+    return dataclasses.replace(
+        workload,
+        stage=Stage.HOLDING,
+        pods=tuple(pod for pod in workload.pods if (pod.role, pod.index) not in given),
+        placed=workload.placed + placements,
+        assigned=workload.assigned or now,
+    )

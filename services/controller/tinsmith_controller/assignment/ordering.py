@@ -1,0 +1,118 @@
+"""Who is asked first."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from tinsmith_controller.assignment.cluster import seconds
+from tinsmith_controller.assignment.records import Key, Policy, Stage, Workload
+
+Tier = tuple[bool, int]
+Rank = tuple[int, float, Key]
+_LARGEST = 2**60  # more can not be divided by a float
+_Entry = tuple[float, float, Key, Workload]
+
+
+def tier(workload: Workload) -> Tier:
+    """Return what fairness never overrules; lower goes first.
+
+    A job that lost a pod goes before everybody: until it has another, all that it holds is idle.
+    The missing replicas of a pool are no such loss, and wait by the pool's priority.
+    """
+    is_replacement = workload.is_gang and workload.stage is Stage.HOLDING
+    return (not is_replacement, -workload.priority)
+
+
+def rank(workload: Workload) -> Rank:
+    """Return the place of a workload within its project; lower goes first."""
+    return (-workload.priority, seconds(workload.queued), workload.key)
+
+
+class Order:
+    """Workloads that want nodes: by tier, then by their project's share, then by their waiting.
+
+    The share of a workload is what its project has by its weight. What went to those behind the
+    workload in its own project does not count: they were let through because they are small, and
+    must not keep it waiting for it. Pools belong to no project and have no share.
+
+    Args:
+        workloads: All workloads; those that hold nodes count, those that want some are ordered.
+        policy: The weights.
+    """
+
+    def __init__(self, workloads: Sequence[Workload], policy: Policy) -> None:
+        self._policy = policy
+        self._given: dict[str, int] = defaultdict(int)
+        holders: dict[str, list[Workload]] = defaultdict(list)
+        queues: dict[Tier, dict[str, list[Workload]]] = defaultdict(lambda: defaultdict(list))
+        for workload in workloads:
+            if workload.placed:
+                holders[workload.project].append(workload)
+            if workload.pods and workload.stage is not Stage.LEAVING:
+                queues[tier(workload)][workload.project].append(workload)
+        self._ranks: dict[str, list[Rank]] = {}
+        self._sums: dict[str, list[int]] = {}
+        for project, held in holders.items():
+            held.sort(key=rank)
+            self._ranks[project] = [rank(workload) for workload in held]
+            self._sums[project] = list(itertools.accumulate(w.num_gpus_held for w in held))
+        self._tiers = [queues[each] for each in sorted(queues, reverse=True)]
+        self._queues: dict[str, list[Workload]] = {}
+        self._heads: list[_Entry] = []
+        self._last: Workload | None = None
+
+    def gave(self, workload: Workload, num_gpus: int) -> None:
+        """Count GPUs that the workload got in this pass."""
+        self._given[workload.project] += num_gpus
+
+    def next(self) -> Workload | None:
+        """Return who is asked next, or None after the last."""
+        if self._last is not None:
+            # Only now: what the last one got counts against the next of its project.
+            self._push_head(self._last.project)
+            self._last = None
+        while not self._heads:
+            if not self._tiers:
+                return None
+            self._start(self._tiers.pop())
+        *_, self._last = heapq.heappop(self._heads)
+        return self._last
+
+    def _start(self, queues: dict[str, list[Workload]]) -> None:
+        self._queues = {
+            project: sorted(queue, key=rank, reverse=True) for project, queue in queues.items()
+        }
+        self._heads = []
+        for project in self._queues:
+            self._push_head(project)
+
+    def _push_head(self, project: str) -> None:
+        queue = self._queues[project]
+        if queue:
+            head = queue.pop()
+            heapq.heappush(self._heads, (self._share(head), seconds(head.queued), head.key, head))
+
+    def _share(self, workload: Workload) -> float:
+        project = workload.project
+        if not project:
+            return 0.0
+        count = bisect.bisect_left(self._ranks.get(project, []), rank(workload))
+        before = self._sums[project][count - 1] if count else 0
+        share = self._policy.projects.get(project)
+        weight = 1.0 if share is None else share.weight
+        num_gpus = min(before + self._given[project], _LARGEST)
+        return num_gpus / weight if weight > 0 else float("inf")
+
+
+def unique(workloads: Iterable[Workload]) -> list[Workload]:
+    """Return the workloads by key; of several with one, one."""
+    found: dict[Key, Workload] = {}
+    for workload in workloads:
+        other = found.setdefault(workload.key, workload)
+        if other is not workload:  # the API has no two; whichever comes first would be chance
+            found[workload.key] = min(workload, other, key=repr)
+    return [found[key] for key in sorted(found)]

@@ -1,0 +1,233 @@
+"""The controller as one object, which `__main__` and tests start alike.
+
+One replica works at a time. It looks at workloads in a few threads, each workload in one at a time,
+and decides about nodes in one: a key of the queue like any other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from tinsmith_controller.assigner import Assigner
+from tinsmith_controller.assignment.records import Key
+from tinsmith_controller.cluster import ApiError, Cluster
+from tinsmith_controller.config import ControllerConfig
+from tinsmith_controller.deployment import Deployment
+from tinsmith_controller.election import Election, NotLeaderError
+from tinsmith_controller.events import EventRecorder
+from tinsmith_controller.job_desk import DeskError, JobDesk, SchedulerDesk
+from tinsmith_controller.job_plan import Limits
+from tinsmith_controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCILES
+from tinsmith_controller.policy_file import PolicyFile
+from tinsmith_controller.reconciler import Reconciler, RetryLaterError
+from tinsmith_controller.stores import Stores
+from tinsmith_controller.work_queue import WorkQueue
+from tinsmith_runtime.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_ASSIGN = Key("Assignment", "", "")
+"""The key under which nodes are decided about."""
+_GRPC_PROBES_SINCE = 24
+_STOP_TIMEOUT_S = 20.0
+_STUCK_S = 120.0
+
+
+class ControllerPod:
+    """One replica of the controller.
+
+    Args:
+        config: Its settings.
+        on_lost: Called if another replica took over, or may have; the process must end.
+        desk: The scheduler; by default the one of the settings.
+        now: The time of day.
+    """
+
+    def __init__(
+        self,
+        config: ControllerConfig,
+        *,
+        on_lost: Callable[[], None] = lambda: None,
+        desk: JobDesk | None = None,
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
+    ) -> None:
+        self._config = config
+        self._on_lost = on_lost
+        self._now = now
+        self._cluster = Cluster(config.kubeconfig, num_connections=16 + 2 * config.num_workers)
+        self._desk = desk or SchedulerDesk(config.scheduler_address, pod_key=config.pod_key)
+        self._queue: WorkQueue[Key] = WorkQueue(time.monotonic)
+        self._election = Election(
+            self._cluster,
+            namespace=config.lease_namespace,
+            name=config.lease_name,
+            identity=config.replica(),
+            ttl_s=config.lease_ttl_s,
+        )
+        self._stores = Stores(
+            self._cluster,
+            config.namespace_list(),
+            on_workload=self._queue.add,
+            on_capacity=lambda: self._queue.add(_ASSIGN, config.assignment_interval_s),
+            on_gone=lambda uid: self._reconciler.forget(uid),
+        )
+        deployment = _deployment(config, self._cluster)
+        limits = Limits(
+            backoff_base_s=config.backoff_base_s,
+            backoff_max_s=config.backoff_max_s,
+            endpoint=config.gateway_address,
+        )
+        self._reconciler = Reconciler(
+            self._cluster,
+            self._stores,
+            self._election,
+            self._desk,
+            EventRecorder(self._cluster, identity=config.replica()),
+            deployment=deployment,
+            limits=limits,
+            projects=config.project_map(),
+            now=now,
+        )
+        self._assigner = Assigner(
+            self._stores,
+            self._reconciler,
+            PolicyFile(config.queues_path),
+            defaults=deployment.requests,
+            projects=config.project_map(),
+            limits=limits,
+            now=now,
+        )
+        self._stopped = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._active_s = time.monotonic()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its workers move; a replica that stands by does."""
+        return not self._threads or time.monotonic() - self._active_s < _STUCK_S
+
+    def run(self) -> None:
+        """Wait to be elected, and work until `stop`.
+
+        Raises:
+            ConfigError: If the cluster can not be listed.
+        """
+        if not self._election.wait_elected():
+            return
+        self._spawn("election", lambda: self._election.keep(self._lost))
+        # Listed after the election: what the leader before wrote is in these lists.
+        self._stores.start()
+        if not self._stores.wait_synced(self._config.sync_timeout_s):
+            raise ConfigError(
+                f"the cluster could not be listed within {self._config.sync_timeout_s:.0f} s; are "
+                "the resources installed, and may the controller list them?"
+            )
+        logger.info("elected", extra={"identity": self._config.replica()})
+        for number in range(self._config.num_workers):
+            self._spawn(f"worker-{number}", self._work)
+        self._spawn("reports", self._fetch_reports)
+        self._spawn("resync", self._resync)
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        """Finish what is being done, and give the lease back."""
+        self._stopped.set()
+        self._queue.close()
+        self._stores.stop()
+        end_s = time.monotonic() + _STOP_TIMEOUT_S
+        for thread in self._threads:
+            if thread.name != "election":
+                thread.join(max(0.0, end_s - time.monotonic()))
+        self._election.stop()
+        self._cluster.close()
+
+    def _lost(self) -> None:
+        logger.critical("the lease was lost")
+        self._on_lost()
+
+    def _spawn(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        while not self._stopped.is_set():
+            key = self._queue.take()
+            self._active_s = time.monotonic()
+            QUEUE_LENGTH.set(len(self._queue))
+            if key is None:
+                continue
+            outcome, again_s = self._handle(key)
+            RECONCILES.labels(key.kind, outcome).inc()
+            self._queue.done(key, failed=outcome == "failed")
+            if outcome == "conflict":
+                self._queue.add(key, self._config.assignment_interval_s)
+            elif again_s is not None:
+                self._queue.add(key, again_s)
+
+    def _handle(self, key: Key) -> tuple[str, float | None]:
+        """Look at a key; return what came of it, and when to look again."""
+        try:
+            with RECONCILE_SECONDS.labels(key.kind).time():
+                if key == _ASSIGN:
+                    return "done", self._assigner.decide()
+                return "done", self._reconciler.look(key)
+        except NotLeaderError:
+            return "not_leader", None
+        except RetryLaterError as error:
+            logger.info("later", extra={"workload": str(key), "problem": str(error)})
+            return "failed", None
+        except ApiError as error:
+            if error.is_conflict or error.is_not_found:
+                return "conflict", None
+            logger.warning("request failed", extra={"workload": str(key), "problem": str(error)})
+            return "failed", None
+        except Exception:
+            logger.exception("a look failed by a bug", extra={"workload": str(key)})
+            return "failed", None
+
+    def _fetch_reports(self) -> None:
+        while not self._stopped.wait(self._config.report_interval_s):
+            try:
+                jobs = self._reconciler.identities()
+                if not jobs:
+                    continue
+                reports = self._desk.reports([identity for _, identity in jobs.values()])
+                for uid in self._reconciler.take_reports(reports):
+                    if uid in jobs:
+                        self._queue.add(jobs[uid][0])
+            except DeskError as error:
+                logger.warning("no reports", extra={"problem": str(error)})
+            except Exception:
+                logger.exception("reports failed by a bug")
+
+    def _resync(self) -> None:
+        while not self._stopped.wait(self._config.resync_interval_s):
+            for record in self._stores.workloads():
+                self._queue.add(record.item.key)
+            self._queue.add(_ASSIGN)
+
+
+def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
+    try:
+        minor = cluster.minor_version()
+    except ApiError as error:
+        raise ConfigError(f"the Kubernetes API does not answer: {error}") from error
+    return Deployment(
+        scheduler_address=config.scheduler_address,
+        gateway_address=config.gateway_address,
+        pod_secret=config.pod_secret_name,
+        has_database=config.has_database,
+        storage_uri=config.storage_uri,
+        storage_secret=config.storage_secret_name,
+        image_repository=config.image_repository,
+        image_tag=config.image_tag,
+        pull_secrets=config.pull_secrets(),
+        service_account=config.service_account_name,
+        device=config.device,
+        has_grpc_probes=minor >= _GRPC_PROBES_SINCE,
+    )

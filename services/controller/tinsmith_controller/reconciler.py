@@ -1,0 +1,351 @@
+"""One look at one workload: what there is, what is to be done, and doing it.
+
+The order of the effects is what makes it safe to be killed between any two of them: names of pods
+are stored before pods are made, keys are good before drivers that have them are made, and the
+status is written once, at the end, with the version that it was planned from as precondition.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tinsmith_controller.assignment.records import Key
+from tinsmith_controller.cluster import (
+    JOBS,
+    PODS,
+    POOLS,
+    SECRETS,
+    SERVICES,
+    ApiError,
+    Cluster,
+    Json,
+    Resource,
+)
+from tinsmith_controller.conditions import ENDED
+from tinsmith_controller.deployment import Deployment
+from tinsmith_controller.election import Election
+from tinsmith_controller.events import EventRecorder
+from tinsmith_controller.job_desk import DeskError, JobDesk, JobIdentity
+from tinsmith_controller.job_plan import Limits, plan_job
+from tinsmith_controller.manifests import Owner, make_key_secret, make_pod, make_services
+from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id
+from tinsmith_controller.observed import Job, Observed, Pool, Report
+from tinsmith_controller.plans import Plan
+from tinsmith_controller.pool_plan import plan_pool
+from tinsmith_controller.records import WorkloadRecord
+from tinsmith_controller.spec import JobSpec
+from tinsmith_controller.status import Assignment, Status
+from tinsmith_controller.status_codec import encode_status
+from tinsmith_controller.stores import Stores
+
+logger = logging.getLogger(__name__)
+
+
+class RetryLaterError(Exception):
+    """Something that a look depends on is not there now; the text says what."""
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What is remembered of a workload between looks; all of it can be lost without harm.
+
+    Attributes:
+        taken_names: Names of pods that others have.
+        rejection: Why the cluster will never take a pod.
+        obstacle: What stood in the way the last time.
+        settled_keys: The epochs whose keys were made good last.
+        has_services: Whether its services were made.
+    """
+
+    taken_names: set[str] = field(default_factory=set)
+    rejection: str = ""
+    obstacle: str = ""
+    settled_keys: frozenset[int | None] | None = None
+    has_services: bool = False
+
+
+class Reconciler:
+    """Looks at workloads.
+
+    Args:
+        cluster: The API server.
+        stores: Copies of its objects.
+        election: Says whether this replica may act.
+        desk: The scheduler.
+        events: Writes events.
+        deployment: What pods are told.
+        limits: Settings of plans.
+        projects: Project by namespace; others have their own name.
+        now: The time of day.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        stores: Stores,
+        election: Election,
+        desk: JobDesk,
+        events: EventRecorder,
+        *,
+        deployment: Deployment,
+        limits: Limits,
+        projects: Mapping[str, str],
+        now: Callable[[], datetime.datetime],
+    ) -> None:
+        self._cluster = cluster
+        self._stores = stores
+        self._election = election
+        self._desk = desk
+        self._events = events
+        self._deployment = deployment
+        self._limits = limits
+        self._projects = projects
+        self._now = now
+        self._lock = threading.Lock()
+        self._memories: dict[str, _Memory] = {}
+        self._reports: dict[str, Report] = {}
+
+    def look(self, key: Key) -> float | None:
+        """Look at a workload; return when to look again though nothing happens.
+
+        Raises:
+            ApiError: If a request failed; a conflict means that it was changed meanwhile.
+            RetryLaterError: If something that it depends on is not there now.
+            NotLeaderError: If this replica may not act any more.
+        """
+        record = self._stores.workload(key)
+        if record is None or record.is_left_alone:
+            return None
+        item = record.item
+        memory = self._memory(item.uid)
+        memory.obstacle = self._obstacle(item)
+        observed = self._observe(item, memory)
+        now = self._now()
+        plan = (
+            plan_job(item, observed, now, self._limits)
+            if isinstance(item, Job)
+            else plan_pool(item, observed, now, self._limits)
+        )
+        self._apply(record, plan, memory, now)
+        return plan.requeue_s
+
+    def blocked(self) -> frozenset[str]:
+        """Return the uids of workloads that wait for something else than nodes."""
+        with self._lock:
+            return frozenset(uid for uid, memory in self._memories.items() if memory.obstacle)
+
+    def identities(self) -> dict[str, tuple[Key, JobIdentity]]:
+        """Return the jobs whose drivers may have something to report, by uid."""
+        found = {}
+        for record in self._stores.jobs():
+            item = record.item
+            if isinstance(item, Job) and item.status.assignments and not record.is_left_alone:
+                found[item.uid] = (item.key, self._identity(item))
+        return found
+
+    def take_reports(self, reports: Mapping[str, Report]) -> set[str]:
+        """Keep drivers' reports; return the uids of the jobs that have news."""
+        with self._lock:
+            news = {uid for uid, report in reports.items() if self._reports.get(uid) != report}
+            self._reports |= reports
+        return news
+
+    def forget(self, uid: str) -> None:
+        """Forget a workload that is gone."""
+        with self._lock:
+            self._memories.pop(uid, None)
+            self._reports.pop(uid, None)
+
+    def write_status(self, record: WorkloadRecord, status: Status) -> None:
+        """Write a status, if it differs and the object was not changed since."""
+        encoded = encode_status(status)
+        if encoded == record.content.get("status"):
+            return
+        self._election.require()
+        key = record.item.key
+        resource = JOBS if key.kind == JOB_KIND else POOLS
+        body: Json = {**record.content, "status": encoded}
+        self._stores.note(
+            resource, self._cluster.replace(resource, key.namespace, body, subresource="status")
+        )
+
+    def _memory(self, uid: str) -> _Memory:
+        with self._lock:
+            return self._memories.setdefault(uid, _Memory())
+
+    def _identity(self, item: Job) -> JobIdentity:
+        return JobIdentity(job_resource(self._project(item.key), item.key.name), item.uid)
+
+    def _project(self, key: Key) -> str:
+        return self._projects.get(key.namespace, key.namespace)
+
+    def _obstacle(self, item: Job | Pool) -> str:
+        """Return what keeps a workload from being started, besides nodes."""
+        if item.spec is None:
+            return ""
+        name = item.spec.scheduling.priority_class
+        if name and name not in self._stores.priorities():
+            return f"waits for the PriorityClass {name}, which does not exist"
+        if isinstance(item.spec, JobSpec) and item.spec.pool:
+            pool = self._stores.pool(item.key.namespace, item.spec.pool)
+            if pool is None:
+                return (
+                    f"waits for the TrainerPool {item.spec.pool}, which does not exist in "
+                    f"namespace {item.key.namespace}"
+                )
+            if pool.spec is None:
+                return f"waits for the TrainerPool {item.spec.pool}, which can not be run"
+        return ""
+
+    def _observe(self, item: Job | Pool, memory: _Memory) -> Observed:
+        pods = {view.name: view for view in self._stores.pods_of(item.uid)}
+        names = {entry.node for entry in item.status.assignments}
+        names |= {pod.node for pod in pods.values()}
+        names.discard("")
+        nodes = {name: self._stores.node(name) for name in names}
+        with self._lock:
+            report = self._reports.get(item.uid)
+        return Observed(
+            pods=pods,
+            taken_names=frozenset(memory.taken_names),
+            lost_nodes=frozenset(
+                name for name, node in nodes.items() if node is None or not node.is_ready
+            ),
+            cordoned_nodes=frozenset(
+                name for name, node in nodes.items() if node is not None and node.is_cordoned
+            ),
+            report=report,
+            obstacle=memory.obstacle,
+            rejection=memory.rejection,
+        )
+
+    def _apply(
+        self, record: WorkloadRecord, plan: Plan, memory: _Memory, now: datetime.datetime
+    ) -> None:
+        item = record.item
+        if plan.delete_self:
+            self._delete_workload(item)
+            return
+        for deletion in plan.delete:
+            self._election.require()
+            gone = self._cluster.delete(
+                PODS,
+                item.key.namespace,
+                deletion.name,
+                uid=deletion.uid,
+                grace_s=deletion.grace_s,
+            )
+            if gone is not None and gone.get("kind") == "Pod":
+                self._stores.note(PODS, gone)
+        try:
+            self._settle_keys(record, plan, memory)
+            self._create_pods(item, plan, memory)
+            problem = ""
+        except DeskError as error:
+            problem = str(error)
+        status = plan.status
+        if problem and status.phase not in ENDED:
+            status = replace(status, waiting_for=problem)
+        self.write_status(record, status)
+        for event in plan.events:
+            self._events.record(item.key, item.uid, event, now)
+        if problem:
+            raise RetryLaterError(problem)
+
+    def _delete_workload(self, item: Job | Pool) -> None:
+        self._election.require()
+        resource = JOBS if item.key.kind == JOB_KIND else POOLS
+        if isinstance(item, Job):
+            try:
+                self._desk.forget(self._identity(item))
+            except DeskError as error:
+                raise RetryLaterError(str(error)) from error
+        self._cluster.delete(resource, item.key.namespace, item.key.name, uid=item.uid)
+
+    def _settle_keys(self, record: WorkloadRecord, plan: Plan, memory: _Memory) -> None:
+        item = record.item
+        if not isinstance(item, Job) or memory.settled_keys == plan.key_epochs:
+            return
+        if not plan.key_epochs and not item.status.epoch:
+            return
+        spec = item.spec
+        has_own_pool = spec is not None and not spec.pool and not spec.is_serving
+        keys = self._desk.settle_keys(
+            self._identity(item),
+            plan.key_epochs,
+            pool=pool_id(item.key.name, item.uid) if has_own_pool else "",
+        )
+        if keys and spec is not None:
+            owner = self._owner(item, plan.status)
+            for epoch, api_key in keys.items():
+                self._create(SECRETS, item.key.namespace, make_key_secret(owner, epoch, api_key))
+        memory.settled_keys = plan.key_epochs
+
+    def _create_pods(self, item: Job | Pool, plan: Plan, memory: _Memory) -> None:
+        if not plan.create or item.spec is None:
+            return
+        owner = self._owner(item, plan.status)
+        if not memory.has_services:
+            for service in make_services(owner):
+                self._create(SERVICES, item.key.namespace, service)
+            memory.has_services = True
+        for assignment in plan.create:
+            self._create_pod(item, owner, assignment, memory)
+
+    def _create_pod(
+        self, item: Job | Pool, owner: Owner, assignment: Assignment, memory: _Memory
+    ) -> None:
+        pod = make_pod(owner, assignment, self._deployment)
+        try:
+            self._election.require()
+            self._stores.note(PODS, self._cluster.create(PODS, item.key.namespace, pod))
+        except ApiError as error:
+            if error.already_exists:
+                self._look_at_namesake(item, assignment, memory)
+            elif error.is_invalid:
+                memory.rejection = f"the cluster refuses pod {assignment.pod}: {error.message}"
+                raise RetryLaterError(memory.rejection) from error
+            elif error.is_forbidden:
+                raise DeskError(
+                    f"the cluster refuses pod {assignment.pod} for now: {error.message}"
+                ) from error
+            else:
+                raise
+
+    def _look_at_namesake(self, item: Job | Pool, assignment: Assignment, memory: _Memory) -> None:
+        """Find out whose pod has a name: ours of an earlier look, or somebody else's."""
+        found = self._cluster.get(PODS, item.key.namespace, assignment.pod)
+        owners = [entry.get("uid") for entry in found["metadata"].get("ownerReferences") or []]
+        if item.uid in owners:
+            self._stores.note(PODS, found)
+        else:
+            memory.taken_names.add(assignment.pod)
+            raise RetryLaterError(f"another pod has the name {assignment.pod}")
+
+    def _create(self, resource: Resource, namespace: str, body: Json) -> None:
+        self._election.require()
+        try:
+            self._cluster.create(resource, namespace, body)
+        except ApiError as error:
+            if not error.already_exists:
+                raise
+
+    def _owner(self, item: Job | Pool, status: Status) -> Owner:
+        assert item.spec is not None
+        model = item.spec.model
+        model_name = model.name if model is not None else ""
+        if isinstance(item.spec, JobSpec) and item.spec.pool:
+            pool = self._stores.pool(item.key.namespace, item.spec.pool)
+            model_name = pool.spec.model.name if pool is not None and pool.spec else ""
+        return Owner(
+            key=item.key,
+            uid=item.uid,
+            project=self._project(item.key) if isinstance(item, Job) else "",
+            spec=item.spec,
+            assignments=status.assignments,
+            model_name=model_name,
+        )

@@ -1,0 +1,235 @@
+"""A deployment for end-to-end tests: pods of Tinsmith as processes, beside a cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.e2e.cluster import Json, TestCluster, path
+
+GROUP_VERSION = "tinsmith.dev/v1alpha1"
+POD_KEY = "pod-key-of-a-test-deployment"
+ENDED = ("Succeeded", "Failed", "Cancelled")
+_STOP_TIMEOUT_S = 30.0
+_CRDS = Path(__file__).parents[2] / "k8s" / "crd"
+
+
+class PodProcess:
+    """`python -m tinsmith_<pod>` with its settings as variables; can be killed and started again.
+
+    Args:
+        pod: Name of the pod.
+        log: File for its output; further starts append.
+        settings: By name of the field, in lower case.
+    """
+
+    def __init__(self, pod: str, log: Path, settings: Mapping[str, object]) -> None:
+        self._pod = pod
+        self.log = log
+        self.settings = dict(settings)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """Start the process; it serves a little later."""
+        variables = {f"TINSMITH_{name.upper()}": str(v) for name, v in self.settings.items()}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", f"tinsmith_{self._pod}"],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **variables, **(environment or {})},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait(self, timeout_s: float) -> int:
+        """Return the exit code, once the process has ended."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End the process as a power cut would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Ask the process to end, and wait."""
+        if self.is_running:
+            self.send(signal.SIGTERM)
+            try:
+                self.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+
+
+def free_port() -> int:
+    """Return a port of loopback that is free now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def install_resources(cluster: TestCluster) -> None:
+    """Install the definitions of our resources, and wait until they are served."""
+    # Servers before 1.25 do not know rules in CEL, and drop them.
+    cluster.kubectl("apply", "--validate=false", "-f", str(_CRDS))
+    for plural in ("trainingjobs", "trainerpools"):
+        url = path("apiextensions.k8s.io/v1", "customresourcedefinitions")
+        cluster.wait_for(
+            lambda url=f"{url}/{plural}.tinsmith.dev": any(
+                entry["type"] == "Established" and entry["status"] == "True"
+                for entry in cluster.api.get(url).get("status", {}).get("conditions") or []
+            ),
+            f"{plural} to be served",
+        )
+
+
+def scheduler_process(folder: Path, **settings: object) -> PodProcess:
+    """Return a scheduler on a port of its own; its address is in its settings."""
+    return PodProcess(
+        "scheduler",
+        folder / "scheduler.log",
+        {
+            "data_dir": folder / "scheduler",
+            "listen_address": f"127.0.0.1:{free_port()}",
+            "pod_key": POD_KEY,
+            **settings,
+        },
+    )
+
+
+def controller_process(
+    cluster: TestCluster,
+    folder: Path,
+    namespace: str,
+    scheduler_address: str,
+    *,
+    identity: str = "controller-0",
+    **settings: object,
+) -> PodProcess:
+    """Return a controller of one namespace."""
+    return PodProcess(
+        "controller",
+        folder / f"{identity}.log",
+        {
+            "namespaces": namespace,
+            "kubeconfig": cluster.kubeconfig,
+            "scheduler_address": scheduler_address,
+            "gateway_address": scheduler_address,
+            "pod_key": POD_KEY,
+            "has_database": False,
+            "storage_uri": f"file://{folder / 'store'}",
+            "image_repository": "tinsmith",
+            "image_tag": "test",
+            "device": "cpu",
+            "lease_namespace": namespace,
+            "identity": identity,
+            "lease_ttl_s": 3,
+            "report_interval_s": 0.5,
+            "backoff_base_s": 0.5,
+            "resync_interval_s": 5,
+            **settings,
+        },
+    )
+
+
+class Jobs:
+    """The jobs and pools of a namespace, as a person with kubectl sees them."""
+
+    def __init__(self, cluster: TestCluster, namespace: str) -> None:
+        self._cluster = cluster
+        self.namespace = namespace
+
+    def url(self, name: str = "", subresource: str = "", *, plural: str = "trainingjobs") -> str:
+        """Return the path of the jobs, or of one."""
+        return path(GROUP_VERSION, plural, self.namespace, *filter(None, (name, subresource)))
+
+    def create(self, name: str, spec: Json, *, kind: str = "TrainingJob") -> Json:
+        """Create a job or pool."""
+        plural = f"{kind.lower()}s"
+        manifest = {"apiVersion": GROUP_VERSION, "kind": kind, "metadata": {"name": name}}
+        return self._cluster.api.create(self.url(plural=plural), {**manifest, "spec": spec})
+
+    def get(self, name: str, *, plural: str = "trainingjobs") -> Json:
+        """Return a job."""
+        return self._cluster.api.get(self.url(name, plural=plural))
+
+    def status(self, name: str, *, plural: str = "trainingjobs") -> Json:
+        """Return the status of a job; empty if it has none."""
+        found: Json = self.get(name, plural=plural).get("status", {})
+        return found
+
+    def all(self) -> list[Json]:
+        """Return all jobs."""
+        return list(self._cluster.api.list(self.url()))
+
+    def patch(self, name: str, spec: Json, *, plural: str = "trainingjobs") -> Json:
+        """Change fields of a spec."""
+        return self._cluster.api.patch(self.url(name, plural=plural), {"spec": spec})
+
+    def pods(self, name: str = "") -> list[Json]:
+        """Return the pods of a job, or of all."""
+        selector = f"tinsmith.dev/workload={name}" if name else "tinsmith.dev/workload"
+        url = path("v1", "pods", self.namespace)
+        return list(self._cluster.api.list(url, labelSelector=selector))
+
+    def wait_phase(
+        self, name: str, *phases: str, timeout_s: float = 30.0, plural: str = "trainingjobs"
+    ) -> Json:
+        """Return the status of a job once it is in one of some phases.
+
+        Raises:
+            TimeoutError: If it does not come to that; with the last status.
+        """
+        end_s = time.monotonic() + timeout_s
+        while True:
+            status = self.status(name, plural=plural)
+            if status.get("phase") in phases:
+                return status
+            if time.monotonic() > end_s or (status.get("phase") in ENDED and "Failed" not in phases):
+                raise TimeoutError(f"{name} is not {' or '.join(phases)}: {status}")
+            time.sleep(0.05)
+
+
+def gang(num_pods: int, gpus: int, **further: Any) -> Json:
+    """Return the spec of a job with samplers of some GPUs and no driver: it holds nodes."""
+    return {
+        "method": {"type": "serve"},
+        "model": {"name": "tiny", "source": "file:///models/tiny"},
+        "roles": {"sampler": {"replicas": num_pods, "gpus": gpus, "resources": SMALL}},
+        **further,
+    }
+
+
+SMALL: Json = {"requests": {"cpu": "100m", "memory": "64Mi"}}
