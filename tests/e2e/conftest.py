@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import TestCluster, UnavailableError, prepare, start_cluster
+from tests.e2e.cluster import CrdServer, TestCluster, UnavailableError, prepare, start_cluster
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Build the control plane before the first test: that takes longer than a test may."""
-    needed = any("cluster" in getattr(item, "fixturenames", ()) for item in session.items)
-    if needed and not session.config.option.collectonly:
+    fixtures = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if "cluster" in fixtures and not session.config.option.collectonly:
         with contextlib.suppress(UnavailableError):  # the fixture says so
-            prepare()
+            prepare(with_crd_server="crd_server" in fixtures)
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +28,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestCluster]:
     except UnavailableError as error:
         if os.environ.get("CI") == "true":
             pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def crd_server(cluster: TestCluster) -> Iterator[CrdServer]:
+    """A server behind the cluster's that evaluates CEL rules; optional, in CI too."""
+    try:
+        with cluster.crd_server() as started:
+            yield started
+    except UnavailableError as error:
         pytest.skip(str(error))
 
 

@@ -49,6 +49,23 @@ def find_control_plane() -> Binaries:
     return Binaries(etcd, *(folder / name for name in CONTROL_PLANE))
 
 
+def find_crd_server() -> Path:
+    """Return a newer server for custom resources, one that evaluates the rules of their schemas.
+
+    Raises:
+        UnavailableError: If there is none and it can not be built here.
+    """
+    target = cache_folder("apiextensions") / "apiextensions-apiserver"
+    if not target.exists():
+        if reason := debian.why_unusable():
+            raise UnavailableError(f"no server that evaluates CEL rules: {reason}")
+        try:
+            build.build_crd_server(target)
+        except RuntimeError as error:  # the unstable suite may not fit together today
+            raise UnavailableError(f"no server that evaluates CEL rules: {error}") from None
+    return target
+
+
 def find_kubectl() -> Path:
     """Return any kubectl: on PATH, in the cache, or taken from Debian's `kubernetes-client`.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -18,6 +19,8 @@ from pathlib import Path
 from tests.e2e.cluster.debian import Packages, run, say
 
 SUITE = "bookworm"
+UNSTABLE = "sid"
+_APIEXTENSIONS = "golang-k8s-apiextensions-apiserver-dev"
 _GO = "golang-1.19"
 # The version that Kubernetes 1.20 carries iterates over maps as Go did before 1.18, and crashes.
 _REFLECT2 = "golang-github-modern-go-reflect2-dev"
@@ -35,7 +38,13 @@ def build_control_plane(folder: Path, names: Sequence[str], version: str) -> Non
         packages = Packages(work / "apt", SUITE)
         packages.unpack([f"{_GO}-go", f"{_GO}-src", _REFLECT2], work / "root")
         packages.unpack_source("kubernetes", "", work / "kubernetes")
-        go = _Go(work)
+        tree = work / "gopath/src/k8s.io/kubernetes"
+        tree.parent.mkdir(parents=True)
+        (work / "kubernetes").rename(tree)
+        vendored = tree / "vendor/github.com/modern-go/reflect2"
+        shutil.rmtree(vendored)
+        (work / "root/usr/share/gocode/src/github.com/modern-go/reflect2").rename(vendored)
+        go = _Go(work, _GO, gopath=work / "gopath", tree=tree)
         _generate_openapi(go)
         for name in names:
             say(f"building {name}")
@@ -44,6 +53,33 @@ def build_control_plane(folder: Path, names: Sequence[str], version: str) -> Non
         for name in names:
             (work / "bin" / name).rename(folder / name)
         say(f"built the control plane in {time.monotonic() - start_s:.0f} s")
+
+
+def build_crd_server(target: Path) -> None:
+    """Build apiextensions-apiserver of Debian's unstable suite from its library packages."""
+    with _locked(target), _workspace(target) as work:
+        if target.exists():
+            return
+        start_s = time.monotonic()
+        packages = Packages(work / "apt", UNSTABLE)
+        compiler = next(
+            name.removesuffix("-go")
+            for name in packages.dependencies("golang-go")
+            if re.fullmatch(r"golang-1\.\d+-go", name)
+        )
+        libraries = [
+            name
+            for name in packages.dependencies(_APIEXTENSIONS)
+            if name.startswith("golang-") and name.endswith("-dev")
+        ]
+        packages.unpack([f"{compiler}-go", f"{compiler}-src", *libraries], work / "root")
+        gopath = work / "root/usr/share/gocode"
+        say("building apiextensions-apiserver")
+        go = _Go(work, compiler, gopath=gopath, tree=gopath)
+        go.build("k8s.io/apiextensions-apiserver", work / "bin/server")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (work / "bin/server").rename(target)
+        say(f"built it in {time.monotonic() - start_s:.0f} s")
 
 
 def fetch_kubectl(target: Path) -> None:
@@ -55,24 +91,19 @@ def fetch_kubectl(target: Path) -> None:
 
 
 class _Go:
-    """Debian's Go, unpacked and not installed, in GOPATH mode: the archive carries `vendor/`."""
+    """Debian's Go, unpacked and not installed, in GOPATH mode: everything it needs lies there."""
 
-    def __init__(self, work: Path) -> None:
-        root = work / "root/usr/lib/go-1.19"
-        packages = work / "gopath/src/k8s.io"
-        packages.mkdir(parents=True)
-        self.tree = packages / "kubernetes"
-        (work / "kubernetes").rename(self.tree)
-        vendored = self.tree / "vendor/github.com/modern-go/reflect2"
-        shutil.rmtree(vendored)
-        (work / "root/usr/share/gocode/src/github.com/modern-go/reflect2").rename(vendored)
+    def __init__(self, work: Path, package: str, *, gopath: Path, tree: Path) -> None:
+        root = work / "root/usr/lib" / package.replace("golang", "go")
+        self.tree = tree
         self.env = {
             "PATH": f"{root}/bin:{os.environ['PATH']}",
             "HOME": str(work),
             "GOROOT": str(root),
-            "GOPATH": str(work / "gopath"),
+            "GOPATH": str(gopath),
             "GOCACHE": str(work / "gocache"),
             "GO111MODULE": "off",
+            "GOTOOLCHAIN": "local",
             "CGO_ENABLED": "0",
         }
 
@@ -128,6 +159,7 @@ def _openapi_packages(tree: Path) -> list[str]:
 @contextlib.contextmanager
 def _workspace(folder: Path) -> Iterator[Path]:
     """Yield a folder beside the target, so that results can be renamed; removed afterwards."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".build-", dir=folder.parent))
     (work / "bin").mkdir()
     try:

@@ -18,11 +18,11 @@ import yaml
 from tests.e2e.cluster import binaries
 from tests.e2e.cluster.api import ApiClient, ApiError, Json, path
 from tests.e2e.cluster.control_plane import ControlPlane, write_kubeconfig
+from tests.e2e.cluster.crd_server import CrdServer
 from tests.e2e.cluster.instant import Outcome
 from tests.e2e.cluster.kubelet import Kubelet
 from tests.e2e.cluster.loopback import AddressBlock
 from tests.e2e.cluster.nodes import FakeNode
-from tests.e2e.cluster.pki import Authority
 from tests.e2e.cluster.runner import Image
 
 _EXISTING = "TINSMITH_TEST_KUBECONFIG"
@@ -48,13 +48,15 @@ class TestCluster:
         kubeconfig: Path,
         folder: Path,
         addresses: AddressBlock,
-        authority: Authority | None = None,
+        plane: ControlPlane | None = None,
     ) -> None:
         self.kubeconfig = kubeconfig
-        self.authority = authority
+        self.authority = plane.authority if plane else None
+        self._plane = plane
         self.folder = folder
         self.addresses = addresses
         self.api = ApiClient(kubeconfig)
+        self._definition_apis = [self.api]
         self._numbers = itertools.count(1)
         self._kubectl = binaries.find_kubectl()
         version = self.api.get("/version")
@@ -156,6 +158,24 @@ class TestCluster:
         """Return a kubelet for fake nodes, to be used as a context; see `Kubelet`."""
         return Kubelet(self, nodes, images=images, instant=instant, backoff_s=backoff_s)
 
+    @contextlib.contextmanager
+    def crd_server(self) -> Iterator[CrdServer]:
+        """Yield a server behind this one whose custom resources have CEL rules.
+
+        Raises:
+            UnavailableError: If there is none and it can not be built here.
+        """
+        if self._plane is None:
+            raise binaries.UnavailableError("a cluster of others evaluates CEL itself, or never")
+        binary = binaries.find_crd_server()
+        folder = self.new_folder("crd-server")
+        with CrdServer(binary, self._plane, self.api, folder) as server:
+            self._definition_apis.append(server.api)
+            try:
+                yield server
+            finally:
+                self._definition_apis.remove(server.api)
+
     def wait_for(
         self, condition: Callable[[], object], what: str = "the condition", timeout_s: float = 30.0
     ) -> Any:
@@ -173,7 +193,8 @@ class TestCluster:
 
     def _strip_finalizers(self, namespace: str) -> None:
         """Take the finalizers off custom objects, whose controllers have ended with their test."""
-        for crd in self.api.list(path("apiextensions.k8s.io/v1", "customresourcedefinitions")):
+        url = path("apiextensions.k8s.io/v1", "customresourcedefinitions")
+        for crd in [crd for api in self._definition_apis for crd in api.list(url)]:
             spec = crd["spec"]
             if spec["scope"] != "Namespaced":
                 continue
@@ -186,15 +207,17 @@ class TestCluster:
                         self.api.patch(url, {"metadata": {"finalizers": None}})
 
 
-def prepare() -> None:
-    """Build what `start_cluster` needs and this machine lacks.
+def prepare(*, with_crd_server: bool = False) -> None:
+    """Build what `start_cluster`, and its CRD server where asked for, need and this machine lacks.
 
     Raises:
         UnavailableError: If it can not be had here.
     """
+    binaries.find_kubectl()
     if not os.environ.get(_EXISTING):
         binaries.find_control_plane()
-    binaries.find_kubectl()
+        if with_crd_server:
+            binaries.find_crd_server()
 
 
 @contextlib.contextmanager
@@ -210,4 +233,4 @@ def start_cluster(folder: Path) -> Iterator[TestCluster]:
             return
         found = binaries.find_control_plane()
         with ControlPlane(found, folder / "control-plane", addresses) as plane:
-            yield TestCluster(plane.kubeconfig, folder, addresses, plane.authority)
+            yield TestCluster(plane.kubeconfig, folder, addresses, plane)

@@ -50,7 +50,7 @@ class ControlPlane:
         folder.mkdir(parents=True, exist_ok=True)
         self.authority = Authority(folder, "ca")
         self._port = free_port()
-        self._etcd = f"http://127.0.0.1:{free_port()}"
+        self.etcd = f"http://127.0.0.1:{free_port()}"
 
     @property
     def server(self) -> str:
@@ -122,8 +122,8 @@ class ControlPlane:
             str(self._binaries.etcd),
             f"--data-dir={self.folder / 'etcd'}",
             "--unsafe-no-fsync",
-            f"--listen-client-urls={self._etcd}",
-            f"--advertise-client-urls={self._etcd}",
+            f"--listen-client-urls={self.etcd}",
+            f"--advertise-client-urls={self.etcd}",
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
@@ -143,7 +143,7 @@ class ControlPlane:
         self._run(
             "apiserver",
             str(self._binaries.apiserver),
-            f"--etcd-servers={self._etcd}",
+            f"--etcd-servers={self.etcd}",
             "--bind-address=127.0.0.1",
             f"--secure-port={self._port}",
             f"--tls-cert-file={serving.certificate}",

@@ -105,6 +105,14 @@ class Packages:
         say(f"reading the package lists of {suite}")
         run(["apt-get", "update", "-q"], cwd=folder, env=self._env)
 
+    def dependencies(self, name: str) -> list[str]:
+        """Return a package and what it depends on, directly or not."""
+        only = ["--important", "--no-conflicts", "--no-breaks", "--no-replaces"]
+        argv = ["apt-cache", "depends", "--recurse", *only, name]
+        lines = run(argv, cwd=self._folder, env=self._env).splitlines()
+        # Names at the margin are packages; `<name>` is virtual, others' packages provide it.
+        return sorted({line for line in lines if line[0] not in " <|"})
+
     def unpack(self, names: Sequence[str], root: Path) -> None:
         """Download packages, without what they depend on, and unpack them into a folder."""
         downloads = self._folder / "debs"
