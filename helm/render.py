@@ -30,8 +30,11 @@ class ChartError(Exception):
     """The chart has mistakes; the message lists them."""
 
 
-def generated_files() -> dict[Path, str]:
+def generated_files(kubernetes: str = _RENDERED_VERSION) -> dict[Path, str]:
     """Return the content of each generated file.
+
+    Args:
+        kubernetes: Version of the API server that the manifests are for.
 
     Raises:
         ChartError: If Helm finds fault with the chart.
@@ -43,8 +46,8 @@ def generated_files() -> dict[Path, str]:
     values = yaml.safe_load(VALUES.read_text())
     _lint(values)
     with helm_python.Chart.load(CHART) as chart:
-        oldest = {**values, "kubernetesVersion": _RENDERED_VERSION}
-        rendered = chart.render(oldest, name=NAME, namespace=NAME)
+        versioned = {**values, "kubernetesVersion": kubernetes}
+        rendered = chart.render(versioned, name=NAME, namespace=NAME)
     texts = [
         f"# {path.removeprefix(f'{NAME}/')}\n{_without_blanks(text)}"
         for path, text in sorted(rendered.items())

@@ -93,6 +93,14 @@ def test_containers_have_probes_and_named_ports(manifests: list[Manifest]) -> No
             assert {p for path, p in walk(container) if path.endswith("grpc.port")} <= numbers
 
 
+def test_ports_name_their_protocol(manifests: list[Manifest]) -> None:
+    """Helm applies on the server, and old servers do not fill in this part of a port's identity."""
+    for manifest in manifests:
+        for path, value in walk(manifest):
+            if path.endswith(".ports"):
+                assert all(port["protocol"] in ("TCP", "UDP") for port in value), path
+
+
 def test_pods_have_time_to_drain(manifests: list[Manifest]) -> None:
     for template in pod_templates(manifests):
         grace = template.spec["terminationGracePeriodSeconds"]
