@@ -329,6 +329,9 @@ def test_the_pods_of_a_release_come_up_and_are_replaced_by_an_upgrade(
                 release.wait_for_rollout(pod)
             after = _pods(release)
             assert before.keys() == after.keys()
+            # Its service account has every right that its work takes.
+            log = kubelet.logs(release.namespace, after["controller"])
+            assert "forbidden" not in log.lower()
             assert all(before[pod] != after[pod] for pod in DEPLOYMENTS)
             _play(release)
         except BaseException as error:
