@@ -217,7 +217,9 @@ class Jobs:
             status = self.status(name, plural=plural)
             if status.get("phase") in phases:
                 return status
-            if time.monotonic() > end_s or (status.get("phase") in ENDED and "Failed" not in phases):
+            if time.monotonic() > end_s or (
+                status.get("phase") in ENDED and "Failed" not in phases
+            ):
                 raise TimeoutError(f"{name} is not {' or '.join(phases)}: {status}")
             time.sleep(0.05)
 

@@ -394,3 +394,27 @@ def test_commands_are_probes_inside_the_container(
     cluster.wait_for(lambda: status()["restartCount"] == 1, "the dead container is restarted")
     ended_with = status()["lastState"]["terminated"]
     assert (ended_with["exitCode"], "liveness probe failed" in ended_with["message"]) == (137, True)
+
+
+def test_the_hook_before_the_end_runs_before_sigterm(
+    cluster: TestCluster, namespace: str, kubelet: Kubelet
+) -> None:
+    hook = {"exec": {"command": ["sh", "-c", "echo hook >> /proc/1/fd/1"]}}
+    program = (
+        "import signal, sys, time\n"
+        "def end(*_): print('term'); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end); print('up'); time.sleep(600)\n"
+    )
+    create_pod(cluster, namespace, make_pod("hooked", program, lifecycle={"preStop": hook}))
+    wait_for_log(kubelet, cluster, namespace, "hooked", "up")
+    cluster.api.delete(path("v1", "pods", namespace, "hooked"))
+    wait_for_log(kubelet, cluster, namespace, "hooked", "term")
+    assert kubelet.logs(namespace, "hooked").split() == ["up", "hook", "term"]
+
+
+def test_a_program_that_is_not_there_fails_with_127(
+    cluster: TestCluster, namespace: str, kubelet: Kubelet
+) -> None:
+    create_pod(cluster, namespace, make_pod("absent", command=["/no/such/program"]))
+    assert ended(cluster.wait_for_phase(namespace, "absent", "Failed"))["exitCode"] == 127
+    assert "not found" in kubelet.logs(namespace, "absent")

@@ -1,5 +1,6 @@
 """Tinsmith: write the training loop, the server runs the model."""
 
+from tinsmith import jobs
 from tinsmith.client import Client
 from tinsmith.custom_loss import CustomLoss, numpy_loss
 from tinsmith.environments import (
@@ -140,5 +141,6 @@ __all__ = [
     "UnknownError",
     "WorkflowOutput",
     "__version__",
+    "jobs",
     "numpy_loss",
 ]

@@ -16,6 +16,7 @@ from tinsmith.client_keys import KeyCalls
 from tinsmith.core import ClientCore
 from tinsmith.environments import EnvironmentClient, EnvironmentInstance
 from tinsmith.episodes import EpisodeClient
+from tinsmith.job_client import JobClient
 from tinsmith.sampler import Sampler, create_sampler
 from tinsmith.settings import RetryPolicy, resolve_settings
 from tinsmith.tokenizer import Tokenizer
@@ -82,6 +83,7 @@ class Client(CheckpointCalls, KeyCalls):
         self._closed = False
         self.environments = EnvironmentClient(self._core)
         self.episodes = EpisodeClient(self._core)
+        self.jobs = JobClient(self._core)
         self._resumed_runs: list[TrainingRun] = []
         try:
             if session:

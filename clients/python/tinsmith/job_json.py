@@ -1,7 +1,7 @@
 """Jobs between protobuf and the JSON of the Kubernetes resource.
 
-`TrainingJobSpec` and `TrainingJobStatus` have the JSON of the resource, but for one thing: amounts
-of resources may be numbers there (`cpu: 2`), and are strings here.
+`TrainingJobSpec` and `TrainingJobStatus` have the JSON of the resource, but for two things: amounts
+of resources may be numbers there (`cpu: 2`), and are strings here; and a struct has no integers.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ def parse_status(status: Mapping[str, Any]) -> job_pb2.TrainingJobStatus:
 def to_json(message: job_pb2.TrainingJobSpec | job_pb2.TrainingJobStatus) -> dict[str, Any]:
     """Return the JSON of a spec or status."""
     value: dict[str, Any] = json_format.MessageToDict(message)
+    parameters = value.get("method", {}).get("parameters")
+    if parameters:
+        value["method"]["parameters"] = _with_whole_numbers(parameters)
     return value
 
 
@@ -75,6 +78,15 @@ def parse_manifest(manifest: object) -> tuple[str, job_pb2.TrainingJob]:
     job = job_pb2.TrainingJob(spec=parse_spec(spec))
     job.labels.update({str(key): str(value) for key, value in labels.items()})
     return name, job
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """Return JSON in which 8.0 is 8 again: a protobuf struct knows one kind of number."""
+    if isinstance(value, dict):
+        return {key: _with_whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _one_line(what: str, error: json_format.ParseError) -> str:

@@ -27,6 +27,7 @@ from tinsmith.settings import ClientSettings, RetryPolicy
 from tinsmith.v1 import (
     environment_pb2_grpc,
     episode_pb2_grpc,
+    job_pb2_grpc,
     sampler_pb2_grpc,
     scheduler_pb2_grpc,
     trainer_pb2_grpc,
@@ -108,6 +109,11 @@ class Connection:
     def episode(self) -> episode_pb2_grpc.EpisodeServiceAsyncStub:
         """Stub of a coordinator."""
         return episode_pb2_grpc.EpisodeServiceStub(self.channel)
+
+    @cached_property
+    def job(self) -> job_pb2_grpc.JobServiceAsyncStub:
+        """Stub of the jobs, which the scheduler serves."""
+        return job_pb2_grpc.JobServiceStub(self.channel)
 
     @cached_property
     def operations(self) -> Any:

@@ -104,6 +104,7 @@ class EmbeddedServer:
         self._engines: EngineHost | None = None
         self._pods: list[Pod] = []
         self._gateway: GatewayPod | None = None
+        self._scheduler: SchedulerPod | None = None
         self._scheduler_address = ""
         self.api_key = ""
         self.address = ""
@@ -120,7 +121,7 @@ class EmbeddedServer:
         config.data_dir.mkdir(parents=True, exist_ok=True)
         self.api_key = _api_key(config.data_dir)
         try:
-            scheduler = SchedulerPod(self._scheduler_config())
+            self._scheduler = scheduler = SchedulerPod(self._scheduler_config(), defer_jobs=True)
             await self._start(scheduler)
             self._scheduler_address = scheduler.address
             self._gateway = gateway = GatewayPod(self._gateway_config())
@@ -142,12 +143,17 @@ class EmbeddedServer:
             for pod in (trainer, sampler, environment, coordinator):
                 await pod.wait_listed(_LISTING_TIMEOUT_S)
             await gateway.start()
+            await scheduler.start_jobs(self.address)
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
-        """Drain and stop all pods: first the gateway, then the last started first."""
+        """Drain and stop everything: jobs, then the gateway, then the last started first."""
+        if self._scheduler is not None:
+            # Before the gateway: their drivers save through it.
+            await self._scheduler.stop_jobs()
+            self._scheduler = None
         if self._gateway is not None:
             await self._gateway.stop()
             self._gateway = None
@@ -162,13 +168,14 @@ class EmbeddedServer:
         await pod.start()
 
     def _scheduler_config(self) -> SchedulerConfig:
+        settings: dict[str, Any] = {"job_launcher": "local"}
         return SchedulerConfig(
             data_dir=self._config.data_dir,
             pod_key=self._pod_key,
             bootstrap_key=self.api_key,
             listen_address=f"{self._config.host}:0",
             metrics_address=self._config.metrics_address,
-            **self._overrides("scheduler"),
+            **settings | self._overrides("scheduler"),
         )
 
     def _trainer_config(self) -> TrainerConfig:

@@ -21,7 +21,11 @@ _POSITIVE_FIELDS = (
     "placement_retry_s",
     "trainer_call_timeout_s",
     "reap_interval_s",
+    "max_local_jobs",
+    "local_job_stop_timeout_s",
+    "cluster_call_timeout_s",
 )
+_LAUNCHERS = ("", "local", "kubernetes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +62,19 @@ class SchedulerConfig:
     """Deadline of one call to a trainer."""
     reap_interval_s: float = 1.0
     """How often lost sessions and unconfirmed releases are looked after."""
+    job_launcher: str = ""
+    """What runs jobs: `local`, as processes of this machine; `kubernetes`, as resources of the
+    cluster; empty for nothing."""
+    job_address: str = ""
+    """`host:port` that drivers on this machine connect to; the scheduler's own by default."""
+    max_local_jobs: int = 2
+    """Drivers that run at once on this machine."""
+    local_job_stop_timeout_s: float = 60.0
+    """Time that drivers on this machine get to save in when the scheduler stops."""
+    job_namespaces: str = ""
+    """Namespace of the jobs of each project, `project=namespace`, separated by commas."""
+    cluster_call_timeout_s: float = 10.0
+    """Deadline of one call to the API server of the cluster."""
 
     def __post_init__(self) -> None:
         for name in _POSITIVE_FIELDS:
@@ -75,7 +92,27 @@ class SchedulerConfig:
                 ApiKey.parse(self.bootstrap_key)
             except KeyInvalidError as error:
                 raise ConfigError("bootstrap_key must have the form tsk_<id>_<secret>") from error
+        if self.job_launcher not in _LAUNCHERS:
+            raise ConfigError(
+                f"job_launcher must be local, kubernetes or empty, got {self.job_launcher!r}"
+            )
+        if self.job_launcher == "kubernetes" and not self.namespaces():
+            raise ConfigError("job_launcher kubernetes needs job_namespaces, project=namespace,...")
         self.server()
+
+    def namespaces(self) -> dict[str, str]:
+        """Return the namespace of each project's jobs.
+
+        Raises:
+            ConfigError: If an entry is not `project=namespace`, or a project has two.
+        """
+        found: dict[str, str] = {}
+        for entry in filter(None, (part.strip() for part in self.job_namespaces.split(","))):
+            project, _, namespace = entry.partition("=")
+            if not (is_valid_id(project) and namespace) or project in found:
+                raise ConfigError(f"job_namespaces: {entry!r} is not project=namespace")
+            found[project] = namespace
+        return found
 
     def server(self) -> ServerConfig:
         """Return the settings of the gRPC server."""

@@ -24,6 +24,7 @@ from tinsmith_scheduler.job_reports import JobReports
 from tinsmith_scheduler.job_servicer import JobServicer
 from tinsmith_scheduler.keys import BOOTSTRAP_SCOPES, Keys
 from tinsmith_scheduler.launcher import Launcher
+from tinsmith_scheduler.local_launcher import LocalLauncher
 from tinsmith_scheduler.moves import Moves
 from tinsmith_scheduler.operations_servicer import OperationsServicer
 from tinsmith_scheduler.releases import Reaper
@@ -47,6 +48,8 @@ class SchedulerPod:
         wall_clock: Seconds since the epoch, for everything that is dated.
         on_lost: Called if another scheduler took over while this one was cut off from a shared
             database; the process must end.
+        defer_jobs: Whether jobs wait for `start_jobs`, because what their drivers connect to is
+            not there before.
     """
 
     def __init__(
@@ -56,11 +59,13 @@ class SchedulerPod:
         clock: Clock = time.monotonic,
         wall_clock: Clock = time.time,
         on_lost: Callable[[], None] = lambda: None,
+        defer_jobs: bool = False,
     ) -> None:
         self._config = config
         self._clock = clock
         self._wall_clock = wall_clock
         self._on_lost = on_lost
+        self._defer_jobs = defer_jobs
         self._database: Database | None = None
         self._server: PodServer | None = None
         self._trainers: GrpcTrainers | None = None
@@ -68,6 +73,7 @@ class SchedulerPod:
         self._moves: Moves | None = None
         self._reaper: Reaper | None = None
         self._launcher: Launcher | None = None
+        self._runs_jobs = False
 
     @property
     def address(self) -> str:
@@ -98,6 +104,7 @@ class SchedulerPod:
 
     async def stop(self) -> None:
         """Refuse new calls, let running ones finish, close; repeating it changes nothing."""
+        await self.stop_jobs()
         if self._creations is not None:
             self._creations.release_waiters()
         if self._server is not None:
@@ -118,8 +125,31 @@ class SchedulerPod:
     def _make_launcher(
         self, database: Database, keys: Keys, reports: JobReports, workers: Workers
     ) -> Launcher | None:
-        del database, keys, reports, workers
+        config = self._config
+        if config.job_launcher == "local":
+            return LocalLauncher(
+                database,
+                keys=keys,
+                reports=reports,
+                workers=workers,
+                data_dir=config.data_dir,
+                max_jobs=config.max_local_jobs,
+                stop_timeout_s=config.local_job_stop_timeout_s,
+                wall_clock=self._wall_clock,
+            )
         return None
+
+    async def start_jobs(self, address: str) -> None:
+        """Go on with jobs, once the server is there that their drivers connect to."""
+        if self._launcher is not None and not self._runs_jobs:
+            self._runs_jobs = True
+            await self._launcher.start(address)
+
+    async def stop_jobs(self) -> None:
+        """Let the drivers of this machine save and end; repeating it changes nothing."""
+        if self._launcher is not None and self._runs_jobs:
+            self._runs_jobs = False
+            await self._launcher.stop()
 
     async def _serve(self, database: Database) -> None:
         config = self._config
@@ -217,3 +247,5 @@ class SchedulerPod:
         await self._creations.load()
         await self._moves.start()
         self._reaper.start()
+        if not self._defer_jobs:
+            await self.start_jobs(config.job_address or self.address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
@@ -17,7 +16,7 @@ import yaml
 
 from tests.e2e.cluster import binaries
 from tests.e2e.cluster.api import ApiClient, ApiError, Json, path
-from tests.e2e.cluster.control_plane import ControlPlane, write_kubeconfig
+from tests.e2e.cluster.control_plane import ControlPlane
 from tests.e2e.cluster.crd_server import CrdServer
 from tests.e2e.cluster.instant import Outcome
 from tests.e2e.cluster.kubelet import Kubelet
@@ -114,15 +113,13 @@ class TestCluster:
         url = path("v1", "serviceaccounts", namespace, name, "token")
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
         token = self.api.create(url, {**body, "spec": {"expirationSeconds": 3600}})
-        target = self.folder / f"{namespace}-{name}.kubeconfig"
         config = yaml.safe_load(self.kubeconfig.read_text())
-        authority = config["clusters"][0]["cluster"]["certificate-authority-data"]
-        write_kubeconfig(
-            target,
-            self.api.server,
-            base64.b64decode(authority),
-            token=token["status"]["token"],
-        )
+        config["users"] = [{"name": name, "user": {"token": token["status"]["token"]}}]
+        for entry in config["contexts"]:
+            entry["context"]["user"] = name
+        target = self.folder / f"{namespace}-{name}.kubeconfig"
+        target.write_text(yaml.safe_dump(config))
+        target.chmod(0o600)
         return target
 
     def wait_for_phase(

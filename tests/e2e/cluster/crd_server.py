@@ -114,7 +114,7 @@ class CrdServer:
         kubeconfig = self._folder / f"{_NAME}.kubeconfig"
         admin = authority.issue("crd-admin", organizations=["system:masters"])
         certificate = authority.certificate.read_bytes()
-        write_kubeconfig(kubeconfig, f"https://127.0.0.1:{self._port}", certificate, pair=admin)
+        write_kubeconfig(kubeconfig, f"https://127.0.0.1:{self._port}", certificate, admin)
         self.api = ApiClient(kubeconfig)
         self._wait_for("it is ready", lambda: self.api.text("/readyz") == "ok")
         spec = {"type": "ExternalName", "externalName": "localhost"}
@@ -126,7 +126,7 @@ class CrdServer:
             self._core.delete(f"{_API_SERVICES}/{name}")
         self._core.delete(path("v1", "services", _NAMESPACE, _NAME))
         if self._process is not None:
-            self._process.stop()
+            self._process.kill()
 
     def _register(self, group: str, version: str) -> None:
         name = f"{version}.{group}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,9 @@ from tests.e2e.cluster.nodes import timestamp
 from tests.e2e.cluster.pod_status import ContainerState, pod_status, terminated
 
 logger = logging.getLogger(__name__)
+
+_NUM_ATTEMPTS = 10
+_RETRY_S = 0.5
 
 Outcome = Callable[[Json], int | None]
 """Gets a pod that was bound; returns the exit code with which it ends at once, None to run on."""
@@ -71,15 +75,19 @@ class InstantPods:
 
     def _submit(self, act: Callable[[Json], None], pod: Json) -> None:
         def run() -> None:
-            try:
-                act(pod)
-            except ApiError as error:
-                if error.status not in (404, 409):
+            for _ in range(_NUM_ATTEMPTS):
+                try:
+                    act(pod)
+                except (ApiError, HTTPError, OSError) as error:
+                    if isinstance(error, ApiError) and error.status in (404, 409, 422):
+                        return  # the pod is gone, or was replaced by a namesake
                     logger.warning("pod %s: %s", pod["metadata"]["name"], error)
-            except (HTTPError, OSError) as error:
-                logger.warning("pod %s: %s", pod["metadata"]["name"], error)
-            except Exception:
-                logger.exception("pod %s", pod["metadata"]["name"])
+                    time.sleep(_RETRY_S)
+                except Exception:
+                    logger.exception("pod %s", pod["metadata"]["name"])
+                    return
+                else:
+                    return
 
         self._pool.submit(run)
 

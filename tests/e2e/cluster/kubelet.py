@@ -5,6 +5,7 @@ What differs from containers, because a loopback network replaces that of pods:
 * A pod listens on its own address only (`status.podIP`, by the downward API). `0.0.0.0` would take
   the port from every other pod.
 * Images are entry points in a table; their files are this machine's, below a layer of the pod's.
+* Services work for one such kubelet at a time: the first one listens at their addresses.
 * Resources are what the scheduler accounts for; nothing limits a process. Security contexts are not
   applied.
 """

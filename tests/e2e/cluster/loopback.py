@@ -14,8 +14,7 @@ import threading
 class AddressBlock:
     """A block of the loopback network that no other test cluster of this machine uses.
 
-    The lower half is for Services, the upper half for pods. The last address of the lower half is
-    the one at which the kubelet itself listens.
+    The first quarter is for Services, the upper half for pods, one address between for nodes.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class AddressBlock:
     @property
     def services(self) -> str:
         """The network of Service addresses."""
-        return f"127.{self._octet}.0.0/17"
+        return f"127.{self._octet}.0.0/18"
 
     @property
     def first_service(self) -> str:
@@ -46,7 +45,7 @@ class AddressBlock:
     @property
     def node(self) -> str:
         """The address of every node."""
-        return f"127.{self._octet}.127.254"
+        return f"127.{self._octet}.64.1"
 
     def next_pod(self) -> str:
         """Return an address that no pod had before."""

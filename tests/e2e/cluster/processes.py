@@ -101,13 +101,6 @@ class Process:
             self._popen.kill()
             self._ended(self._popen.wait(10))
 
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Ask to end, wait, then kill; repeating it changes nothing."""
-        if self.poll() is None:
-            self._popen.terminate()
-            if self.wait(timeout_s) is None:
-                self.kill()
-
     def tail(self, num_lines: int = 20) -> str:
         """Return the end of what it wrote."""
         lines = self.log.read_text(errors="replace").splitlines()

@@ -81,8 +81,7 @@ class ServiceNetwork:
             self._pods.pop(uid, None)
 
     def _changed(self, kind: str, item: Json) -> None:
-        if (kind, item.get("kind")) != ("ADDED", "EndpointSlice") or item.get("endpoints"):
-            self._write()
+        self._write()
 
     def _write(self) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status
 from tests.unit.sdk.test_tokenizer import CHATML, make_files
 
 from tinsmith import cli
-from tinsmith.cli.config_values import load_config
+from tinsmith.config_values import load_config
 from tinsmith.errors import ConfigurationError
 
 

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import typer
 
-from tinsmith.cli import checkpoints, keys, recipe, runs, sample
+from tinsmith.cli import checkpoints, jobs, keys, recipe, runs, sample
 from tinsmith.errors import ConfigurationError
 
 GROUP = "tinsmith.commands"
@@ -31,6 +31,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.add_typer(runs.app, name="runs")
     app.add_typer(checkpoints.app, name="checkpoints")
     app.add_typer(keys.app, name="keys")
+    app.add_typer(jobs.app, name="jobs")
     app.command("sample")(sample.sample)
     app.command("run")(recipe.run)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tinsmith.cli.config_values import load_config
 from tinsmith.client import Client
+from tinsmith.config_values import load_config
 from tinsmith.errors import ConfigurationError
 
 RECIPES = ("supervised", "rl", "rl_episodes")

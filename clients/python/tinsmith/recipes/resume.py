@@ -11,14 +11,17 @@ import json
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tinsmith.client import Client
+from tinsmith.errors import AlreadyExistsError
+from tinsmith.recipes.observer import Observer, SavedState
 from tinsmith.training_run import TrainingRun
 
-_STATE_FILE = "state.json"
+STATE_FILE = "state.json"
 
 ValueT = TypeVar("ValueT")
 
@@ -42,23 +45,6 @@ class RunConfig(Protocol):
     def output_dir(self) -> Path: ...  # noqa: D102
 
 
-@dataclass(frozen=True, slots=True)
-class SavedState:
-    """The last save of a recipe.
-
-    Attributes:
-        run: Resource name of the run.
-        checkpoint: Resource name of its checkpoint.
-        step: Steps that the checkpoint contains.
-        fingerprint: Hash of the settings; others do not resume it.
-    """
-
-    run: str
-    checkpoint: str
-    step: int
-    fingerprint: str
-
-
 class ResumableRun:
     """A training run and where it stands.
 
@@ -68,7 +54,9 @@ class ResumableRun:
         is_resumed: Whether there was an earlier part.
     """
 
-    def __init__(self, config: RunConfig, client: Client) -> None:
+    def __init__(self, config: RunConfig, client: Client, observer: Observer | None = None) -> None:
+        self._client = client
+        self._observer = observer or Observer()
         self._directory = config.output_dir
         self._directory.mkdir(parents=True, exist_ok=True)
         self._fingerprint = _fingerprint(config)
@@ -79,14 +67,22 @@ class ResumableRun:
             self.run.load_state_with_optimizer(state.checkpoint).result()
             self.first_step = state.step
         else:
-            self.run = _create_run(config, client)
+            self.run = _create_run(config, client, self._observer.begin_from)
             self.first_step = 0
+        self._observer.began(self.run.name, self.first_step)
 
     def save(self, step: int, name: str = "") -> str:
         """Save weights and optimizer after a number of steps; return the checkpoint's name."""
-        saved = self.run.save_state(name or f"step-{step}-{uuid.uuid4().hex[:8]}").result()
+        checkpoint = name or f"step-{step}-{uuid.uuid4().hex[:8]}"
+        try:
+            saved = self.run.save_state(checkpoint).result()
+        except AlreadyExistsError:
+            # Saved by a part of this run that ended before it could note so.
+            self._client.delete_checkpoint(f"{self.run.name}/checkpoints/{checkpoint}")
+            saved = self.run.save_state(checkpoint).result()
         state = SavedState(self.run.name, saved.name, step, self._fingerprint)
-        _replace(self._directory / _STATE_FILE, asdict(state))
+        _replace(self._directory / STATE_FILE, asdict(state))
+        self._observer.saved(state)
         return saved.name
 
     def once(self, name: str, compute: Callable[[], ValueT]) -> ValueT:
@@ -100,20 +96,27 @@ class ResumableRun:
         if self.is_resumed and path.is_file():
             stored: ValueT = json.loads(path.read_text(encoding="utf-8"))
             return stored
-        value = compute()
+        with self._observer.interruptible():
+            value = compute()
         _replace(path, value)
         return value
 
+    def interruptible(self) -> AbstractContextManager[object]:
+        """Return what surrounds work that changes no weights, and may be given up at any point."""
+        return self._observer.interruptible()
+
     def _read_state(self) -> SavedState | None:
-        path = self._directory / _STATE_FILE
+        path = self._directory / STATE_FILE
         if not path.is_file():
             return None
         state = SavedState(**json.loads(path.read_text(encoding="utf-8")))
         return state if state.fingerprint == self._fingerprint else None
 
 
-def _create_run(config: RunConfig, client: Client) -> TrainingRun:
+def _create_run(config: RunConfig, client: Client, begin_from: str) -> TrainingRun:
     display_name = Path(config.data).name
+    if begin_from:
+        return client.create_training_run_from_checkpoint(begin_from, display_name=display_name)
     if config.adapter == "full":
         return client.create_full_training_run(config.base_model, display_name=display_name)
     if config.adapter != "lora":

@@ -19,6 +19,7 @@ import numpy as np
 
 from tinsmith.client import Client
 from tinsmith.futures import OperationFuture
+from tinsmith.recipes.observer import Observer
 from tinsmith.recipes.resume import ResumableRun
 from tinsmith.recipes.rl_problems import load_problems
 from tinsmith.recipes.rl_sources import (
@@ -94,13 +95,13 @@ class Summary:
     num_validation: int
 
 
-def main(config: Config, client: Client) -> Summary:
+def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
     """Train, and score validation tasks before and after.
 
     Raises:
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
-    progress = ResumableRun(config, client)
+    progress = ResumableRun(config, client, observer)
     source = _make_source(config, client, progress.run.sampler())
     name = config.environment or Path(config.data).name
     log = RunLog(
@@ -108,6 +109,7 @@ def main(config: Config, client: Client) -> Summary:
         title=f"rl {name} seed {config.seed}",
         num_steps=config.num_steps,
         first_step=progress.first_step,
+        observer=observer,
     )
     with log:
         before = progress.once("before", source.score)
@@ -172,7 +174,8 @@ def _train(config: Config, source: Source, progress: ResumableRun, log: RunLog) 
     done = progress.first_step
     try:
         for step in range(done, config.num_steps):
-            experience = source.play(step)
+            with progress.interruptible():
+                experience = source.play(step)
             submitted = _submit(config, progress.run, experience, step)
             # From here on a save contains the step, whether its result was seen or not.
             done = step + 1

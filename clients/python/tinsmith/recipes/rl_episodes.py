@@ -32,6 +32,7 @@ from tinsmith.episode_types import RecordedTrajectory
 from tinsmith.errors import FailedPreconditionError
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
 from tinsmith.recipes.episode_tasks import AgentTask, TaskSet, load_tasks
+from tinsmith.recipes.observer import Observer
 from tinsmith.recipes.resume import ResumableRun
 from tinsmith.recipes.run_log import RunLog, plot_curve
 from tinsmith.recipes.schedules import linear_schedule
@@ -93,14 +94,14 @@ class Summary:
     num_validation: int
 
 
-def main(config: Config, client: Client) -> Summary:
+def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
     """Train on what agents play, and let them play validation tasks before and after.
 
     Raises:
         OperationTimeoutError: If no agent plays.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
-    progress = ResumableRun(config, client)
+    progress = ResumableRun(config, client, observer)
     tasks = load_tasks(config.data)
     groups = EpisodeGroups(
         client.episodes,
@@ -113,6 +114,7 @@ def main(config: Config, client: Client) -> Summary:
         title=f"rl_episodes {Path(config.data).name} seed {config.seed}",
         num_steps=config.num_steps,
         first_step=progress.first_step,
+        observer=observer,
     )
     with log:
         before = progress.once("before", lambda: _score(config, groups, tasks))
@@ -138,12 +140,13 @@ def _train(
     done = progress.first_step
     try:
         for step in range(done, config.num_steps):
-            played = groups.play(
-                tasks.draw(step, num_tasks=config.num_tasks, seed=config.seed),
-                group_size=config.group_size,
-                episode_type="train",
-                timeout_s=config.step_timeout_s,
-            )
+            with progress.interruptible():
+                played = groups.play(
+                    tasks.draw(step, num_tasks=config.num_tasks, seed=config.seed),
+                    group_size=config.group_size,
+                    episode_type="train",
+                    timeout_s=config.step_timeout_s,
+                )
             samples = trained_samples(played)
             metrics = _step(config, progress.run, step, samples)
             # From here on a save contains the step.

@@ -19,6 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from tinsmith.recipes.observer import Observer
+
 METRICS = "metrics.jsonl"
 
 
@@ -31,9 +33,20 @@ class RunLog(AbstractContextManager["RunLog"]):
         title: What the progress bar says.
         num_steps: Steps in all.
         first_step: Steps that an earlier part of the run did.
+        observer: Told of each step, in the place of a progress bar.
     """
 
-    def __init__(self, directory: Path, *, title: str, num_steps: int, first_step: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        title: str,
+        num_steps: int,
+        first_step: int = 0,
+        observer: Observer | None = None,
+    ) -> None:
+        self._num_steps = num_steps
+        self._observer = observer or Observer()
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / METRICS
         self.rows = [row for row in read_metrics(self._path) if row["step"] < first_step]
@@ -47,6 +60,7 @@ class RunLog(AbstractContextManager["RunLog"]):
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[metrics]}"),
+            disable=observer is not None,
         )
         self._task = self._progress.add_task(
             title, total=num_steps, completed=first_step, metrics=""
@@ -66,7 +80,11 @@ class RunLog(AbstractContextManager["RunLog"]):
         self._file.close()
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of a step, counted from 0, and move the bar."""
+        """Write the metrics of a step, counted from 0, and move the bar.
+
+        Raises:
+            KeyboardInterrupt: If the observer wants the recipe to save and stop.
+        """
         row = {
             "step": step,
             "time_s": round(time.monotonic() - self._begin_s, 3),
@@ -77,6 +95,7 @@ class RunLog(AbstractContextManager["RunLog"]):
         self._file.flush()
         shown = "  ".join(f"{key} {value:.3g}" for key, value in metrics.items())
         self._progress.update(self._task, completed=step + 1, metrics=shown)
+        self._observer.step_done(step + 1, self._num_steps, metrics)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tinsmith.client import Client
 from tinsmith.futures import OperationFuture
+from tinsmith.recipes.observer import Observer
 from tinsmith.recipes.resume import ResumableRun
 from tinsmith.recipes.run_log import RunLog, plot_curve
 from tinsmith.recipes.schedules import linear_schedule
@@ -58,7 +59,7 @@ class Summary:
     losses: list[float]
 
 
-def main(config: Config, client: Client) -> Summary:
+def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
     """Train, and score what was held out before and after.
 
     Raises:
@@ -72,13 +73,14 @@ def main(config: Config, client: Client) -> Summary:
         seed=config.seed,
         max_tokens=config.max_tokens,
     )
-    progress = ResumableRun(config, client)
+    progress = ResumableRun(config, client, observer)
     run = progress.run
     log = RunLog(
         config.output_dir,
         title=f"supervised {config.data}",
         num_steps=config.num_steps,
         first_step=progress.first_step,
+        observer=observer,
     )
     with log:
         before = Evaluation(progress.once("before", lambda: task.evaluate(run.sampler()).metrics))

@@ -30,6 +30,12 @@ _STATES = (
     (Obstacle.TAINT, "{} with taints that it does not tolerate"),
 )
 
+_ON_NODES = (
+    (Obstacle.CORDON, "cordoned nodes"),
+    (Obstacle.NOT_READY, "nodes that are not ready"),
+    (Obstacle.TAINT, "nodes with taints that it does not tolerate"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class UnknownQueue:
@@ -95,7 +101,7 @@ def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
 def _explain_excess(workload: Workload, excess: Excess) -> str:
     what = f"{excess.what} {excess.name}"
     wants = f"the {_noun(workload)} needs {excess.num_wanted}"
-    if excess.is_own:
+    if excess.num_wanted > excess.max_gpus:
         return f"{what} may hold {_gpus(excess.max_gpus)}, and {wants}"
     held = f"{what} holds {excess.num_held} of its {_gpus(excess.max_gpus)}"
     if excess.behind is not None:
@@ -144,7 +150,8 @@ def _explain_nodes(workload: Workload, group: Group, cluster: Cluster) -> str | 
     for row, show in _SHOW.items():
         largest = float(cluster.allocatable[row, left].max())
         if group.amounts[row] > largest:
-            return f"no node {of}has {show(group.amounts[row])}: the largest has {show(largest)}"
+            number = show(largest).split()[0]
+            return f"no node {of}has {show(group.amounts[row])}: the largest has {number}"
     if not (left & group.eligible).any():
         counts = {state: int((left & obstacles[state]).sum()) for state, _ in _STATES}
         states = [text.format(counts[state]) for state, text in _STATES if counts[state]]
@@ -197,14 +204,14 @@ def _explain_free(workload: Workload, group: Group, cluster: Cluster) -> str:
         rest = [
             show(group.amounts[r]) for r, show in _SHOW.items() if r != row and group.amounts[r]
         ]
-        text += f", {fitting} of them {' and '.join(rest) or 'a place for a pod'} as well"
+        text += f", {fitting} of them with {' and '.join(rest) or 'a place for a pod'}"
     if row != GPUS:
         return text
     obstacles = cluster.obstacles(workload.rules, has_gpus=True)
     parts = [f"{_gpus(free[GPUS].sum())} free in all"]
-    for state, name in _STATES:
+    for state, name in _ON_NODES:
         if num := int(free[GPUS, obstacles[state]].sum()):
-            parts.append(f"{num} of them on nodes {name.format('').strip()}")
+            parts.append(f"{num} of them on {name}")
     return f"{text} ({', '.join(parts)})"
 
 

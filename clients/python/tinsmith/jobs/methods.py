@@ -1,0 +1,109 @@
+"""What a job is to do, as one of the recipes with its settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tinsmith.config_values import build
+from tinsmith.errors import ConfigurationError
+from tinsmith.recipes import rl, rl_episodes, supervised
+
+_RECIPES: dict[str, tuple[ModuleType, dict[str, object]]] = {
+    "sft": (supervised, {}),
+    "grpo": (rl, {"loss": "importance_sampling"}),
+    "ppo": (rl, {"loss": "ppo"}),
+    "episodes": (rl_episodes, {}),
+}
+_SET_ELSEWHERE = {
+    "base_model": "spec.model",
+    "adapter": "spec.adapter.type",
+    "rank": "spec.adapter.rank",
+    "num_steps": "spec.method.maxSteps",
+    "save_every": "spec.checkpoint.everySteps",
+    "checkpoint": "spec.checkpoint.finalName",
+    "output_dir": "nothing: the driver chooses it",
+}
+_DEFAULT_RANK, _DEFAULT_EVERY_STEPS, _DEFAULT_KEEP_LAST, _DEFAULT_FINAL = 32, 50, 3, "final"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A recipe and its settings.
+
+    Attributes:
+        recipe: The module.
+        config: Its `Config`.
+        keep_last: Saves on the way that are kept.
+        resume_from: Resource name of the checkpoint to begin from; empty for initial weights.
+    """
+
+    recipe: ModuleType
+    config: Any
+    keep_last: int
+    resume_from: str
+
+
+def read_method(text: str, output_dir: Path) -> Method:
+    """Return what `TINSMITH_JOB_METHOD` describes.
+
+    Args:
+        text: JSON with `type`, `maxSteps`, `parameters`, `adapter`, `model`, `checkpoint`, `data`.
+        output_dir: Where the recipe writes.
+
+    Raises:
+        ConfigurationError: If it is not complete, or a parameter is unknown or wrong.
+    """
+    try:
+        method = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"TINSMITH_JOB_METHOD is not JSON: {error}") from error
+    kind = method.get("type", "")
+    if kind not in _RECIPES:
+        raise ConfigurationError(
+            f"there is no recipe for spec.method.type {kind!r}",
+            remedy=f"use one of {', '.join(_RECIPES)}",
+        )
+    recipe, values = _RECIPES[kind]
+    parameters = method.get("parameters") or {}
+    for name in parameters:
+        if name in _SET_ELSEWHERE:
+            raise ConfigurationError(
+                f"spec.method.parameters.{name} is set by {_SET_ELSEWHERE[name]}",
+                remedy="leave it out",
+            )
+    checkpoint, adapter = method.get("checkpoint") or {}, method.get("adapter") or {}
+    settings: dict[str, Any] = {
+        **values,
+        **_whole_numbers(parameters),
+        "base_model": method.get("model") or "",
+        "adapter": adapter.get("type") or "lora",
+        "rank": int(adapter.get("rank") or _DEFAULT_RANK),
+        "save_every": int(checkpoint.get("everySteps") or _DEFAULT_EVERY_STEPS),
+        "checkpoint": checkpoint.get("finalName") or _DEFAULT_FINAL,
+        "output_dir": output_dir,
+    }
+    if method.get("maxSteps"):
+        settings["num_steps"] = int(method["maxSteps"])
+    if method.get("data"):
+        settings["data"] = method["data"]
+    if not settings["base_model"]:
+        raise ConfigurationError("TINSMITH_JOB_METHOD names no model", remedy="set spec.model.name")
+    return Method(
+        recipe,
+        build(recipe.Config, settings, "spec.method.parameters."),
+        keep_last=int(checkpoint.get("keepLast") or _DEFAULT_KEEP_LAST),
+        resume_from=checkpoint.get("resumeFrom") or "",
+    )
+
+
+def _whole_numbers(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which 8.0 is 8 again: JSON and protobuf know one kind of number."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in parameters.items()
+    }

@@ -1,0 +1,142 @@
+"""Sends what a driver reports, in the background and about once a second."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from tinsmith.errors import TinsmithError
+from tinsmith.v1 import job_pb2
+
+if TYPE_CHECKING:
+    from tinsmith.client import Client
+
+_LOG = logging.getLogger(__name__)
+
+_INTERVAL_S = 1.0
+_FLUSH_TIMEOUT_S = 300.0
+_REFUSED_REASONS = frozenset({"JOB_REPLACED", "KEY_REVOKED", "KEY_INVALID", "SCOPE_MISSING"})
+"""Of a job that was deleted, or ended by somebody else."""
+
+
+class Reporter:
+    """Keeps the newest of what was posted, and sends it until it is acknowledged.
+
+    A server that is away for a while costs reports, never the training: what was not sent is merged
+    into what comes later.
+
+    Args:
+        client: Has the key of the job.
+        name: Resource name of the job.
+        uid: Tells it from others of the name.
+    """
+
+    def __init__(self, client: Client, name: str, uid: str) -> None:
+        self._client = client
+        self._name = name
+        self._uid = uid
+        self._changed = threading.Condition()
+        self._pending: job_pb2.ReportTrainingJobRequest | None = None
+        self._is_sending = False
+        self._is_urgent = False
+        self._is_closed = False
+        self._refused: TinsmithError | None = None
+        self.step = 0
+        """The last step that was posted."""
+        self._thread = threading.Thread(target=self._send_all, name="job-report", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the server takes no more reports of this job: it was deleted, or has ended."""
+        return self._refused is not None
+
+    def read(self) -> job_pb2.TrainingJobReport:
+        """Return what was reported before.
+
+        Raises:
+            TinsmithError: If it can not be read.
+        """
+        return self._client.jobs.get_report(self._name, self._uid)
+
+    def post(self, update: job_pb2.ReportTrainingJobRequest) -> None:
+        """Report something, together with what is not sent yet."""
+        with self._changed:
+            if update.HasField("step"):
+                self.step = update.step
+            if self._pending is None:
+                self._pending = job_pb2.ReportTrainingJobRequest(name=self._name, uid=self._uid)
+            if update.metrics:
+                self._pending.metrics.clear()
+            self._pending.MergeFrom(update)
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        """Return once everything that was posted is acknowledged.
+
+        Raises:
+            TinsmithError: If the server refuses it, or can not be reached for minutes.
+        """
+        deadline_s = time.monotonic() + _FLUSH_TIMEOUT_S
+        with self._changed:
+            self._is_urgent = True
+            self._changed.notify_all()
+            while self._pending is not None or self._is_sending:
+                left_s = deadline_s - time.monotonic()
+                if self._refused is not None:
+                    raise self._refused
+                if left_s <= 0:
+                    raise TinsmithError(
+                        f"reports of {self._name} are not taken", reason="UNAVAILABLE"
+                    )
+                self._changed.wait(left_s)
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._is_closed = True
+                self._changed.notify_all()
+            self._thread.join(timeout=_INTERVAL_S)
+
+    def _send_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending is not None or self._is_closed)
+                if self._pending is None or self._refused is not None:
+                    return
+                request, self._pending = self._pending, None
+                self._is_sending = True
+            error = self._send(request)
+            with self._changed:
+                self._is_sending = False
+                if error is not None and error.reason in _REFUSED_REASONS:
+                    self._refused = error
+                elif error is not None:
+                    _put_back(self, request)
+                if self._pending is None:
+                    self._is_urgent = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._is_urgent or self._is_closed, _INTERVAL_S)
+
+    def _send(self, request: job_pb2.ReportTrainingJobRequest) -> TinsmithError | None:
+        try:
+            self._client.jobs.send_report(request)
+        except TinsmithError as error:
+            _LOG.warning("report not taken", extra={"job": self._name, "error": str(error)})
+            return error
+        return None
+
+
+def _put_back(reporter: Reporter, request: job_pb2.ReportTrainingJobRequest) -> None:
+    """Let what was posted meanwhile win over what was not sent."""
+    later = reporter._pending
+    if later is not None:
+        if later.metrics:
+            request.metrics.clear()
+        request.MergeFrom(later)
+    reporter._pending = request

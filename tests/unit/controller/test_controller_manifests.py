@@ -1,0 +1,214 @@
+"""The pods that the controller makes: what they may do, what they know, how ranks meet."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tinsmith_controller.assignment.records import Key
+from tinsmith_controller.deployment import Deployment
+from tinsmith_controller.manifests import Owner, make_key_secret, make_pod, make_services
+from tinsmith_controller.naming import pod_name, worker_id
+from tinsmith_controller.spec_codec import decode_job, decode_pool
+from tinsmith_controller.status import Assignment
+
+DEPLOYMENT = Deployment(
+    scheduler_address="scheduler:7070",
+    gateway_address="gateway:7077",
+    pod_secret="tinsmith-pods",
+    has_database=True,
+    storage_uri="s3://bucket/store",
+    storage_secret="s3",
+    image_repository="registry/tinsmith",
+    image_tag="1.2.3",
+)
+MODEL = {"name": "qwen", "source": "hf://org/qwen"}
+AGENT = {
+    "name": "red",
+    "trainer": {"gpus": 1},
+    "sampler": {"gpus": 1},
+    "worker": {"template": {"image": "players:1"}},
+}
+
+
+def owner_of(spec: dict[str, Any]) -> Owner:
+    """Return a job with a node for each of its pods."""
+    job = decode_job("math", {"model": MODEL, **spec})
+    assignments = tuple(
+        Assignment(
+            pod_name("math", role.name, index, 1),
+            role.name,
+            index,
+            "n1" if role.is_placed else "",
+            role.gpus,
+            1,
+        )
+        for role in job.roles
+        for index in range(role.replicas)
+    )
+    key = Key("TrainingJob", "team-a", "math")
+    return Owner(key, "uid-1", "project-a", job, assignments, "qwen")
+
+
+def pods_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    owner = owner_of(spec)
+    return [make_pod(owner, entry, DEPLOYMENT) for entry in owner.assignments]
+
+
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = pod["spec"]["containers"][0]
+    return found
+
+
+def env_of(pod: dict[str, Any]) -> dict[str, Any]:
+    return {
+        entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container(pod)["env"]
+    }
+
+
+EVERYTHING: dict[str, Any] = {
+    "method": {"type": "grpo"},
+    "roles": {
+        "trainer": {"gpus": 8},
+        "sampler": {"gpus": 1, "replicas": 2},
+        "environment": {"template": {"image": "own-environment:1"}},
+        "coordinator": {},
+        "driver": {"template": {"env": [{"name": "TINSMITH_API_KEY", "value": "stolen"}]}},
+        "agents": [AGENT],
+    },
+}
+
+
+def test_every_pod_meets_the_restricted_standard() -> None:
+    for pod in pods_of(EVERYTHING):
+        spec, only = pod["spec"], container(pod)
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert only["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert {"cpu", "memory"} <= set(only["resources"]["limits"])
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        assert all("hostPath" not in volume for volume in spec["volumes"])
+
+
+def test_secrets_of_the_deployment_stay_in_pods_of_tinsmith() -> None:
+    for pod in pods_of(EVERYTHING):
+        text = json.dumps(pod)
+        is_client = pod["metadata"]["labels"]["tinsmith.dev/role"] in ("driver", "red-worker")
+        assert ("tinsmith-pods" in text) != is_client
+        assert ("math-agents-key" in text or "math-driver-key-e1" in text) == is_client
+
+
+def test_variables_of_the_controller_win_over_the_templates() -> None:
+    driver = next(pod for pod in pods_of(EVERYTHING) if "-driver-" in pod["metadata"]["name"])
+    names = [entry["name"] for entry in container(driver)["env"]]
+
+    assert names.count("TINSMITH_API_KEY") == 1
+    assert env_of(driver)["TINSMITH_API_KEY"] == {
+        "secretKeyRef": {"name": "math-driver-key-e1", "key": "api-key"}
+    }
+
+
+def test_pods_are_pinned_by_affinity_and_ask_for_their_gpus() -> None:
+    trainer = pods_of(EVERYTHING)[0]
+    terms = trainer["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
+
+    assert terms == [
+        {
+            "matchExpressions": [
+                {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}
+            ]
+        }
+    ]
+    assert "nodeName" not in trainer["spec"]
+    assert container(trainer)["resources"]["limits"]["nvidia.com/gpu"] == "8"
+
+
+def test_workers_of_a_job_join_its_pool_under_names_without_an_epoch() -> None:
+    trainer = env_of(pods_of(EVERYTHING)[0])
+
+    assert trainer["TINSMITH_WORKER_NAME"] == worker_id("math", "uid-1", "trainer", 0)
+    assert trainer["TINSMITH_POOL"].startswith("math.")
+    assert trainer["TINSMITH_BASE_MODELS"] == "qwen=org/qwen"
+    assert trainer["TINSMITH_SHARD_BASE"] == "true"
+
+
+def test_the_ranks_of_a_full_trainer_meet_at_their_first_pod() -> None:
+    spec = {
+        "method": {"type": "sft"},
+        "adapter": {"type": "full"},
+        "roles": {"trainer": {"replicas": 2, "gpus": 8}},
+    }
+    second = pods_of(spec)[1]
+
+    command = " ".join(container(second)["command"])
+    assert "--nnodes 2 --node-rank 1" in command
+    assert "--master-addr math-trainer-0-e1.job-math-trainer.team-a.svc" in command
+    assert second["spec"]["subdomain"] == make_services(owner_of(spec))[0]["metadata"]["name"]
+    assert "readinessProbe" not in container(second), "only the first rank serves"
+
+
+def test_samplers_that_serve_belong_to_the_project_and_the_checkpoint() -> None:
+    spec = {
+        "method": {"type": "serve"},
+        "serve": {"checkpoint": "projects/p/trainingRuns/r/checkpoints/c"},
+        "roles": {"sampler": {}},
+    }
+    only = pods_of(spec)
+    env = env_of(only[0])
+
+    assert len(only) == 1, "nothing trains, so there is no driver"
+    assert env["TINSMITH_DEDICATED_PROJECT"] == "project-a"
+    assert env["TINSMITH_DEDICATED_CHECKPOINT"] == "projects/p/trainingRuns/r/checkpoints/c"
+    assert "TINSMITH_POOL" not in env
+
+
+def test_replicas_of_a_pool_are_shared_by_all() -> None:
+    pool = decode_pool("shared", {"model": MODEL, "trainer": {"gpus": 1}})
+    owner = Owner(Key("TrainerPool", "team-a", "shared"), "uid-2", "", pool, ())
+    pod = make_pod(owner, Assignment("shared-trainer-0-e1", "trainer", 0, "n1", 1, 1), DEPLOYMENT)
+
+    assert "TINSMITH_POOL" not in env_of(pod)
+
+
+def test_the_driver_is_told_what_to_do() -> None:
+    spec = {
+        "method": {"type": "sft", "maxSteps": 7, "parameters": {"learning_rate": 0.001}},
+        "roles": {"trainer": {}},
+        "data": {"configMapRef": {"name": "examples", "key": "train.jsonl"}},
+        "checkpoint": {"everySteps": 3},
+    }
+    driver = pods_of(spec)[-1]
+    method = json.loads(env_of(driver)["TINSMITH_JOB_METHOD"])
+
+    assert method["type"] == "sft"
+    assert method["maxSteps"] == 7
+    assert method["parameters"] == {"learning_rate": 0.001}
+    assert method["model"] == "qwen"
+    assert method["checkpoint"]["everySteps"] == 3
+    assert method["data"] == "/job-data/train.jsonl"
+    assert {"name": "job-data", "mountPath": "/job-data", "readOnly": True} in container(driver)[
+        "volumeMounts"
+    ]
+
+
+@pytest.mark.parametrize("workload", ["a", "x" * 40])
+@pytest.mark.parametrize("role", ["trainer", "agent/abcdefghijklmnop/sampler"])
+def test_names_are_short_enough_wherever_they_are_used(workload: str, role: str) -> None:
+    assert len(worker_id(workload, "uid", role, 1023)) <= 63
+    assert len(pod_name(workload, role, 1023, 10**6)) <= 253
+
+
+def test_the_secret_of_a_job_goes_with_it() -> None:
+    secret = make_key_secret(owner_of(EVERYTHING), 3, "tsk_key")
+
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
+    assert secret["data"] == {"api-key": "dHNrX2tleQ=="}
