@@ -18,7 +18,10 @@ from tests.fakes.chart_rig import (
     selects,
 )
 
-JOB_ROLES = ("trainer", "sampler", "environment", "coordinator", "driver", "worker")
+from tinsmith_controller.naming import COMPONENT_LABEL
+from tinsmith_controller.spec import COORDINATOR, DRIVER, ENVIRONMENT, SAMPLER, TRAINER, WORKER
+
+JOB_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER, WORKER)
 PORTS = {
     "scheduler": 7070,
     "gateway": 7077,
@@ -120,7 +123,7 @@ def _cluster(values: dict[str, Any]) -> Cluster:
     manifests = render(values)
     pods = {t.component: Pod.of("tinsmith", t.labels) for t in pod_templates(manifests)}
     for role in JOB_ROLES:
-        pods[f"job-{role}"] = Pod.of("tinsmith-jobs", {"app.kubernetes.io/component": role})
+        pods[f"job-{role}"] = Pod.of("tinsmith-jobs", {COMPONENT_LABEL: role})
     return Cluster(of_kind(manifests, "NetworkPolicy"), pods)
 
 
