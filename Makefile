@@ -13,10 +13,17 @@ FUZZ_SEED ?= 0
 POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
 SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto job.proto sampler.proto scheduler.proto trainer.proto)
-SOURCES := clients services tests bench
+SOURCES := clients services tests bench helm
+# What `make images` builds. The images of trainer and sampler take a CUDA build of torch unless
+# TORCH_INDEX_URL names another index.
+IMAGES ?= scheduler trainer sampler environment coordinator gateway controller driver
+IMAGE_REPOSITORY ?= localhost/tinsmith
+IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
+BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
 
 .PHONY: help venv demo test test-cluster test-postgres unit verify lint format types proto proto-check proto-baseline \
-	manifests-check chaos chaos-long fuzz bench bench-engine bench-tenants bench-durability \
+	manifests manifests-check images chaos chaos-long fuzz bench bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-gpu thin-client clean
 
 help: ## List the targets
@@ -62,7 +69,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench
+	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -81,12 +88,19 @@ proto-check: venv ## Fail if the committed stubs are not those of proto/
 proto-baseline: node_modules ## Accept today's contract as what must not be broken
 	node_modules/.bin/buf build -o proto/baseline.binpb
 
-manifests-check: ## Check the Kubernetes manifests (there are none yet)
-	@! ls k8s/*.yaml helm/*/Chart.yaml 2>/dev/null | grep . || \
-		{ echo "manifests exist: give this target their check"; exit 1; }
+manifests: venv ## Copy the CRDs into the chart and render k8s/install.yaml
+	$(BIN)/python helm/render.py
 
-test-cluster: venv ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e
+manifests-check: venv ## Lint the chart, and fail if what `make manifests` writes is stale
+	$(BIN)/python helm/render.py --check
+
+images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name IMAGE_TAG=0.1.0 ENGINE=docker|podman|buildah
+	@$(or $(ENGINE),false) info >/dev/null 2>&1 || \
+		{ echo "no container engine answers: start docker, or install podman or buildah, or set ENGINE"; exit 1; }
+	@for pod in $(IMAGES); do \
+		$(ENGINE) build $(BUILD_ARGS) -f $$(ls services/$$pod/Dockerfile 2>/dev/null || echo clients/python/Dockerfile) \
+			-t $(IMAGE_REPOSITORY)/$$pod:$(IMAGE_TAG) . || exit 1; \
+	done
 
 chaos: venv ## Kill, stop, cut off and fill up while tenants train; every acknowledged operation must survive
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size ci --kills $(KILLS)

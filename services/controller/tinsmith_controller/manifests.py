@@ -16,6 +16,7 @@ from typing import Any
 from tinsmith_controller.assignment.records import Key
 from tinsmith_controller.deployment import METRICS_PORT, PORTS, RENDEZVOUS_PORT, Deployment
 from tinsmith_controller.naming import (
+    COMPONENT_LABEL,
     EPOCH_LABEL,
     GROUP,
     INDEX_LABEL,
@@ -140,6 +141,7 @@ def make_pod(owner: Owner, assignment: Assignment, deployment: Deployment) -> di
             "labels": {
                 **role.template.labels,
                 **labels_of(owner),
+                COMPONENT_LABEL: role.kind,
                 ROLE_LABEL: flat_role(role.name),
                 INDEX_LABEL: str(assignment.index),
                 EPOCH_LABEL: str(assignment.epoch),

@@ -19,6 +19,8 @@ UID_LABEL = "tinsmith.dev/uid"
 ROLE_LABEL = "tinsmith.dev/role"
 INDEX_LABEL = "tinsmith.dev/index"
 EPOCH_LABEL = "tinsmith.dev/epoch"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+"""The kind of a pod's role; network policies of the chart select by it."""
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 MANAGER = "tinsmith-controller"
 

@@ -105,6 +105,20 @@ def test_secrets_of_the_deployment_stay_in_pods_of_tinsmith() -> None:
         assert ("math-agents-key" in text or "math-driver-key-e1" in text) == is_client
 
 
+def test_network_policies_know_a_pod_by_its_role_and_not_by_what_its_author_says() -> None:
+    labels = {"app.kubernetes.io/component": "trainer", "team": "research"}
+    roles = EVERYTHING["roles"] | {"driver": {"template": {"labels": labels}}}
+    components = {
+        pod["metadata"]["labels"]["tinsmith.dev/role"]: pod["metadata"]["labels"][
+            "app.kubernetes.io/component"
+        ]
+        for pod in pods_of(EVERYTHING | {"roles": roles})
+    }
+    assert components["driver"] == "driver"
+    assert components["red-worker"] == "worker"
+    assert components["red-trainer"] == components["trainer"] == "trainer"
+
+
 def test_variables_of_the_controller_win_over_the_templates() -> None:
     driver = next(pod for pod in pods_of(EVERYTHING) if "-driver-" in pod["metadata"]["name"])
     names = [entry["name"] for entry in container(driver)["env"]]

@@ -1,0 +1,372 @@
+"""The chart against a real API server: install, upgrade, rollback, rights, pods that come up."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+import tinsmith
+from tests.e2e.cluster import FakeNode, Image, Json, TestCluster, path
+from tests.fakes.chart_rig import CHART, ROOT, VALUE_SETS, load_values, merge, render
+
+CEL_VERSION = (1, 25)
+"""Helm applies definitions on the server, and before this version servers refuse rules in CEL."""
+RENDERED_VERSION = (1, 24)
+"""What `k8s/install.yaml` is for."""
+ROLLOUT_TIMEOUT_S = 240.0
+"""Five programs start beside each other; a busy machine takes minutes."""
+TAINT = {"key": "tinsmith.dev/test", "value": "chart", "effect": "NoSchedule"}
+"""Keeps the pods of other releases off the node of the test that runs them."""
+DEPLOYMENTS = ("scheduler", "gateway", "coordinator", "environment")
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of the chart, in a namespace and with a namespace of jobs of its own."""
+
+    cluster: TestCluster
+    config: helm_python.Config
+    namespace: str
+    name: str = "tinsmith"
+
+    @property
+    def jobs_namespace(self) -> str:
+        return f"{self.namespace}-jobs"
+
+    def values(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values with the namespace of jobs."""
+        entry = {"name": self.jobs_namespace, "project": "default", "create": True}
+        return merge({"jobs": {"namespaces": [entry]}}, changes)
+
+    def install(self, changes: Mapping[str, Any]) -> None:
+        """Do what `helm install` does, on older servers with `--skip-crds` as README.md says."""
+        if self.cluster.version >= CEL_VERSION:
+            chart = str(CHART)
+            self.config.install(chart, self.name, self.values(changes), namespace=self.namespace)
+            return
+        self.cluster.kubectl("apply", "--validate=false", "-f", str(ROOT / "k8s/crd"))
+        options = {"namespace": self.namespace, "skip_crds": True}
+        # The binding's `install` has no parameter for that option of the library.
+        helm_python._native.call_string(
+            "helm_install",
+            self.config._raw(),
+            self.config._context_arg(None),
+            *self.config._chart_args(str(CHART)),
+            self.name,
+            json.dumps(self.values(changes)),
+            json.dumps(options),
+        )
+
+    def upgrade(self, changes: Mapping[str, Any]) -> None:
+        self.config.upgrade(str(CHART), self.name, self.values(changes), namespace=self.namespace)
+
+    def secret(self, name: str, *, of_jobs: bool = False) -> dict[str, str]:
+        """Return a Secret of the release."""
+        namespace = self.jobs_namespace if of_jobs else self.namespace
+        data = self.cluster.api.get(path("v1", "secrets", namespace, name))["data"]
+        return {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+    def find(self, api_version: str, plural: str, name: str) -> Json | None:
+        return self.cluster.api.find(path(api_version, plural, self.namespace, name))
+
+    def wait_for_rollout(self, pod: str) -> None:
+        """Wait until all pods of a Deployment are new and ready, as `kubectl rollout status`."""
+
+        def is_done() -> bool:
+            found = self.find("apps/v1", "deployments", f"{self.name}-{pod}")
+            assert found is not None
+            status, wanted = found["status"], found["spec"]["replicas"]
+            counts = {
+                status.get(key) for key in ("replicas", "updatedReplicas", "availableReplicas")
+            }
+            is_seen = status.get("observedGeneration") == found["metadata"]["generation"]
+            return is_seen and counts == {wanted}
+
+        self.cluster.wait_for(is_done, f"the rollout of {pod}", timeout_s=ROLLOUT_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def _release(cluster: TestCluster) -> Iterator[Release]:
+    with (
+        cluster.namespace() as namespace,
+        helm_python.Config(kubeconfig_path=cluster.kubeconfig, namespace=namespace) as config,
+    ):
+        release = Release(cluster, config, namespace)
+        try:
+            yield release
+        finally:
+            config.uninstall(release.name, ignore_not_found=True)
+            if cluster.api.find(f"/api/v1/namespaces/{release.jobs_namespace}"):
+                cluster.api.delete(f"/api/v1/namespaces/{release.jobs_namespace}")
+
+
+@pytest.fixture
+def release(cluster: TestCluster) -> Iterator[Release]:
+    with _release(cluster) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: TestCluster) -> Iterator[Release]:
+    """One that tests look at and leave as it is."""
+    with _release(cluster) as made:
+        made.install(load_values("trial-values"))
+        yield made
+
+
+def test_keys_are_drawn_once_and_survive_everything(release: Release) -> None:
+    trial = load_values("trial-values")
+    release.install(trial)
+    keys = release.secret("tinsmith-keys")
+    jobs_keys = release.secret("tinsmith-keys", of_jobs=True)
+    store = release.secret("tinsmith-storage", of_jobs=True)
+    assert jobs_keys == {name: keys[name] for name in ("pod-key", "database-url")}
+    assert set(keys) == {"pod-key", "database-url", "bootstrap-key"}
+
+    release.upgrade(merge(trial, {"scheduler": {"drainTimeoutSeconds": 45}}))
+    assert release.secret("tinsmith-keys") == keys
+    assert release.secret("tinsmith-keys", of_jobs=True) == jobs_keys
+    assert release.secret("tinsmith-storage", of_jobs=True) == store
+    scheduler = release.find("apps/v1", "deployments", "tinsmith-scheduler")
+    assert scheduler is not None
+    assert scheduler["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 75
+
+    release.config.rollback(release.name)
+    assert release.secret("tinsmith-keys") == keys
+    scheduler = release.find("apps/v1", "deployments", "tinsmith-scheduler")
+    assert scheduler is not None
+    assert scheduler["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 60
+
+    release.config.uninstall(release.name)
+    assert release.find("apps/v1", "deployments", "tinsmith-scheduler") is None
+    # Keys, and what jobs made, outlive the release; the same release takes them up again.
+    assert release.secret("tinsmith-keys") == keys
+    assert release.cluster.api.find(f"/api/v1/namespaces/{release.jobs_namespace}")
+    release.install(trial)
+    assert release.secret("tinsmith-keys") == keys
+
+
+def test_the_definitions_come_with_the_first_install(installed: Release) -> None:
+    for plural in ("trainingjobs", "trainerpools"):
+        url = path("tinsmith.dev/v1alpha1", plural, installed.jobs_namespace)
+        assert installed.cluster.api.list(url) == []
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_the_server_knows_every_field(installed: Release, name: str) -> None:
+    """`kubectl` validates against the schema of the server, which also refuses what is wrong."""
+    entry = {"name": installed.jobs_namespace, "project": "default"}
+    major, minor = installed.cluster.version
+    changes = {
+        "kubernetesVersion": f"{major}.{minor}",
+        "jobs": {"namespaces": [entry]},
+        "monitoring": {"monitors": "never"},
+    }
+    values = merge(load_values(name), changes)
+    for pool in values.get("pools", {}).values():
+        pool.pop("namespace", None)
+    manifests = render(values, release="other", namespace=installed.namespace)
+    installed.cluster.kubectl(
+        *("apply", "--dry-run=server", "--validate=true", "-f", "-"),
+        stdin=yaml.safe_dump_all(manifests),
+    )
+
+
+RIGHTS = [
+    ("controller", "jobs", "list trainingjobs.tinsmith.dev", True),
+    ("controller", "jobs", "patch trainingjobs.tinsmith.dev/status", True),
+    ("controller", "jobs", "create trainingjobs.tinsmith.dev", False),
+    ("controller", "jobs", "delete trainerpools.tinsmith.dev", False),
+    ("controller", "jobs", "create pods", True),
+    ("controller", "jobs", "delete pods", True),
+    ("controller", "jobs", "patch pods/status", False),
+    ("controller", "jobs", "create pods/exec", False),
+    ("controller", "jobs", "get pods/log", False),
+    ("controller", "jobs", "get secrets", True),
+    ("controller", "jobs", "list secrets", False),
+    ("controller", "jobs", "watch secrets", False),
+    ("controller", "jobs", "create events", True),
+    ("controller", "own", "get secrets", False),
+    ("controller", "own", "create pods", False),
+    ("controller", "own", "create leases.coordination.k8s.io", True),
+    ("controller", "own", "update leases.coordination.k8s.io/tinsmith-controller", True),
+    ("controller", "own", "update leases.coordination.k8s.io/other", False),
+    ("controller", "kube-system", "create pods", False),
+    ("controller", "kube-system", "get secrets", False),
+    ("controller", "", "list nodes", True),
+    ("controller", "", "patch nodes", False),
+    ("controller", "", "list pods", True),
+    ("controller", "", "list priorityclasses.scheduling.k8s.io", True),
+    ("scheduler", "jobs", "create trainingjobs.tinsmith.dev", True),
+    ("scheduler", "jobs", "patch trainingjobs.tinsmith.dev/status", False),
+    ("scheduler", "jobs", "get pods/log", True),
+    ("scheduler", "jobs", "create pods", False),
+    ("scheduler", "jobs", "get secrets", False),
+    ("scheduler", "", "list nodes", False),
+    ("gateway", "jobs", "list pods", False),
+    ("environment", "own", "get secrets", False),
+    ("job", "jobs", "get secrets", False),
+    ("job", "jobs", "list trainingjobs.tinsmith.dev", False),
+]
+
+
+@pytest.mark.parametrize(("account", "where", "what", "may"), RIGHTS)
+def test_rights_are_what_the_work_needs(
+    installed: Release, account: str, where: str, what: str, may: bool
+) -> None:
+    verb, _, resource = what.partition(" ")
+    kind, _, rest = resource.partition("/")
+    namespaces = {"jobs": installed.jobs_namespace, "own": installed.namespace}
+    is_subresource = rest in ("status", "log", "exec")
+    group = kind.partition(".")
+    attributes = {
+        "verb": verb,
+        "resource": group[0],
+        "group": group[2],
+        "subresource": rest if is_subresource else "",
+        "name": "" if is_subresource else rest,
+        "namespace": namespaces.get(where, where),
+    }
+    home = installed.jobs_namespace if account == "job" else installed.namespace
+    review = installed.cluster.api.create(
+        "/apis/authorization.k8s.io/v1/subjectaccessreviews",
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": f"system:serviceaccount:{home}:tinsmith-{account}",
+                "groups": ["system:serviceaccounts", f"system:serviceaccounts:{home}"],
+                "resourceAttributes": attributes,
+            },
+        },
+    )
+    assert review["status"]["allowed"] is may
+
+
+def test_the_samples_are_accepted(installed: Release) -> None:
+    cluster = installed.cluster
+    for sample in sorted((ROOT / "k8s/samples").glob("*.yaml")):
+        cluster.kubectl("apply", "-n", installed.jobs_namespace, "-f", str(sample))
+    jobs = cluster.api.list(path("tinsmith.dev/v1alpha1", "trainingjobs", installed.jobs_namespace))
+    assert len(jobs) == len(list((ROOT / "k8s/samples").glob("*.yaml"))) - 1
+    cluster.kubectl("delete", "-n", installed.jobs_namespace, "-f", str(ROOT / "k8s/samples"))
+
+
+def test_the_plain_manifests_are_applied_by_one_command(
+    cluster: TestCluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "k8s"
+    shutil.copytree(ROOT / "k8s", folder)
+    if cluster.version < RENDERED_VERSION:
+        sys.path.insert(0, str(ROOT / "helm"))
+        major, minor = cluster.version
+        files = importlib.import_module("render").generated_files(f"{major}.{minor}")
+        (folder / "install.yaml").write_text(files[ROOT / "k8s/install.yaml"])
+    # Servers that know no rules in CEL drop them, but kubectl finds them unknown first.
+    apply = ("apply", "-k", str(folder), f"--validate={cluster.version >= CEL_VERSION}".lower())
+    try:
+        cluster.kubectl(*apply)
+        # Again, as an upgrade does: nothing is in its own way.
+        assert "created" not in cluster.kubectl(*apply)
+        for pod in (*DEPLOYMENTS, "controller"):
+            assert cluster.api.find(path("apps/v1", "deployments", "tinsmith", f"tinsmith-{pod}"))
+    finally:
+        for name in ("tinsmith", "tinsmith-jobs"):
+            if cluster.api.find(f"/api/v1/namespaces/{name}"):
+                cluster.api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.mark.timeout(1200)
+def test_the_pods_of_a_release_come_up_and_are_replaced_by_an_upgrade(
+    release: Release, postgres_url: str
+) -> None:
+    """Real processes, with the settings, Secrets, probes and Services of the chart."""
+    cluster = release.cluster
+    images = {
+        f"localhost/tinsmith/{pod}": Image(
+            entrypoint=["python", "-m", f"tinsmith_{pod}"],
+            env={
+                "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            },
+        )
+        for pod in (*DEPLOYMENTS, "controller")
+    }
+    values: dict[str, Any] = {
+        "database": {"url": postgres_url},
+        "storage": {"uri": "s3://tinsmith"},
+        "gateway": {"listenHost": "$(POD_IP)"},
+        "environment": {"settings": {"num_workers": 1}},
+    }
+    tolerations = {"tolerations": [{"key": TAINT["key"], "operator": "Exists"}]}
+    values = merge(values, dict.fromkeys((*DEPLOYMENTS, "controller"), tolerations))
+    node = FakeNode(name="chart-node", taints=[TAINT])
+    with cluster.kubelet([node], images=images) as kubelet:
+        release.install(values)
+        try:
+            for pod in (*DEPLOYMENTS, "controller"):
+                release.wait_for_rollout(pod)
+            before = _pods(release)
+            _play(release)
+
+            # One works, a second stands by: the new one is ready only once the old one has ended.
+            changes = {pod: {"podAnnotations": {"example.com/round": "2"}} for pod in DEPLOYMENTS}
+            release.upgrade(merge(values, changes))
+            for pod in DEPLOYMENTS:
+                release.wait_for_rollout(pod)
+            after = _pods(release)
+            assert before.keys() == after.keys()
+            # Its service account has every right that its work takes.
+            log = kubelet.logs(release.namespace, after["controller"])
+            assert "forbidden" not in log.lower()
+            assert all(before[pod] != after[pod] for pod in DEPLOYMENTS)
+            _play(release)
+        except BaseException as error:
+            for pod, name in _pods(release).items():
+                error.add_note(f"--- {pod}\n{kubelet.logs(release.namespace, name)[-4000:]}")
+            raise
+        finally:
+            release.config.uninstall(release.name)
+
+
+def _pods(release: Release) -> dict[str, str]:
+    """Return the name of a pod of each component that is not on its way out."""
+    pods = release.cluster.api.list(path("v1", "pods", release.namespace))
+    return {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]: pod["metadata"]["name"]
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+def _play(release: Release) -> None:
+    """Begin an episode with the operators' key: gateway, scheduler and environment answer."""
+    service = release.find("v1", "services", "tinsmith-gateway")
+    assert service is not None
+    address = f"{service['spec']['clusterIP']}:7077"
+    key = release.secret("tinsmith-keys")["bootstrap-key"]
+
+    def begin() -> bool:
+        # A pod is ready a moment before the scheduler has heard of it.
+        with (
+            contextlib.suppress(tinsmith.errors.FailedPreconditionError),
+            tinsmith.Client(address=address, api_key=key) as client,
+            client.create_instance("math", seed=1) as instance,
+        ):
+            return instance.name.startswith("projects/default/")
+        return False
+
+    release.cluster.wait_for(begin, "an episode through the gateway", timeout_s=60)

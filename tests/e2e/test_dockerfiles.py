@@ -1,0 +1,228 @@
+"""What the Dockerfiles do, done without a container engine: their install and entry lines run here.
+
+The light images are installed for real. Those with torch are not: that their extra is what the
+other lines need is checked in the environment of the tests.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PREFIX = "/opt/tinsmith"
+INSTALLED = ("controller", "driver", "scheduler")
+"""Images whose lines are run; each takes half a minute of downloads on a fresh machine."""
+_INSTALL_TIMEOUT_S = 600
+_RUN_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A line of a Dockerfile, continuations joined."""
+
+    word: str
+    text: str
+    stage: int
+
+
+@dataclass(frozen=True)
+class Dockerfile:
+    """An image, as its file describes it."""
+
+    pod: str
+    path: Path
+
+    @property
+    def instructions(self) -> list[Instruction]:
+        text = re.sub(r"\\\n", " ", re.sub(r"(?m)^\s*#.*\n", "", self.path.read_text()))
+        found: list[Instruction] = []
+        stage = 0
+        for line in filter(None, map(str.strip, text.splitlines())):
+            word, _, rest = line.partition(" ")
+            stage += word == "FROM"
+            found.append(Instruction(word, rest.strip(), stage))
+        return found
+
+    def of(self, word: str) -> list[str]:
+        """Return the texts of all instructions of a word."""
+        return _texts(self.instructions, word)
+
+    @property
+    def last_stage(self) -> list[Instruction]:
+        instructions = self.instructions
+        return [entry for entry in instructions if entry.stage == instructions[-1].stage]
+
+    @property
+    def entry_point(self) -> list[str]:
+        [text] = _texts(self.last_stage, "ENTRYPOINT")
+        return list(json.loads(text))
+
+    @property
+    def installs(self) -> list[str]:
+        """Commands that make the environment, in order."""
+        return [text for text in self.of("RUN") if PREFIX in text]
+
+
+def _texts(instructions: list[Instruction], word: str) -> list[str]:
+    return [entry.text for entry in instructions if entry.word == word]
+
+
+DOCKERFILES = [
+    *(Dockerfile(path.parent.name, path) for path in sorted(ROOT.glob("services/*/Dockerfile"))),
+    Dockerfile("driver", ROOT / "clients/python/Dockerfile"),
+]
+
+
+@pytest.fixture(params=DOCKERFILES, ids=lambda dockerfile: dockerfile.pod)
+def dockerfile(request: pytest.FixtureRequest) -> Dockerfile:
+    assert isinstance(request.param, Dockerfile)
+    return request.param
+
+
+def test_every_pod_has_an_image_that_make_knows() -> None:
+    names = {dockerfile.pod for dockerfile in DOCKERFILES}
+    [line] = re.findall(r"^IMAGES \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(line.split()) == names
+    pods = {path.parent.parent.name for path in ROOT.glob("services/*/tinsmith_*/config.py")}
+    assert names == pods - {"runtime"} | {"driver"}
+
+
+def test_images_are_built_in_two_stages_on_one_pinned_base(dockerfile: Dockerfile) -> None:
+    assert dockerfile.of("FROM") == ["${PYTHON_IMAGE} AS build", "${PYTHON_IMAGE}"]
+    [base] = [text for text in dockerfile.of("ARG") if text.startswith("PYTHON_IMAGE=")]
+    assert re.fullmatch(r"PYTHON_IMAGE=docker\.io/library/python:3\.11\.\d+-slim-\w+", base)
+    assert [
+        entry for entry in dockerfile.last_stage if entry.word == "RUN" and "pip" in entry.text
+    ] == []
+
+
+def test_images_run_as_nobody_in_particular(dockerfile: Dockerfile) -> None:
+    assert [entry.text for entry in dockerfile.last_stage if entry.word == "USER"] == [
+        "65532:65532"
+    ]
+    assert dockerfile.last_stage[-2].word == "USER"
+
+
+def test_installs_keep_to_the_pinned_versions_and_leave_no_cache(dockerfile: Dockerfile) -> None:
+    [install] = [command for command in dockerfile.installs if "pip install" in command]
+    assert "-c constraints.txt" in install
+    assert "--no-cache-dir" in install
+    for command in dockerfile.of("RUN"):
+        assert "apt-get" not in command or "rm -rf /var/lib/apt/lists/*" in command
+
+
+def test_extras_exist_and_have_what_the_entry_point_needs(dockerfile: Dockerfile) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [install] = [command for command in dockerfile.installs if "pip install" in command]
+    wanted = re.findall(r"\[([a-z0-9,]+)\]'", install)
+    for extra in ",".join(wanted).split(","):
+        assert not extra or extra in project["optional-dependencies"]
+    python, option, module = dockerfile.entry_point
+    assert (python, option) == ("python", "-m")
+    if dockerfile.pod == "driver":
+        assert importlib.util.find_spec(module)
+    else:
+        assert module == f"tinsmith_{dockerfile.pod}"
+        assert dockerfile.pod in wanted[0].split(",")
+        assert "--config" in _run([sys.executable, "-m", module, "--help"], ROOT)
+    # Every requirement has a version that the tests have run with.
+    for extra in filter(None, ",".join(wanted).split(",")):
+        for requirement in project["optional-dependencies"][extra]:
+            name = re.split(r"[\[><=]", requirement)[0]
+            assert name == "tinsmith" or importlib.metadata.version(name)
+
+
+def test_what_is_copied_is_there_and_not_ignored(dockerfile: Dockerfile) -> None:
+    kept = {
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    for text in dockerfile.of("COPY"):
+        if "--from" in text:
+            continue
+        for source in text.split()[:-1]:
+            assert (ROOT / source).exists()
+            assert source in kept
+
+
+@pytest.fixture(params=[d for d in DOCKERFILES if d.pod in INSTALLED], ids=lambda d: d.pod)
+def installed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Dockerfile, Path]]:
+    """An image's environment, made by its own lines from what it copies."""
+    dockerfile: Dockerfile = request.param
+    folder = tmp_path_factory.mktemp(dockerfile.pod)
+    source, target = folder / "source", folder / "opt"
+    for text in dockerfile.of("COPY"):
+        if "--from" not in text:
+            *paths, place = text.split()
+            for path in paths:
+                _copy(ROOT / path, source / place / (Path(path).name if len(paths) > 1 else ""))
+    for command in dockerfile.installs:
+        local = command.replace(PREFIX, str(target)).replace(
+            "python -m venv", f"{sys.executable} -m venv"
+        )
+        _run(["sh", "-eu", "-c", local], source, timeout_s=_INSTALL_TIMEOUT_S)
+    yield dockerfile, target
+    shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(1200)
+def test_an_image_has_what_its_entry_point_needs_and_no_more(
+    installed: tuple[Dockerfile, Path], tmp_path: Path
+) -> None:
+    dockerfile, target = installed
+    python, module = str(target / "bin/python"), dockerfile.entry_point[-1]
+    if dockerfile.pod == "driver":
+        # It takes no options: a job tells it everything in variables.
+        assert "usage" in _run([str(target / "bin/tinsmith"), "--help"], tmp_path).lower()
+        _run([python, "-c", f"import {module}"], tmp_path)
+    else:
+        assert "--config" in _run([python, "-m", module, "--help"], tmp_path)
+        assert "usage" in _run([python, "-m", "tinsmith_runtime.probe", "--help"], tmp_path)
+    found = {path.name.partition("-")[0] for path in target.glob("lib/*/site-packages/*.dist-info")}
+    assert "torch" not in found
+    assert ("kubernetes" in found) is (dockerfile.pod in ("controller", "scheduler"))
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        ignored = shutil.ignore_patterns("__pycache__", "*.py[co]")
+        shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+
+
+def _run(command: list[str], folder: Path, *, timeout_s: float = _RUN_TIMEOUT_S) -> str:
+    # What the image would not have: the paths and packages of this process.
+    kept = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    if command[0] == sys.executable:
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    index = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=kept | index,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}{done.stderr}"
+    return done.stdout
