@@ -69,6 +69,22 @@ class JobDesk(Protocol):
         """
         ...
 
+    def drop_keys(self, job: JobIdentity) -> None:
+        """Make all keys of a job bad, and leave alone those of another job of its name.
+
+        Raises:
+            DeskError: If that is not known to have happened.
+        """
+        ...
+
+    def keyholders(self) -> frozenset[JobIdentity]:
+        """Return the jobs that have good keys, of all projects.
+
+        Raises:
+            DeskError: If the scheduler does not answer.
+        """
+        ...
+
 
 class SchedulerDesk:
     """The scheduler behind a gRPC channel.
@@ -103,7 +119,7 @@ class SchedulerDesk:
         """See `JobDesk`; bad keys are refused before good ones are made."""
         wanted = {epoch: derive_job_key(self._pod_key, _seed(job.uid, epoch)) for epoch in epochs}
         ids = {key.key_id for key in wanted.values()}
-        for known in self._keys_of(job):
+        for known in self._keys_of(job.name):
             if known.name.rpartition("/")[2] not in ids:
                 self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=known.name))
         for key in wanted.values():
@@ -135,13 +151,23 @@ class SchedulerDesk:
             job_pb2.DeleteTrainingJobReportRequest(name=job.name, uid=job.uid),
         )
 
-    def _keys_of(self, job: JobIdentity) -> list[Any]:
-        """Return the good keys of a job, and of jobs that had its name before."""
+    def drop_keys(self, job: JobIdentity) -> None:
+        """See `JobDesk`."""
+        for known in self._keys_of(job.name):
+            if known.uid == job.uid:
+                self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=known.name))
+
+    def keyholders(self) -> frozenset[JobIdentity]:
+        """See `JobDesk`."""
+        return frozenset(JobIdentity(key.job, key.uid) for key in self._keys_of(""))
+
+    def _keys_of(self, job: str) -> list[Any]:
+        """Return the good keys of a job, and of jobs that had its name before; or of all jobs."""
         found: list[Any] = []
-        request = job_pb2.ListJobKeysRequest(page_size=_PAGE_SIZE)
+        request = job_pb2.ListJobKeysRequest(job=job, page_size=_PAGE_SIZE)
         while True:
             answer = self._call("ListJobKeys", request)
-            found += [key for key in answer.keys if key.job == job.name]
+            found += answer.keys
             if not answer.next_page_token:
                 return found
             request.page_token = answer.next_page_token

@@ -89,6 +89,7 @@ class ControllerPod:
             EventRecorder(self._cluster, identity=config.replica()),
             deployment=deployment,
             limits=limits,
+            namespaces=config.namespace_list(),
             projects=config.project_map(),
             now=now,
         )
@@ -210,6 +211,12 @@ class ControllerPod:
             for record in self._stores.workloads():
                 self._queue.add(record.item.key)
             self._queue.add(_ASSIGN)
+            try:
+                self._reconciler.sweep()
+            except (DeskError, NotLeaderError) as error:
+                logger.warning("no sweep", extra={"problem": str(error)})
+            except Exception:
+                logger.exception("a sweep failed by a bug")
 
 
 def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tinsmith_controller.assignment.records import Key
@@ -79,6 +79,7 @@ class Reconciler:
         events: Writes events.
         deployment: What pods are told.
         limits: Settings of plans.
+        namespaces: Namespaces of jobs.
         projects: Project by namespace; others have their own name.
         now: The time of day.
     """
@@ -93,6 +94,7 @@ class Reconciler:
         *,
         deployment: Deployment,
         limits: Limits,
+        namespaces: Sequence[str],
         projects: Mapping[str, str],
         now: Callable[[], datetime.datetime],
     ) -> None:
@@ -104,6 +106,7 @@ class Reconciler:
         self._deployment = deployment
         self._limits = limits
         self._projects = projects
+        self._own_projects = {projects.get(namespace, namespace) for namespace in namespaces}
         self._now = now
         self._lock = threading.Lock()
         self._memories: dict[str, _Memory] = {}
@@ -159,6 +162,24 @@ class Reconciler:
         with self._lock:
             self._memories.pop(uid, None)
             self._reports.pop(uid, None)
+
+    def sweep(self) -> None:
+        """Take the keys of jobs that were deleted while they ran, and forget what they reported.
+
+        Raises:
+            DeskError: If the scheduler does not answer.
+            NotLeaderError: If this replica may not act any more.
+        """
+        # In this order: a job that is made in between has its key after it is known here.
+        holders = self._desk.keyholders()
+        known = {record.item.uid for record in self._stores.jobs()}
+        prefixes = tuple(job_resource(project, "") for project in self._own_projects)
+        for job in sorted(holders, key=lambda job: job.name):
+            if job.uid not in known and job.name.startswith(prefixes):
+                self._election.require()
+                self._desk.drop_keys(job)
+                self._desk.forget(job)
+                logger.info("keys of a deleted job taken", extra={"job": job.name})
 
     def write_status(self, record: WorkloadRecord, status: Status) -> None:
         """Write a status, if it differs and the object was not changed since."""

@@ -177,7 +177,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     ) -> job_pb2.ListJobKeysResponse:
         current_caller().require_scope(POD_SCOPE)
         page = codec.decode_page(request.page_size, request.page_token)
-        keys, token = self._keys.list_job_keys(page)
+        keys, token = self._keys.list_job_keys(page, request.job)
         return job_pb2.ListJobKeysResponse(
             keys=[job_codec.encode_job_key(key) for key in keys], next_page_token=token
         )

@@ -125,19 +125,26 @@ class Keys:
             if (key.job, key.job_uid) == (job, uid):
                 await self._refuse(key, caller)
 
-    def list_job_keys(self, page: PageRequest) -> tuple[list[Key], str]:
+    def list_job_keys(self, page: PageRequest, job: str = "") -> tuple[list[Key], str]:
         """Return the keys of jobs that are accepted, oldest first, and the token that goes on.
+
+        Args:
+            page: Which part of the list.
+            job: Name of the job whose keys are wanted; empty for those of all jobs.
 
         Raises:
             InvalidFieldError: If the page token is not one of this list.
         """
-        list_name = "jobKeys"
+        list_name = f"jobKeys/{job}"
         after = decode_page_token(list_name, page.token) or 0
         found = sorted(
             (
                 key
                 for key in self._keys.values()
-                if key.job and key.state is KeyState.ACTIVE and key.serial > after
+                if key.job
+                and job in ("", key.job)
+                and key.state is KeyState.ACTIVE
+                and key.serial > after
             ),
             key=lambda key: key.serial,
         )
