@@ -342,6 +342,7 @@ def _env(
     own = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         _value("HOME", "/tmp"),
+        _value("TINSMITH_TERMINATION_LOG", "/dev/termination-log"),
         *own,
     ]
     names = {entry["name"] for entry in own}
@@ -399,7 +400,6 @@ def _client_env(
         _value("TINSMITH_JOB_UID", owner.uid),
         _value("OPENAI_BASE_URL", f"{url}/v1"),
         _secret("OPENAI_API_KEY", key, _API_KEY),
-        _value("TINSMITH_TERMINATION_LOG", "/dev/termination-log"),
     ]
     if role.kind == DRIVER:
         env.append(_value("TINSMITH_JOB_METHOD", json.dumps(_method(owner), sort_keys=True)))

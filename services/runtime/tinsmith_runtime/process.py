@@ -22,6 +22,7 @@ ConfigT = TypeVar("ConfigT")
 
 _CAN_NOT_START = 2
 _LOST_EXIT_CODE = 3
+_TERMINATION_LOG = "TINSMITH_TERMINATION_LOG"
 
 
 class Pod(Protocol):
@@ -56,8 +57,17 @@ def run_pod(
         asyncio.run(serve(load_config(config_class, path=arguments.config)))
     except (ConfigError, TinsmithError) as error:
         logger.critical("can not start", extra={"problem": str(error)})
+        _leave_word(str(error))
         return _CAN_NOT_START
     return 0
+
+
+def _leave_word(problem: str) -> None:
+    """Say why the process ends where its cluster looks, if it runs in one."""
+    path = os.environ.get(_TERMINATION_LOG)
+    if path:
+        with contextlib.suppress(OSError):
+            Path(path).write_text(problem, encoding="utf-8")
 
 
 async def serve_exclusive(name: str, make: Callable[[Callable[[], None]], Pod]) -> None:

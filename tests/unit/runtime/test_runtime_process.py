@@ -1,0 +1,52 @@
+"""What the main program of every pod does when it can not start."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.process import run_pod
+
+
+@dataclass(frozen=True)
+class Settings:
+    port: int = 1
+
+
+async def _refuse(settings: Settings) -> None:
+    raise ConfigError("the port is taken; choose another")
+
+
+@pytest.fixture(autouse=True)
+def kept_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The pod configures the root logger; the tests after this one want theirs."""
+    monkeypatch.setattr(sys, "argv", ["pod"])
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers, root.level = handlers, level
+
+
+def test_a_pod_that_can_not_start_says_why_where_its_cluster_looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "termination-log"
+    monkeypatch.setenv("TINSMITH_TERMINATION_LOG", str(path))
+
+    assert run_pod("scheduler", Settings, _refuse) == 2
+    assert path.read_text() == "the port is taken; choose another"
+
+
+def test_a_termination_log_that_can_not_be_written_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TINSMITH_TERMINATION_LOG", str(tmp_path / "no" / "folder"))
+
+    assert run_pod("scheduler", Settings, _refuse) == 2
+    assert "the port is taken" in capfd.readouterr().err
