@@ -155,22 +155,17 @@ def _drive(
     if saved is not None and saved.step >= method.config.num_steps:
         # Ended after its last save, and before it could say so.
         return Outcome.OUTCOME_SUCCEEDED
-    if saved is None and job.run:
-        # Begun and never saved: nobody will ever use it.
-        with contextlib.suppress(NotFoundError):
-            client.delete_run(job.run)
 
     def say(text: str) -> None:
         _LOG.info("%s", text)
         job.report(message=text)
 
-    has_sampler = wait_ready(
-        client,
-        method,
-        timeout_s=_PATIENCE_S,
-        say=say,
-    )
+    has_sampler = wait_ready(client, method, timeout_s=_PATIENCE_S, say=say)
     job.report(message="")
+    if saved is None and job.run:
+        # Begun and never saved: nobody will ever use it.
+        with contextlib.suppress(NotFoundError):
+            client.delete_run(job.run)
     observer = DriverObserver(job, client, directory, method, state)
     observer.has_sampler = has_sampler
     signal.signal(signal.SIGTERM, observer.stop)
