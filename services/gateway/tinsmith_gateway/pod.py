@@ -13,6 +13,7 @@ from tinsmith_gateway.callers import Callers, Credential
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.directory import Directory
 from tinsmith_gateway.drain import Drain
+from tinsmith_gateway.episode_keys import EpisodeKeys
 from tinsmith_gateway.front import Front, FrontSettings, bind, load_tls
 from tinsmith_gateway.http_server import HttpServer
 from tinsmith_gateway.limits import Limits
@@ -24,7 +25,6 @@ from tinsmith_gateway.store import open_database
 from tinsmith_gateway.tinker import TinkerWire
 from tinsmith_gateway.upstream import Upstream
 from tinsmith_runtime.auth import Caller
-from tinsmith_runtime.errors import KeyInvalidError, TinsmithError
 from tinsmith_runtime.metrics import MetricsServer
 from tinsmith_runtime.scheduler_client import SchedulerClient
 from tinsmith_runtime.server import ServerConfig
@@ -32,6 +32,8 @@ from tinsmith_runtime.sql import Database
 
 logger = logging.getLogger(__name__)
 
+_COORDINATOR_TIMEOUT_S = 3.0
+"""For one of several to say whether it knows a key."""
 _MAX_CALLS = 100_000
 """Of all keys together; the limits are those of each key."""
 
@@ -55,7 +57,7 @@ class GatewayPod:
         self._callers = Callers(
             self._scheduler.authenticator(),
             pod_key=config.pod_key,
-            verify_episode_key=self._verify_episode_key,
+            verify_episode_key=EpisodeKeys(self._coordinator_pools, self._ask_coordinator).verify,
         )
         self._limits = Limits(config.limits())
         self._drain = Drain()
@@ -184,24 +186,16 @@ class GatewayPod:
             pins_clients=self._config.pins_clients,
         )
 
-    async def _verify_episode_key(self, key: str) -> tuple[episode_pb2.Episode, str]:
-        """Ask the coordinators one after the other, since a key does not tell whose it is."""
-        pools = {each.pool for each in await self._directory.workers("coordinator")}
-        unknown: TinsmithError | None = None
-        for pool in sorted(pools) or [""]:
-            try:
-                episode = await self._upstream.call(
-                    EPISODE_SERVICE,
-                    "VerifyEpisodeKey",
-                    episode_pb2.VerifyEpisodeKeyRequest(api_key=key),
-                    episode_pb2.Episode,
-                    self._callers.for_pods("", pool),
-                )
-            except TinsmithError as error:
-                if error.reason != KeyInvalidError.reason:
-                    raise
-                unknown = error
-            else:
-                return episode, pool
-        assert unknown is not None, "a loop over no coordinator"
-        raise unknown
+    async def _coordinator_pools(self) -> set[str]:
+        return {each.pool for each in await self._directory.workers("coordinator")}
+
+    async def _ask_coordinator(self, pool: str, key: str) -> episode_pb2.Episode:
+        is_only = len(await self._coordinator_pools()) <= 1
+        return await self._upstream.call(
+            EPISODE_SERVICE,
+            "VerifyEpisodeKey",
+            episode_pb2.VerifyEpisodeKeyRequest(api_key=key),
+            episode_pb2.Episode,
+            self._callers.for_pods("", pool),
+            timeout_s=None if is_only else _COORDINATOR_TIMEOUT_S,
+        )

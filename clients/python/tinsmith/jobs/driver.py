@@ -25,6 +25,7 @@ from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError, NotFoundError, TinsmithError
 from tinsmith.jobs.context import STOPPED_EXIT_CODE, Job, JobEnvironment
 from tinsmith.jobs.methods import Method, read_method
+from tinsmith.jobs.readiness import wait_ready
 from tinsmith.jobs.state import DriverState
 from tinsmith.recipes.observer import Observer, SavedState
 from tinsmith.recipes.resume import STATE_FILE
@@ -154,11 +155,19 @@ def _drive(
     if saved is not None and saved.step >= method.config.num_steps:
         # Ended after its last save, and before it could say so.
         return Outcome.OUTCOME_SUCCEEDED
+
+    def say(text: str) -> None:
+        _LOG.info("%s", text)
+        job.report(message=text)
+
+    has_sampler = wait_ready(client, method, timeout_s=_PATIENCE_S, say=say)
+    job.report(message="")
     if saved is None and job.run:
         # Begun and never saved: nobody will ever use it.
         with contextlib.suppress(NotFoundError):
             client.delete_run(job.run)
     observer = DriverObserver(job, client, directory, method, state)
+    observer.has_sampler = has_sampler
     signal.signal(signal.SIGTERM, observer.stop)
     try:
         method.recipe.main(method.config, client, observer)

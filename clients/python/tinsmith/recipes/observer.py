@@ -36,9 +36,11 @@ class Observer:
     Attributes:
         begin_from: Resource name of a training checkpoint that a new run begins from; empty for
             initial weights.
+        has_sampler: Whether what was held out can be scored by sampling.
     """
 
     begin_from: str = ""
+    has_sampler: bool = True
 
     def began(self, run: str, first_step: int) -> None:
         """Note the run, and the steps that an earlier part of it did."""

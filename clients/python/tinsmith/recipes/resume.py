@@ -101,6 +101,11 @@ class ResumableRun:
         _replace(path, value)
         return value
 
+    @property
+    def has_sampler(self) -> bool:
+        """Whether the run can be sampled from; where it can not, nothing is scored."""
+        return self._observer.has_sampler
+
     def interruptible(self) -> AbstractContextManager[object]:
         """Return what surrounds work that changes no weights, and may be given up at any point."""
         return self._observer.interruptible()

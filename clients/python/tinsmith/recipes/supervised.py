@@ -83,12 +83,12 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         observer=observer,
     )
     with log:
-        before = Evaluation(progress.once("before", lambda: task.evaluate(run.sampler()).metrics))
+        before = Evaluation(progress.once("before", lambda: _score(task, progress).metrics))
         if progress.is_resumed:
             log.say(f"resumed {run.name} at step {progress.first_step}")
         _train(config, task, progress, log)
         checkpoint = progress.save(config.num_steps, config.checkpoint)
-        after = task.evaluate(run.sampler())
+        after = _score(task, progress)
         for key, value in after.metrics.items():
             log.say(f"{key}: {before.metrics.get(key, float('nan')):.3f} -> {value:.3f}")
     losses = [row["loss"] for row in log.rows]
@@ -121,7 +121,7 @@ def _train(config: Config, task: SupervisedTask, progress: ResumableRun, log: Ru
                 break
             if config.eval_every and step % config.eval_every == 0:
                 finish(num_left=0)
-                log.say(f"step {step}: {task.evaluate(run.sampler()).metrics}")
+                log.say(f"step {step}: {_score(task, progress).metrics}")
             if config.save_every and step % config.save_every == 0:
                 progress.save(step)
         finish(num_left=0)
@@ -131,6 +131,11 @@ def _train(config: Config, task: SupervisedTask, progress: ResumableRun, log: Ru
             progress.save(step)
             log.say(f"saved after step {step}; the same command goes on")
         raise
+
+
+def _score(task: SupervisedTask, progress: ResumableRun) -> Evaluation:
+    """Score what was held out, unless nobody can sample."""
+    return task.evaluate(progress.run.sampler()) if progress.has_sampler else Evaluation({})
 
 
 @dataclass(slots=True)

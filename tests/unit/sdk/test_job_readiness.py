@@ -1,0 +1,77 @@
+"""A driver waits for the pods that its recipe calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tinsmith.errors import FailedPreconditionError, UnavailableError
+from tinsmith.jobs import readiness
+from tinsmith.jobs.methods import read_method
+
+
+class FakeClient:
+    """Answers with one step of what comes up after each question."""
+
+    def __init__(self, *stages: tuple[bool, bool, bool]) -> None:
+        self._stages = list(stages)
+        self.environments = SimpleNamespace(list_environments=self._find)
+        self.episodes = SimpleNamespace(list=lambda queue: self._find())
+
+    def get_capabilities(self) -> list[Any]:
+        if len(self._stages) > 1:
+            self._stages.pop(0)
+        trainable, sampleable, _ = self._stages[0]
+        if not (trainable or sampleable):
+            return []
+        return [SimpleNamespace(base_model="m", trainable=trainable, sampleable=sampleable)]
+
+    def _find(self) -> None:
+        if not self._stages[0][2]:
+            raise FailedPreconditionError("the server has no coordinator")
+
+
+NOTHING, TRAINER, BOTH, ALL = (
+    (False, False, False),
+    (True, False, False),
+    (True, True, False),
+    (True, True, True),
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "_POLL_S", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stages", "waited", "is_sampleable"),
+    [
+        ("sft", [NOTHING, NOTHING, TRAINER], ["a trainer of the base model m"], False),
+        ("sft", [NOTHING, ALL], [], True),
+        ("grpo", [NOTHING, TRAINER, ALL], ["a sampler of the base model m"], True),
+        ("episodes", [NOTHING, BOTH, BOTH, ALL], ["the coordinator"], True),
+    ],
+)
+def test_what_a_recipe_needs_is_waited_for(
+    kind: str,
+    stages: list[tuple[bool, bool, bool]],
+    waited: list[str],
+    is_sampleable: bool,
+    tmp_path: Path,
+) -> None:
+    method = read_method(f'{{"type": "{kind}", "model": "m"}}', tmp_path)
+    said: list[str] = []
+    client: Any = FakeClient(*stages)
+    found = readiness.wait_ready(client, method, timeout_s=5, say=said.append)
+    assert (said, found) == ([f"waits for {what}" for what in waited], is_sampleable)
+
+
+def test_waiting_ends(tmp_path: Path) -> None:
+    method = read_method('{"type": "sft", "model": "m"}', tmp_path)
+    client: Any = FakeClient(NOTHING)
+    with pytest.raises(UnavailableError, match="a trainer of the base model m is still not there"):
+        readiness.wait_ready(client, method, timeout_s=0.05, say=lambda _: None)
