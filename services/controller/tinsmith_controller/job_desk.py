@@ -53,6 +53,22 @@ class JobDesk(Protocol):
         """
         ...
 
+    def key_holders(self) -> Mapping[str, JobIdentity]:
+        """Return the jobs of all good keys, by name of the key.
+
+        Raises:
+            DeskError: If the scheduler does not answer.
+        """
+        ...
+
+    def revoke(self, key: str) -> None:
+        """Make a key bad, by its name.
+
+        Raises:
+            DeskError: If that is not known to have happened.
+        """
+        ...
+
     def reports(self, jobs: Sequence[JobIdentity]) -> Mapping[str, Report]:
         """Return what drivers reported last, by uid of the job.
 
@@ -103,12 +119,23 @@ class SchedulerDesk:
         """See `JobDesk`; bad keys are refused before good ones are made."""
         wanted = {epoch: derive_job_key(self._pod_key, _seed(job.uid, epoch)) for epoch in epochs}
         ids = {key.key_id for key in wanted.values()}
-        for known in self._keys_of(job):
+        # Those of jobs that had the name before are bad too.
+        for known in self._good_keys():
+            if known.job != job.name:
+                continue
             if known.name.rpartition("/")[2] not in ids:
-                self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=known.name))
+                self.revoke(known.name)
         for key in wanted.values():
             self._call("EnsureJobKey", _ensure(job, key, pool))
         return {epoch: str(key) for epoch, key in wanted.items()}
+
+    def key_holders(self) -> Mapping[str, JobIdentity]:
+        """See `JobDesk`."""
+        return {key.name: JobIdentity(key.job, key.uid) for key in self._good_keys()}
+
+    def revoke(self, key: str) -> None:
+        """See `JobDesk`."""
+        self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=key))
 
     def reports(self, jobs: Sequence[JobIdentity]) -> Mapping[str, Report]:
         """See `JobDesk`."""
@@ -121,7 +148,12 @@ class SchedulerDesk:
                 ]
             )
             answer = self._call("ListTrainingJobReports", request)
-            found |= {entry.uid: _report(entry) for entry in answer.reports}
+            # A report begins empty, with the first key of its job; nobody reported that.
+            found |= {
+                entry.uid: _report(entry)
+                for entry in answer.reports
+                if entry.HasField("update_time")
+            }
         return found
 
     def forget(self, job: JobIdentity) -> None:
@@ -131,13 +163,12 @@ class SchedulerDesk:
             job_pb2.DeleteTrainingJobReportRequest(name=job.name, uid=job.uid),
         )
 
-    def _keys_of(self, job: JobIdentity) -> list[Any]:
-        """Return the good keys of a job, and of jobs that had its name before."""
+    def _good_keys(self) -> list[Any]:
         found: list[Any] = []
         request = job_pb2.ListJobKeysRequest(page_size=_PAGE_SIZE)
         while True:
             answer = self._call("ListJobKeys", request)
-            found += [key for key in answer.keys if key.job == job.name]
+            found += answer.keys
             if not answer.next_page_token:
                 return found
             request.page_token = answer.next_page_token

@@ -89,6 +89,7 @@ class ControllerPod:
             EventRecorder(self._cluster, identity=config.replica()),
             deployment=deployment,
             limits=limits,
+            namespaces=config.namespace_list(),
             projects=config.project_map(),
             now=now,
         )
@@ -210,6 +211,12 @@ class ControllerPod:
             for record in self._stores.workloads():
                 self._queue.add(record.item.key)
             self._queue.add(_ASSIGN)
+            try:
+                self._reconciler.revoke_orphans()
+            except (DeskError, NotLeaderError) as error:
+                logger.warning("keys of deleted jobs may be good", extra={"problem": str(error)})
+            except Exception:
+                logger.exception("keys of deleted jobs were not revoked by a bug")
 
 
 def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tinsmith_controller.assignment.records import Key
@@ -32,12 +32,12 @@ from tinsmith_controller.events import EventRecorder
 from tinsmith_controller.job_desk import DeskError, JobDesk, JobIdentity
 from tinsmith_controller.job_plan import Limits, plan_job
 from tinsmith_controller.manifests import Owner, make_key_secret, make_pod, make_services
-from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id
+from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id, secret_name
 from tinsmith_controller.observed import Job, Observed, Pool, Report
 from tinsmith_controller.plans import Plan
 from tinsmith_controller.pool_plan import plan_pool
 from tinsmith_controller.records import WorkloadRecord
-from tinsmith_controller.spec import JobSpec
+from tinsmith_controller.spec import DRIVER, WORKER, JobSpec
 from tinsmith_controller.status import Assignment, Status
 from tinsmith_controller.status_codec import encode_status
 from tinsmith_controller.stores import Stores
@@ -79,6 +79,7 @@ class Reconciler:
         events: Writes events.
         deployment: What pods are told.
         limits: Settings of plans.
+        namespaces: Those that it looks at.
         projects: Project by namespace; others have their own name.
         now: The time of day.
     """
@@ -93,6 +94,7 @@ class Reconciler:
         *,
         deployment: Deployment,
         limits: Limits,
+        namespaces: Sequence[str],
         projects: Mapping[str, str],
         now: Callable[[], datetime.datetime],
     ) -> None:
@@ -104,6 +106,7 @@ class Reconciler:
         self._deployment = deployment
         self._limits = limits
         self._projects = projects
+        self._own_projects = frozenset(projects.get(name, name) for name in namespaces)
         self._now = now
         self._lock = threading.Lock()
         self._memories: dict[str, _Memory] = {}
@@ -132,6 +135,22 @@ class Reconciler:
         )
         self._apply(record, plan, memory, now)
         return plan.requeue_s
+
+    def revoke_orphans(self) -> None:
+        """Have the scheduler forget jobs that were deleted without an end.
+
+        Raises:
+            DeskError: If that is not known to have happened.
+        """
+        holders = self._desk.key_holders()
+        # In this order: whoever has a key was among our jobs before, and is gone if it is not now.
+        live = {record.item.uid for record in self._stores.jobs()}
+        for key, job in holders.items():
+            if job.uid in live or job.name.split("/")[1] not in self._own_projects:
+                continue
+            self._election.require()
+            self._desk.revoke(key)
+            self._desk.forget(job)
 
     def blocked(self) -> frozenset[str]:
         """Return the uids of workloads that wait for something else than nodes."""
@@ -241,6 +260,7 @@ class Reconciler:
             )
             if gone is not None and gone.get("kind") == "Pod":
                 self._stores.note(PODS, gone)
+        self._delete_key_secrets(item, plan)
         try:
             self._settle_keys(record, plan, memory)
             self._create_pods(item, plan, memory)
@@ -284,6 +304,22 @@ class Reconciler:
             for epoch, api_key in keys.items():
                 self._create(SECRETS, item.key.namespace, make_key_secret(owner, epoch, api_key))
         memory.settled_keys = plan.key_epochs
+
+    def _delete_key_secrets(self, item: Job | Pool, plan: Plan) -> None:
+        """Delete the secrets of keys that are bad from now on.
+
+        The stored status still has the assignments that they were made for. So this is done again
+        if the process dies before it writes the next one.
+        """
+        kinds = {role.name: role.kind for role in item.spec.roles} if item.spec else {}
+        epochs = {
+            entry.epoch if entry.role == DRIVER else None
+            for entry in item.status.assignments
+            if entry.role == DRIVER or kinds.get(entry.role) == WORKER
+        }
+        for epoch in epochs - plan.key_epochs:
+            self._election.require()
+            self._cluster.delete(SECRETS, item.key.namespace, secret_name(item.key.name, epoch))
 
     def _create_pods(self, item: Job | Pool, plan: Plan, memory: _Memory) -> None:
         if not plan.create or item.spec is None:
