@@ -211,7 +211,7 @@ def _scale(lab: Lab, job: str, replicas: int) -> None:
 
 def _wait_scaled(lab: Lab, job: str, replicas: int) -> None:
     def is_scaled() -> bool:
-        has = lab.jobs.status(job)["samplerReplicas"]
+        has = int(lab.jobs.status(job)["samplerReplicas"])
         return has == _ready(lab, job, "sampler") == replicas
 
     lab.cluster.wait_for(is_scaled, f"{replicas} samplers")

@@ -488,8 +488,8 @@ def test_the_ranks_of_a_full_trainer_are_replaced_together() -> None:
     life.fail("trainer", 5)
 
     life.settle()
-    assert not life.step(after_s=11.0).create  # the other rank still ends
-    life.pods = {name: pod for name, pod in life.pods.items() if not pod.is_deleting}
+    assert [entry.index for entry in life.step(after_s=11.0).create] == [0]
+    life.remove_deleted()  # the other rank, whose place was still taken
     life.step()
 
     after = {life.pod("trainer", index).name for index in range(2)}
