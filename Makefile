@@ -16,7 +16,7 @@ SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto
 SOURCES := clients services tests bench
 
 .PHONY: help venv demo test test-cluster test-postgres unit verify lint format types proto proto-check proto-baseline \
-	manifests-check chaos chaos-long fuzz bench bench-engine bench-tenants bench-durability \
+	manifests-check chaos chaos-long controller-chaos fuzz bench bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-gpu thin-client clean
 
 help: ## List the targets
@@ -87,6 +87,9 @@ manifests-check: ## Check the Kubernetes manifests (there are none yet)
 
 test-cluster: venv ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e
+
+controller-chaos: venv ## Kill the controller 200 times at its writes while jobs and pools live their lives
+	TINSMITH_E2E_KILLS=200 OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e/test_controller_crashes.py
 
 chaos: venv ## Kill, stop, cut off and fill up while tenants train; every acknowledged operation must survive
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size ci --kills $(KILLS)
