@@ -23,7 +23,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
 
 .PHONY: help venv demo test test-cluster test-postgres unit verify lint format types proto proto-check proto-baseline \
-	manifests manifests-check images chaos chaos-long fuzz bench bench-engine bench-tenants bench-durability \
+	manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-gpu thin-client clean
 
 help: ## List the targets
@@ -101,6 +101,12 @@ images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name IMAGE_TAG
 		$(ENGINE) build $(BUILD_ARGS) -f $$(ls services/$$pod/Dockerfile 2>/dev/null || echo clients/python/Dockerfile) \
 			-t $(IMAGE_REPOSITORY)/$$pod:$(IMAGE_TAG) . || exit 1; \
 	done
+
+test-cluster: venv ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e
+
+controller-chaos: venv ## Kill the controller 200 times at its writes while jobs and pools live their lives
+	TINSMITH_E2E_KILLS=200 OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e/test_controller_crashes.py
 
 chaos: venv ## Kill, stop, cut off and fill up while tenants train; every acknowledged operation must survive
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size ci --kills $(KILLS)

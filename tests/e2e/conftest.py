@@ -10,6 +10,8 @@ import pytest
 
 from tests.e2e.cluster import CrdServer, TestCluster, UnavailableError, prepare, start_cluster
 from tests.e2e.cluster.container import why_unusable
+from tests.e2e.deployment import install_resources
+from tests.e2e.lab import Lab, start_lab
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:
@@ -56,3 +58,18 @@ def namespace(cluster: TestCluster) -> Iterator[str]:
     """A namespace of this test alone."""
     with cluster.namespace() as name:
         yield name
+
+
+@pytest.fixture(scope="session")
+def resources(cluster: TestCluster) -> TestCluster:
+    """The cluster with the definitions of our resources."""
+    install_resources(cluster)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def lab(resources: TestCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A controller for all tests of a module, in a namespace of theirs."""
+    folder = tmp_path_factory.mktemp("lab")
+    with resources.namespace() as name, start_lab(resources, name, folder) as lab:
+        yield lab

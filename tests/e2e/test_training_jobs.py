@@ -129,8 +129,10 @@ def test_a_preempted_job_saves_gives_way_and_goes_on_with_the_same_bits(
     urgent = _holding(deployment, 2)
     jobs.create("hurried", {**urgent, "scheduling": {"priorityClassName": "urgent"}})
     cluster.wait_for(
-        lambda: jobs.status("patient")["phase"] in ("Preempting", "Queued", "Running")
-        and jobs.status("hurried").get("phase") == "Running",
+        lambda: (
+            jobs.status("patient")["phase"] in ("Preempting", "Queued", "Running")
+            and jobs.status("hurried").get("phase") == "Running"
+        ),
         "the urgent job to run",
         timeout_s=_TRAINING_S,
     )

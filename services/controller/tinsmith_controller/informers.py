@@ -52,7 +52,8 @@ class Informer(Generic[RecordT]):
         resource: Which kind.
         namespaces: Namespaces to look at; an empty name is all of them.
         record: Makes what is kept of an object.
-        on_change: Called in the informer's thread after each change.
+        on_change: Called after each change, one at a time, in the order of the changes; in the
+            informer's thread, or in that of `put`.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Informer(Generic[RecordT]):
         self._namespaces = namespaces
         self._record = record
         self._on_change = on_change
+        self._telling = threading.RLock()
         self._lock = threading.Lock()
         self._records: dict[ObjectKey, RecordT] = {}
         self._versions: dict[ObjectKey, int] = {}
@@ -154,19 +156,20 @@ class Informer(Generic[RecordT]):
         listed = {_key_of(content) for content in items}
         for content in items:
             self._apply(content, is_deleted=False)
-        with self._lock:
-            missing = [
-                key
-                for key in self._records
-                if key not in listed
-                and (not namespace or key[0] == namespace)
-                and self._versions.get(key, 0) <= _number(version)
-            ]
-            removed = [(key, self._records.pop(key)) for key in missing]
-            for key, _ in removed:
-                self._versions.pop(key, None)
-        for _, record in removed:
-            self._on_change(record, None)
+        with self._telling:
+            with self._lock:
+                missing = [
+                    key
+                    for key in self._records
+                    if key not in listed
+                    and (not namespace or key[0] == namespace)
+                    and self._versions.get(key, 0) <= _number(version)
+                ]
+                removed = [self._records.pop(key) for key in missing]
+                for key in missing:
+                    self._versions.pop(key, None)
+            for record in removed:
+                self._on_change(record, None)
 
     def _apply(self, content: Json, *, is_deleted: bool) -> None:
         key = _key_of(content)
@@ -174,23 +177,29 @@ class Informer(Generic[RecordT]):
         version = _number(metadata.get("resourceVersion"))
         tombstone = (key, metadata.get("uid"))
         record = None if is_deleted else self._record(content)
-        with self._lock:
-            # Resource versions grow; what is older than what is known was overtaken on its way.
-            if version < self._versions.get(key, 0) or version < self._gone.get(tombstone, 0):
-                return
-            before = self._records.get(key)
-            if is_deleted:
-                self._gone[tombstone] = version
-                while len(self._gone) > _TOMBSTONES:
-                    del self._gone[next(iter(self._gone))]
-                self._records.pop(key, None)
-                self._versions.pop(key, None)
-            else:
-                assert record is not None
-                self._records[key] = record
-                self._versions[key] = version
-        if before is not None or record is not None:
-            self._on_change(before, record)
+        # What a listener keeps would be of an overtaken state if two were told at once.
+        with self._telling:
+            with self._lock:
+                # Resource versions grow; what is older than what is known was overtaken on its way.
+                known = max(self._versions.get(key, 0), self._gone.get(tombstone, 0))
+                if version < known:
+                    return
+                before = self._records.get(key)
+                if is_deleted:
+                    self._bury(key, tombstone, version)
+                else:
+                    assert record is not None
+                    self._records[key] = record
+                    self._versions[key] = version
+            if before is not None or record is not None:
+                self._on_change(before, record)
+
+    def _bury(self, key: ObjectKey, tombstone: Hashable, version: int) -> None:
+        self._gone[tombstone] = version
+        while len(self._gone) > _TOMBSTONES:
+            del self._gone[next(iter(self._gone))]
+        self._records.pop(key, None)
+        self._versions.pop(key, None)
 
 
 def _key_of(content: Json) -> ObjectKey:

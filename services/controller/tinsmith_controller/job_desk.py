@@ -53,6 +53,22 @@ class JobDesk(Protocol):
         """
         ...
 
+    def key_holders(self) -> Mapping[str, JobIdentity]:
+        """Return the jobs of all good keys, by name of the key.
+
+        Raises:
+            DeskError: If the scheduler does not answer.
+        """
+        ...
+
+    def revoke(self, key: str) -> None:
+        """Make a key bad, by its name.
+
+        Raises:
+            DeskError: If that is not known to have happened.
+        """
+        ...
+
     def reports(self, jobs: Sequence[JobIdentity]) -> Mapping[str, Report]:
         """Return what drivers reported last, by uid of the job.
 
@@ -66,22 +82,6 @@ class JobDesk(Protocol):
 
         Raises:
             DeskError: If that is not known to have happened.
-        """
-        ...
-
-    def drop_keys(self, job: JobIdentity) -> None:
-        """Make all keys of a job bad, and leave alone those of another job of its name.
-
-        Raises:
-            DeskError: If that is not known to have happened.
-        """
-        ...
-
-    def keyholders(self) -> frozenset[JobIdentity]:
-        """Return the jobs that have good keys, of all projects.
-
-        Raises:
-            DeskError: If the scheduler does not answer.
         """
         ...
 
@@ -119,12 +119,21 @@ class SchedulerDesk:
         """See `JobDesk`; bad keys are refused before good ones are made."""
         wanted = {epoch: derive_job_key(self._pod_key, _seed(job.uid, epoch)) for epoch in epochs}
         ids = {key.key_id for key in wanted.values()}
-        for known in self._keys_of(job.name):
+        # Those of jobs that had the name before are bad too.
+        for known in self._good_keys(job.name):
             if known.name.rpartition("/")[2] not in ids:
-                self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=known.name))
+                self.revoke(known.name)
         for key in wanted.values():
             self._call("EnsureJobKey", _ensure(job, key, pool))
         return {epoch: str(key) for epoch, key in wanted.items()}
+
+    def key_holders(self) -> Mapping[str, JobIdentity]:
+        """See `JobDesk`."""
+        return {key.name: JobIdentity(key.job, key.uid) for key in self._good_keys("")}
+
+    def revoke(self, key: str) -> None:
+        """See `JobDesk`."""
+        self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=key))
 
     def reports(self, jobs: Sequence[JobIdentity]) -> Mapping[str, Report]:
         """See `JobDesk`."""
@@ -137,6 +146,7 @@ class SchedulerDesk:
                 ]
             )
             answer = self._call("ListTrainingJobReports", request)
+            # A report begins empty, with the first key of its job; nobody reported that.
             found |= {
                 entry.uid: _report(entry)
                 for entry in answer.reports
@@ -151,17 +161,7 @@ class SchedulerDesk:
             job_pb2.DeleteTrainingJobReportRequest(name=job.name, uid=job.uid),
         )
 
-    def drop_keys(self, job: JobIdentity) -> None:
-        """See `JobDesk`."""
-        for known in self._keys_of(job.name):
-            if known.uid == job.uid:
-                self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=known.name))
-
-    def keyholders(self) -> frozenset[JobIdentity]:
-        """See `JobDesk`."""
-        return frozenset(JobIdentity(key.job, key.uid) for key in self._keys_of(""))
-
-    def _keys_of(self, job: str) -> list[Any]:
+    def _good_keys(self, job: str) -> list[Any]:
         """Return the good keys of a job, and of jobs that had its name before; or of all jobs."""
         found: list[Any] = []
         request = job_pb2.ListJobKeysRequest(job=job, page_size=_PAGE_SIZE)

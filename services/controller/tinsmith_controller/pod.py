@@ -212,11 +212,11 @@ class ControllerPod:
                 self._queue.add(record.item.key)
             self._queue.add(_ASSIGN)
             try:
-                self._reconciler.sweep()
+                self._reconciler.revoke_orphans()
             except (DeskError, NotLeaderError) as error:
-                logger.warning("no sweep", extra={"problem": str(error)})
+                logger.warning("keys of deleted jobs may be good", extra={"problem": str(error)})
             except Exception:
-                logger.exception("a sweep failed by a bug")
+                logger.exception("keys of deleted jobs were not revoked by a bug")
 
 
 def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:

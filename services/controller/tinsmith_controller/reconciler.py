@@ -32,12 +32,12 @@ from tinsmith_controller.events import EventRecorder
 from tinsmith_controller.job_desk import DeskError, JobDesk, JobIdentity
 from tinsmith_controller.job_plan import Limits, plan_job
 from tinsmith_controller.manifests import Owner, make_key_secret, make_pod, make_services
-from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id
+from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id, secret_name
 from tinsmith_controller.observed import Job, Observed, Pool, Report
 from tinsmith_controller.plans import Plan
 from tinsmith_controller.pool_plan import plan_pool
 from tinsmith_controller.records import WorkloadRecord
-from tinsmith_controller.spec import JobSpec
+from tinsmith_controller.spec import DRIVER, WORKER, JobSpec
 from tinsmith_controller.status import Assignment, Status
 from tinsmith_controller.status_codec import encode_status
 from tinsmith_controller.stores import Stores
@@ -79,7 +79,7 @@ class Reconciler:
         events: Writes events.
         deployment: What pods are told.
         limits: Settings of plans.
-        namespaces: Namespaces of jobs.
+        namespaces: Those that it looks at.
         projects: Project by namespace; others have their own name.
         now: The time of day.
     """
@@ -106,7 +106,7 @@ class Reconciler:
         self._deployment = deployment
         self._limits = limits
         self._projects = projects
-        self._own_projects = {projects.get(namespace, namespace) for namespace in namespaces}
+        self._own_projects = frozenset(projects.get(name, name) for name in namespaces)
         self._now = now
         self._lock = threading.Lock()
         self._memories: dict[str, _Memory] = {}
@@ -136,6 +136,22 @@ class Reconciler:
         self._apply(record, plan, memory, now)
         return plan.requeue_s
 
+    def revoke_orphans(self) -> None:
+        """Have the scheduler forget jobs that were deleted without an end.
+
+        Raises:
+            DeskError: If that is not known to have happened.
+        """
+        holders = self._desk.key_holders()
+        # In this order: whoever has a key was among our jobs before, and is gone if it is not now.
+        live = {record.item.uid for record in self._stores.jobs()}
+        for key, job in holders.items():
+            if job.uid in live or job.name.split("/")[1] not in self._own_projects:
+                continue
+            self._election.require()
+            self._desk.revoke(key)
+            self._desk.forget(job)
+
     def blocked(self) -> frozenset[str]:
         """Return the uids of workloads that wait for something else than nodes."""
         with self._lock:
@@ -162,24 +178,6 @@ class Reconciler:
         with self._lock:
             self._memories.pop(uid, None)
             self._reports.pop(uid, None)
-
-    def sweep(self) -> None:
-        """Take the keys of jobs that were deleted while they ran, and forget what they reported.
-
-        Raises:
-            DeskError: If the scheduler does not answer.
-            NotLeaderError: If this replica may not act any more.
-        """
-        # In this order: a job that is made in between has its key after it is known here.
-        holders = self._desk.keyholders()
-        known = {record.item.uid for record in self._stores.jobs()}
-        prefixes = tuple(job_resource(project, "") for project in self._own_projects)
-        for job in sorted(holders, key=lambda job: job.name):
-            if job.uid not in known and job.name.startswith(prefixes):
-                self._election.require()
-                self._desk.drop_keys(job)
-                self._desk.forget(job)
-                logger.info("keys of a deleted job taken", extra={"job": job.name})
 
     def write_status(self, record: WorkloadRecord, status: Status) -> None:
         """Write a status, if it differs and the object was not changed since."""
@@ -262,6 +260,7 @@ class Reconciler:
             )
             if gone is not None and gone.get("kind") == "Pod":
                 self._stores.note(PODS, gone)
+        self._delete_key_secrets(item, plan)
         try:
             self._settle_keys(record, plan, memory)
             self._create_pods(item, plan, memory)
@@ -305,6 +304,22 @@ class Reconciler:
             for epoch, api_key in keys.items():
                 self._create(SECRETS, item.key.namespace, make_key_secret(owner, epoch, api_key))
         memory.settled_keys = plan.key_epochs
+
+    def _delete_key_secrets(self, item: Job | Pool, plan: Plan) -> None:
+        """Delete the secrets of keys that are bad from now on.
+
+        The stored status still has the assignments that they were made for. So this is done again
+        if the process dies before it writes the next one.
+        """
+        kinds = {role.name: role.kind for role in item.spec.roles} if item.spec else {}
+        epochs = {
+            entry.epoch if entry.role == DRIVER else None
+            for entry in item.status.assignments
+            if entry.role == DRIVER or kinds.get(entry.role) == WORKER
+        }
+        for epoch in epochs - plan.key_epochs:
+            self._election.require()
+            self._cluster.delete(SECRETS, item.key.namespace, secret_name(item.key.name, epoch))
 
     def _create_pods(self, item: Job | Pool, plan: Plan, memory: _Memory) -> None:
         if not plan.create or item.spec is None:

@@ -228,7 +228,6 @@ def _assignment(entry: Mapping[str, Any]) -> Assignment:
 def _encode_progress(progress: Progress) -> dict[str, Any]:
     encoded: dict[str, Any] = {
         "step": progress.step,
-        "run": progress.run,
         "summary": f"{progress.step}/{progress.max_steps}"
         if progress.max_steps
         else str(progress.step),
@@ -236,8 +235,12 @@ def _encode_progress(progress: Progress) -> dict[str, Any]:
         "metrics": [
             {"name": name[:256], "value": f"{value:.6g}"}
             for name, value in sorted(progress.metrics.items())[:_MAX_METRICS]
+            if name
         ],
     }
+    # Servers of before 1.21 take an empty text for null, and refuse it.
+    if progress.run:
+        encoded["run"] = progress.run
     if progress.max_steps:
         encoded["maxSteps"] = progress.max_steps
         encoded["percent"] = min(100, 100 * progress.step // progress.max_steps)

@@ -205,8 +205,17 @@ def _to_create(
     wanted: _Wanted,
     assignments: tuple[Assignment, ...],
 ) -> tuple[Assignment, ...]:
-    """Return the assignments that are stored and have no pod yet; clients of others come last."""
+    """Return the assignments that are stored and have no pod yet; clients of others come last.
+
+    A pod that still ends keeps its place, unless its node is lost: the cluster can not say then
+    when it has ended.
+    """
     stored = set(status.assignments)
+    taken = {
+        (pod.role, pod.index)
+        for pod in observed.pods.values()
+        if not pod.has_ended and pod.node not in observed.lost_nodes
+    }
     pods = _pods(observed, assignments)
     servers_ready = all(
         is_fine(pods.get(key), role)
@@ -219,6 +228,7 @@ def _to_create(
         if entry in stored
         and not entry.uid
         and entry.pod not in observed.pods
+        and (entry.role, entry.index) not in taken
         and (entry.role, entry.index) in wanted
         and (servers_ready or wanted[entry.role, entry.index].kind not in _CLIENT_KINDS)
     )

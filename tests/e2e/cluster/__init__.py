@@ -22,6 +22,7 @@ from tests.e2e.cluster.cluster import TestCluster as TestCluster
 from tests.e2e.cluster.cluster import prepare as prepare
 from tests.e2e.cluster.cluster import start_cluster as start_cluster
 from tests.e2e.cluster.crd_server import CrdServer as CrdServer
+from tests.e2e.cluster.informer import Informer as Informer
 from tests.e2e.cluster.kubelet import Kubelet as Kubelet
 from tests.e2e.cluster.nodes import FakeNode as FakeNode
 from tests.e2e.cluster.runner import Image as Image

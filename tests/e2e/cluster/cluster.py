@@ -18,7 +18,7 @@ from tests.e2e.cluster import binaries
 from tests.e2e.cluster.api import ApiClient, ApiError, Json, path
 from tests.e2e.cluster.control_plane import ControlPlane
 from tests.e2e.cluster.crd_server import CrdServer
-from tests.e2e.cluster.instant import Outcome
+from tests.e2e.cluster.instant import Ending, Outcome
 from tests.e2e.cluster.kubelet import Kubelet
 from tests.e2e.cluster.loopback import AddressBlock
 from tests.e2e.cluster.nodes import FakeNode
@@ -150,10 +150,13 @@ class TestCluster:
         *,
         images: Mapping[str, Sequence[str] | Image] | None = None,
         instant: bool | Outcome = False,
+        ending: Ending = lambda _: 0.0,
         backoff_s: float = 0.5,
     ) -> Kubelet:
         """Return a kubelet for fake nodes, to be used as a context; see `Kubelet`."""
-        return Kubelet(self, nodes, images=images, instant=instant, backoff_s=backoff_s)
+        return Kubelet(
+            self, nodes, images=images, instant=instant, ending=ending, backoff_s=backoff_s
+        )
 
     @contextlib.contextmanager
     def crd_server(self) -> Iterator[CrdServer]:

@@ -21,6 +21,8 @@ _RETRY_S = 0.5
 
 Outcome = Callable[[Json], int | None]
 """Gets a pod that was bound; returns the exit code with which it ends at once, None to run on."""
+Ending = Callable[[Json], float]
+"""Gets a pod that was deleted; returns the seconds that it takes to end."""
 
 
 class InstantPods:
@@ -30,6 +32,7 @@ class InstantPods:
         api: Client of the kubelet.
         next_address: Gives a pod an address.
         outcome: Decides how a pod begins.
+        ending: Decides how long a pod takes to end.
     """
 
     def __init__(
@@ -37,11 +40,14 @@ class InstantPods:
         api: ApiClient,
         next_address: Callable[[], str],
         outcome: Outcome,
+        ending: Ending,
         num_threads: int = 8,
     ) -> None:
         self._api = api
         self._next_address = next_address
         self._outcome = outcome
+        self._ending = ending
+        self._timers: dict[str, threading.Timer] = {}
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="instant")
         self._lock = threading.Lock()
         self._started: dict[str, str] = {}
@@ -51,7 +57,7 @@ class InstantPods:
         """Take note of a pod of a node whose kubelet speaks."""
         uid = pod["metadata"]["uid"]
         if "deletionTimestamp" in pod["metadata"]:
-            self._submit(self._delete, pod)
+            self._let_end(pod)
             return
         with self._lock:
             if uid in self._started:
@@ -71,7 +77,25 @@ class InstantPods:
 
     def close(self) -> None:
         """Wait for what is being written."""
+        with self._lock:
+            for timer in self._timers.values():
+                timer.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _let_end(self, pod: Json) -> None:
+        wait_s = self._ending(pod)
+        if wait_s <= 0:
+            self._submit(self._delete, pod)
+            return
+        uid = pod["metadata"]["uid"]
+        with self._lock:
+            if uid in self._timers:
+                return
+            timer = self._timers[uid] = threading.Timer(
+                wait_s, lambda: self._submit(self._delete, pod)
+            )
+        timer.daemon = True
+        timer.start()
 
     def _submit(self, act: Callable[[Json], None], pod: Json) -> None:
         def run() -> None:

@@ -27,7 +27,7 @@ from tests.e2e.cluster.api import Json, path
 from tests.e2e.cluster.binaries import UnavailableError
 from tests.e2e.cluster.claims import ClaimProvisioner
 from tests.e2e.cluster.informer import Informer
-from tests.e2e.cluster.instant import InstantPods, Outcome
+from tests.e2e.cluster.instant import Ending, InstantPods, Outcome
 from tests.e2e.cluster.log_server import LogServer
 from tests.e2e.cluster.nodes import FakeNode, node_object, ready_condition, unreachable_taints
 from tests.e2e.cluster.pod_worker import Host, PodWorker
@@ -49,6 +49,7 @@ class Kubelet:
         nodes: The first nodes; `add_node` adds others.
         images: By image name without tag or digest: an entry point, or an `Image`.
         instant: Start no processes: pods run (True) or end (`Outcome`) as soon as they are bound.
+        ending: How long an instant pod takes to end once it is deleted.
         backoff_s: Wait before the first restart of a container; 10 s in a cluster.
     """
 
@@ -59,6 +60,7 @@ class Kubelet:
         *,
         images: Mapping[str, Sequence[str] | Image] | None = None,
         instant: bool | Outcome = False,
+        ending: Ending = lambda _: 0.0,
         backoff_s: float = 0.5,
     ) -> None:
         self._cluster = cluster
@@ -79,7 +81,7 @@ class Kubelet:
         self._host: Host | None = None
         if instant:
             outcome: Outcome = (lambda _: None) if instant is True else instant
-            self._instant = InstantPods(self._api, cluster.addresses.next_pod, outcome)
+            self._instant = InstantPods(self._api, cluster.addresses.next_pod, outcome, ending)
             self._closing.callback(self._instant.close)
         else:
             self._host = self._make_host(images or {}, backoff_s)

@@ -282,6 +282,29 @@ class TestInformer:
         assert set(informer.snapshot()) == {("", "b")}
         assert server.num_lists == 2
 
+    def test_listeners_hear_of_changes_in_their_order_though_two_threads_make_them(self) -> None:
+        heard: list[int | None] = []
+        is_told, may_go_on = threading.Event(), threading.Event()
+
+        def listen(before: int | None, after: int | None) -> None:
+            if after is not None:
+                is_told.set()
+                may_go_on.wait(10)
+            heard.append(after)
+
+        informer = Informer(FakeServer(), JOBS, ("",), lambda _: 1, listen)
+        writer = threading.Thread(target=lambda: informer.put(thing("a", 6)))
+        writer.start()
+        assert is_told.wait(10)
+        watcher = threading.Thread(target=lambda: informer.remove(thing("a", 7)))
+        watcher.start()
+        watcher.join(0.2)  # time to overtake, if it could
+        may_go_on.set()
+        writer.join(10)
+        watcher.join(10)
+
+        assert heard == [1, None]
+
 
 class TestPolicyFile:
     def test_reads_queues_and_projects(self) -> None:
