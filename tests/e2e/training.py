@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -173,7 +174,9 @@ _PODS = ("trainer", "sampler", "environment", "coordinator")
 
 
 def _image(module: str) -> Image:
-    return Image(entrypoint=(sys.executable, "-m", module), env={"OMP_NUM_THREADS": "1"})
+    # Pods have no variables of ours; the code is where that of the tests is.
+    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return Image(entrypoint=(sys.executable, "-m", module), env=env)
 
 
 def _create_secret(cluster: TestCluster, namespace: str, name: str, values: dict[str, str]) -> None:
