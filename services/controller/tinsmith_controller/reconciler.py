@@ -31,9 +31,10 @@ from tinsmith_controller.election import Election
 from tinsmith_controller.events import EventRecorder
 from tinsmith_controller.job_desk import DeskError, JobDesk, JobIdentity
 from tinsmith_controller.job_plan import Limits, plan_job
-from tinsmith_controller.manifests import Owner, make_key_secret, make_pod, make_services
+from tinsmith_controller.manifests import make_key_secret, make_pod, make_services
 from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id, secret_name
 from tinsmith_controller.observed import Job, Observed, Pool, Report
+from tinsmith_controller.owner import Owner
 from tinsmith_controller.plans import Plan
 from tinsmith_controller.pool_plan import plan_pool
 from tinsmith_controller.records import WorkloadRecord

@@ -9,8 +9,9 @@ import pytest
 
 from tinsmith_controller.assignment.records import Key
 from tinsmith_controller.deployment import Deployment
-from tinsmith_controller.manifests import Owner, make_key_secret, make_pod, make_services
+from tinsmith_controller.manifests import make_key_secret, make_pod, make_services
 from tinsmith_controller.naming import pod_name, worker_id
+from tinsmith_controller.owner import Owner
 from tinsmith_controller.spec_codec import decode_job, decode_pool
 from tinsmith_controller.status import Assignment
 
