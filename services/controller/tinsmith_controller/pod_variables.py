@@ -96,12 +96,12 @@ def _client_env(
     key = secret_name(owner.key.name, epoch)
     env = [
         _value("TINSMITH_ADDRESS", deployment.gateway_address),
-        _secret("TINSMITHAPI_KEY", key, API_KEY),
+        _secret("TINSMITH_API_KEY", key, API_KEY),
         _value("TINSMITH_PROJECT", owner.project),
         _value("TINSMITH_JOB", job_resource(owner.project, owner.key.name)),
         _value("TINSMITH_JOB_UID", owner.uid),
         _value("OPENAI_BASE_URL", f"{url}/v1"),
-        _secret("OPENAIAPI_KEY", key, API_KEY),
+        _secret("OPENAI_API_KEY", key, API_KEY),
     ]
     if role.kind == DRIVER:
         env.append(_value("TINSMITH_JOB_METHOD", json.dumps(_method(owner), sort_keys=True)))
