@@ -158,6 +158,7 @@ def training_deployment(
             projects=f"{namespace}={DEFAULT_PROJECT}",
             storage_uri=storage_uri,
             storage_secret_name="storage",
+            trusted_images="*",
         )
         closing.enter_context(controller)
         _wait_served(gateway_address, str(key))

@@ -50,6 +50,9 @@ class ControllerConfig:
     image_tag: str
     image_pull_secrets: str = ""
     """Names, separated by commas."""
+    trusted_images: str = ""
+    """Beginnings of names of images, separated by commas, that may run where the deployment's
+    secrets are; besides those of `image_repository`. `*` trusts whatever authors of jobs write."""
     service_account_name: str = ""
     """Of job pods; its token is not mounted."""
     device: str = "cuda"
@@ -110,6 +113,10 @@ class ControllerConfig:
     def pull_secrets(self) -> tuple[str, ...]:
         """Return the names of image pull secrets."""
         return _names(self.image_pull_secrets)
+
+    def trusted_image_list(self) -> tuple[str, ...]:
+        """Return beginnings of the names of images that are trusted."""
+        return (f"{self.image_repository}/", *_names(self.trusted_images))
 
     def replica(self) -> str:
         """Return the identity of this replica."""

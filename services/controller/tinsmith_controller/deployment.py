@@ -39,6 +39,7 @@ class Deployment:
         storage_secret: Secret with the variables of an S3 client; empty if none are needed.
         image_repository: Images are `<repository>/<pod>:<tag>`.
         image_tag: Of all images.
+        trusted_images: See `trust`.
         pull_secrets: Names of image pull secrets.
         service_account: Of job pods; its token is not mounted.
         device: Where models compute in pods that have a GPU; `cpu` elsewhere.
@@ -54,6 +55,7 @@ class Deployment:
     storage_secret: str
     image_repository: str
     image_tag: str
+    trusted_images: tuple[str, ...] = ()
     pull_secrets: tuple[str, ...] = ()
     service_account: str = ""
     device: str = "cuda"

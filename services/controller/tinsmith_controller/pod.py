@@ -233,6 +233,7 @@ def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
         storage_secret=config.storage_secret_name,
         image_repository=config.image_repository,
         image_tag=config.image_tag,
+        trusted_images=config.trusted_image_list(),
         pull_secrets=config.pull_secrets(),
         service_account=config.service_account_name,
         device=config.device,

@@ -42,6 +42,7 @@ from tinsmith_controller.spec import DRIVER, WORKER, JobSpec
 from tinsmith_controller.status import Assignment, Status
 from tinsmith_controller.status_codec import encode_status
 from tinsmith_controller.stores import Stores
+from tinsmith_controller.trust import distrust
 
 logger = logging.getLogger(__name__)
 
@@ -221,6 +222,17 @@ class Reconciler:
                 return f"waits for the TrainerPool {item.spec.pool}, which can not be run"
         return ""
 
+    def _distrust(self, item: Job | Pool) -> str:
+        """Return why a job of an author whom nobody needs to trust can not be run."""
+        if not isinstance(item, Job) or item.spec is None:
+            return ""
+        deployment = self._deployment
+        return distrust(
+            item.spec.roles,
+            deployment.trusted_images,
+            (deployment.pod_secret, deployment.storage_secret),
+        )
+
     def _observe(self, item: Job | Pool, memory: _Memory) -> Observed:
         pods = {view.name: view for view in self._stores.pods_of(item.uid)}
         names = {entry.node for entry in item.status.assignments}
@@ -240,7 +252,7 @@ class Reconciler:
             ),
             report=report,
             obstacle=memory.obstacle,
-            rejection=memory.rejection,
+            rejection=memory.rejection or self._distrust(item),
         )
 
     def _apply(

@@ -1,0 +1,71 @@
+"""Which jobs may have pods that know the deployment's secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tinsmith_controller.spec_codec import decode_job
+from tinsmith_controller.trust import distrust
+
+TRUSTED = ("registry/tinsmith/", "registry/environments/")
+SECRETS = ("tinsmith-pods", "storage")
+
+
+def reason(**roles: Any) -> str:
+    spec = {
+        "method": {"type": "custom"},
+        "model": {"name": "m", "source": "hf://org/m"},
+        "roles": {"trainer": {}, "driver": {"template": {"image": "mine:1"}}, **roles},
+    }
+    return distrust(decode_job("job", spec).roles, TRUSTED, SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("template", "word"),
+    [
+        ({"image": "elsewhere/environment:1"}, "elsewhere/environment:1"),
+        ({"image": "registry/tinsmith-evil:1"}, "registry/tinsmith-evil:1"),
+        ({"command": ["sh", "-c", "env"]}, "command"),
+        ({"args": ["--config", "/tmp/x"]}, "command"),
+        ({"env": [{"name": "LD_PRELOAD", "value": "/tmp/x"}]}, "LD_PRELOAD"),
+    ],
+)
+def test_pods_with_secrets_obey_operators_alone(template: dict[str, Any], word: str) -> None:
+    assert word in reason(environment={"template": template})
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"image": "registry/environments/chess:3"},
+        {"env": [{"name": "TINSMITH_NUM_WORKERS", "value": "4"}]},
+        {},
+    ],
+)
+def test_trusted_images_and_settings_will_do(template: dict[str, Any]) -> None:
+    assert reason(environment={"template": template}) == ""
+
+
+def test_drivers_and_players_may_be_anything() -> None:
+    worker = {"template": {"image": "players:1", "command": ["play"]}}
+
+    assert reason(agents=[{"name": "red", "worker": worker}]) == ""
+
+
+def test_no_pod_may_ask_for_the_secrets_by_name() -> None:
+    reference = {"secretKeyRef": {"name": "tinsmith-pods", "key": "pod-key"}}
+    env = [{"name": "KEY", "valueFrom": reference}]
+
+    assert "tinsmith-pods" in reason(driver={"template": {"image": "mine:1", "env": env}})
+
+
+def test_operators_may_trust_everybody() -> None:
+    spec = {
+        "method": {"type": "sft"},
+        "model": {"name": "m", "source": "hf://org/m"},
+        "roles": {"trainer": {"template": {"command": ["anything"]}}},
+    }
+
+    assert distrust(decode_job("job", spec).roles, ("*",), SECRETS) == ""
