@@ -16,11 +16,10 @@ from tests.e2e.training import MODEL, TINY, TrainingDeployment, training_deploym
 _TRAINING_S = 240.0
 _STEPS = 16
 
+# The first process of a pod hears no signal that it does not handle.
+_IDLE = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); time.sleep(3600)"
 # Is ready as a trainer is: by the port that it listens on.
-_LISTEN = (
-    "import os, socket, time; listener = socket.create_server((os.environ['POD_IP'], 7071)); "
-    "time.sleep(3600)"
-)
+_LISTEN = f"import os, socket; s = socket.create_server((os.environ['POD_IP'], 7071)); {_IDLE}"
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -234,7 +233,7 @@ def _holding(deployment: TrainingDeployment, gpus: int) -> Json:
             },
             "driver": {
                 "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
-                "template": {"command": ["sleep", "3600"]},
+                "template": {"command": [sys.executable, "-c", _IDLE]},
             },
         },
         "scheduling": {"preemptionPolicy": "Never"},
