@@ -19,9 +19,9 @@ from tinsmith_controller.assignment.records import (
 )
 from tinsmith_controller.conditions import ENDED, LEAVING, Phase
 from tinsmith_controller.failures import backoff_left_s
-from tinsmith_controller.job_plan import Limits, grant
+from tinsmith_controller.grants import grant, grant_pool
+from tinsmith_controller.job_plan import Limits
 from tinsmith_controller.observed import Job, Pool
-from tinsmith_controller.pool_plan import grant_pool
 from tinsmith_controller.quantities import Resources
 from tinsmith_controller.records import NodeRecord, PodRecord, PriorityRecord, WorkloadRecord
 from tinsmith_controller.spec import JobSpec, PoolSpec, requested

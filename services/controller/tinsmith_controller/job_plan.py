@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tinsmith_controller import conditions
-from tinsmith_controller.assignment.records import Placement
 from tinsmith_controller.conditions import ENDED, Phase
+from tinsmith_controller.deadlines import late, next_look_s, overdue, with_report, with_stall
 from tinsmith_controller.failures import RECIPE_RULES, backoff_left_s, describe, react
+from tinsmith_controller.grants import grant
 from tinsmith_controller.leaving import leave
-from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL, pod_name
-from tinsmith_controller.observed import Job, Observed, PodPhase, PodView, Report
+from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL
+from tinsmith_controller.observed import Job, Observed, PodPhase, PodView
 from tinsmith_controller.plans import Event, Plan, PodDeletion
 from tinsmith_controller.spec import (
     DRIVER,
@@ -29,7 +30,7 @@ from tinsmith_controller.spec import (
     Method,
     Reaction,
 )
-from tinsmith_controller.status import Assignment, Failure, Progress, Status
+from tinsmith_controller.status import Assignment, Failure, Status
 from tinsmith_controller.upkeep import Upkeep, tend
 
 _FULL = "full"
@@ -53,41 +54,6 @@ def plan_job(job: Job, observed: Observed, now: datetime.datetime, limits: Limit
     return _Planner(job, observed, now, limits).plan()
 
 
-def grant(job: Job, placements: Sequence[Placement], now: datetime.datetime) -> Status:
-    """Return the status of a job that was given nodes, or needs none: it begins to hold them.
-
-    Pods without a chosen node get their names here too. Replacements for lost pods join what the
-    job holds.
-    """
-    spec, status = job.spec, job.status
-    if spec is None:
-        return status
-    epoch = status.epoch + 1
-    held = {(entry.role, entry.index) for entry in status.assignments}
-    placed = {(entry.role, entry.index): entry for entry in placements}
-    added = []
-    for role in spec.roles:
-        for index in range(role.replicas):
-            key = (role.name, index)
-            if key in held or (role.is_placed and key not in placed):
-                continue
-            node = placed[key].node if key in placed else ""
-            gpus = role.gpus if node else 0
-            added.append(Assignment(pod_name(job.key.name, *key, epoch), *key, node, gpus, epoch))
-    is_first = status.assigned_time is None
-    message = f"{len(placed)} pods have nodes" if placed else "no pod needs a chosen node"
-    status = replace(
-        status,
-        epoch=epoch,
-        assignments=(*status.assignments, *added),
-        phase=Phase.STARTING if is_first else Phase.RESTARTING,
-        assigned_time=now if is_first else status.assigned_time,
-        start_time=status.start_time or now,
-        waiting_for="",
-    )
-    return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
-
-
 class _Planner:
     """Plans for one job; `plan` is called once."""
 
@@ -98,12 +64,12 @@ class _Planner:
         self._observed = observed
         self._now = now
         self._limits = limits
-        self._status = replace(job.status, observed_generation=job.generation)
+        status = replace(job.status, observed_generation=job.generation)
+        self._status = with_report(status, observed.report)
         self._events: list[Event] = []
 
     def plan(self) -> Plan:
         """Return the plan."""
-        self._take_report()
         spec = self._job.spec
         if self._status.phase in ENDED:
             return self._clean_up()
@@ -125,32 +91,6 @@ class _Planner:
         if self._status.assigned_time is None:
             return self._wait(spec)
         return self._hold(spec)
-
-    # What the driver says.
-
-    def _take_report(self) -> None:
-        report = self._observed.report
-        if report is None:
-            return
-        self._status = replace(
-            self._status,
-            progress=Progress(
-                report.step,
-                report.max_steps,
-                report.run,
-                report.update_time,
-                report.metrics,
-                self._seconds_left(report),
-            ),
-            latest=report.checkpoint or self._status.latest,
-        )
-
-    def _seconds_left(self, report: Report) -> float | None:
-        status = self._status
-        if status.assigned_time is None or not 0 < report.step < report.max_steps:
-            return None
-        active_s = status.active_s + (report.update_time - status.assigned_time).total_seconds()
-        return max(0.0, active_s) / report.step * (report.max_steps - report.step)
 
     def _driver_pods(self) -> list[PodView]:
         current = self._status.assigned_to(DRIVER, 0)
@@ -344,9 +284,9 @@ class _Planner:
     # Holding nodes.
 
     def _hold(self, spec: JobSpec) -> Plan:
-        overdue = self._overdue(spec)
-        if overdue is not None:
-            return self._fail(overdue)
+        too_long = overdue(spec, self._status, self._now)
+        if too_long is not None:
+            return self._fail(too_long)
         pause_s = self._pause_s()
         kept = tend(
             self._job.key.name,
@@ -372,27 +312,18 @@ class _Planner:
             else "",
         )
         self._status = self._readiness(spec, status, kept, self._pause_s())
-        late = self._late(spec, kept)
-        if late is not None:
-            return self._fail(late)
+        too_late = late(spec, self._status, kept, self._now)
+        if too_late is not None:
+            return self._fail(too_late)
+        status, stall = with_stall(spec, self._status, self._now)
+        if stall is not None:
+            self._events.append(stall)
         return self._planned(
-            self._stalled(spec, self._status),
+            status,
             create=kept.create,
             delete=kept.delete,
             keys=self._keys(),
-            requeue_s=self._next_look_s(spec, pause_s),
-        )
-
-    def _overdue(self, spec: JobSpec) -> Failure | None:
-        status = self._status
-        if spec.active_deadline_s is None or status.assigned_time is None:
-            return None
-        active_s = status.active_s + (self._now - status.assigned_time).total_seconds()
-        if active_s < spec.active_deadline_s:
-            return None
-        return Failure(
-            conditions.DEADLINE_EXCEEDED,
-            f"the job held nodes for its activeDeadlineSeconds, {spec.active_deadline_s} s",
+            requeue_s=next_look_s(spec, status, self._now, pause_s=pause_s),
         )
 
     def _count_failures(self, spec: JobSpec, kept: Upkeep) -> Failure | None:
@@ -447,50 +378,6 @@ class _Planner:
             self._now,
         )
 
-    def _late(self, spec: JobSpec, kept: Upkeep) -> Failure | None:
-        """Return the failure of a start that took too long; waiting for a node does not count."""
-        if kept.is_ready or kept.num_unplaced:
-            return None
-        ready = self._status.condition(conditions.READY)
-        begun = [
-            time
-            for time in (
-                self._status.assigned_time,
-                ready.transition_time if ready is not None else None,
-            )
-            if time is not None
-        ]
-        waited_s = (self._now - max(begun, default=self._now)).total_seconds()
-        if waited_s < spec.startup_deadline_s:
-            return None
-        return Failure(
-            conditions.STARTUP_DEADLINE_EXCEEDED,
-            f"not all pods were ready after {spec.startup_deadline_s} s: "
-            f"{'; '.join(kept.not_ready[:3])}",
-        )
-
-    def _stalled(self, spec: JobSpec, status: Status) -> Status:
-        if status.phase is not Phase.RUNNING or spec.is_serving:
-            return status
-        ready = status.condition(conditions.READY)
-        times = [ready.transition_time if ready is not None else self._now]
-        if status.progress is not None:
-            times.append(status.progress.update_time)
-        silent_s = (self._now - max(times)).total_seconds()
-        if silent_s < spec.stall_timeout_s:
-            if status.condition(conditions.STALLED) is None:
-                return status
-            return status.with_condition(
-                conditions.STALLED, False, conditions.PROGRESSING, "the driver reports", self._now
-            )
-        message = f"the driver has not reported progress for {spec.stall_timeout_s} s or more"
-        old = status.condition(conditions.STALLED)
-        if old is None or not old.is_true:
-            self._events.append(Event(conditions.NO_PROGRESS, message, is_warning=True))
-        return replace(status, waiting_for=message).with_condition(
-            conditions.STALLED, True, conditions.NO_PROGRESS, message, self._now
-        )
-
     def _keys(self) -> frozenset[int | None]:
         """Return whose keys are good: the current driver's, and the agents'."""
         spec = self._job.spec
@@ -501,19 +388,6 @@ class _Planner:
         if any(role.kind == WORKER for role in spec.roles):
             found.add(None)
         return frozenset(found)
-
-    def _next_look_s(self, spec: JobSpec, pause_s: float) -> float:
-        """Return when a deadline may have passed."""
-        status = self._status
-        looks = [float(spec.stall_timeout_s)]
-        if pause_s > 0:
-            looks.append(pause_s)
-        if status.phase is not Phase.RUNNING:
-            looks.append(5.0)
-        if spec.active_deadline_s is not None and status.assigned_time is not None:
-            active_s = status.active_s + (self._now - status.assigned_time).total_seconds()
-            looks.append(spec.active_deadline_s - active_s)
-        return max(0.5, min(looks))
 
     def _planned(
         self,

@@ -7,19 +7,17 @@ after a pause that grows with failures in a row.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tinsmith_controller import conditions
-from tinsmith_controller.assignment.records import Placement
 from tinsmith_controller.conditions import PoolPhase
 from tinsmith_controller.failures import backoff_left_s, describe
 from tinsmith_controller.job_plan import Limits
-from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL, pod_name
+from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL
 from tinsmith_controller.observed import Observed, Pool
 from tinsmith_controller.plans import Event, Plan, PodDeletion
 from tinsmith_controller.spec import SAMPLER, Reaction
-from tinsmith_controller.status import Assignment, Failure, Status
+from tinsmith_controller.status import Failure, Status
 from tinsmith_controller.upkeep import Upkeep, tend
 
 _QUIET_S = 600.0
@@ -72,33 +70,6 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         requeue_s=max(0.5, pause_s) if pause_s > 0 else None,
         events=tuple(events),
     )
-
-
-def grant_pool(pool: Pool, placements: Sequence[Placement], now: datetime.datetime) -> Status:
-    """Return the status of a pool that was given nodes for some of its replicas."""
-    status = pool.status
-    epoch = status.epoch + 1
-    added = tuple(
-        Assignment(
-            pod_name(pool.key.name, entry.role, entry.index, epoch),
-            entry.role,
-            entry.index,
-            entry.node,
-            entry.resources.gpus,
-            epoch,
-        )
-        for entry in placements
-    )
-    status = replace(
-        status,
-        epoch=epoch,
-        assignments=(*status.assignments, *added),
-        assigned_time=status.assigned_time or now,
-        start_time=status.start_time or now,
-        waiting_for="",
-    )
-    message = f"{len(status.assignments)} replicas have nodes"
-    return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
 
 
 def _refuse(pool: Pool, status: Status, observed: Observed, now: datetime.datetime) -> Plan:
