@@ -36,7 +36,7 @@ def grant(job: Job, placements: Sequence[Placement], now: datetime.datetime) -> 
             gpus = role.gpus if node else 0
             added.append(Assignment(pod_name(job.key.name, *key, epoch), *key, node, gpus, epoch))
     is_first = status.assigned_time is None
-    message = f"{len(placed)} pods have nodes" if placed else "no pod needs a chosen node"
+    message = f"nodes were given to {len(placed)} of its pods" if placed else "no pod needs a node"
     status = replace(
         status,
         epoch=epoch,
