@@ -126,10 +126,10 @@ def mixed_jobs(count: int, seed: int, *, arrivals_s: float) -> list[SimulatedJob
     ]
 
 
-def backlogged_jobs(each: int, seed: int) -> list[SimulatedJob]:
+def backlogged_jobs(each: int, seed: int, *, max_nodes: int) -> list[SimulatedJob]:
     """Return the same mix of jobs for three projects, all there from the beginning."""
     chance = random.Random(seed)
-    sizes = [(1,), (2,), (4,), (8,), (8, 8), (8,) * 4]
+    sizes = [(1,), (2,), (4,), *((8,) * 2**i for i in range(max_nodes.bit_length()))]
     return [
         SimulatedJob(
             f"{project}-{i:04}",

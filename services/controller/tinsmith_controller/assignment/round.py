@@ -83,6 +83,7 @@ class Round:
                 continue
             if self._barrier is not None and self._barrier[0] is workload:
                 self._barrier = None  # from here on it keeps what it does not get
+                self._has_reserved = False
             for pods in self._parts(workload):
                 verdict = self._ask(workload, pods)
                 if verdict is not None:
@@ -102,7 +103,7 @@ class Round:
         return self._sentences[key]
 
     def _bar_the_way(self) -> None:
-        """Keep nodes for the first of the tier that is overdue, before anybody is asked.
+        """Keep nodes for the first of the tier that is overdue and does not fit, before all others.
 
         Others may come before it because their projects have less. Those who have waited longer go
         ahead; the others would, as an endless stream, keep it waiting for ever.
@@ -124,12 +125,12 @@ class Round:
                 self._barrier = (workload, spread)
                 return
 
-    def _room_for(self, workload: Workload) -> Room:
-        room = self._cluster.free - self._kept
-        if self._is_barred(workload):
-            assert self._barrier
-            self._barrier[1].take_from(room)
-        return room
+    def _kept_from(self, workload: Workload) -> Room:
+        if self._barrier is None or not self._is_barred(workload):
+            return self._kept
+        kept = self._kept.copy()
+        self._barrier[1].add_to(kept)
+        return kept
 
     def _is_barred(self, workload: Workload) -> bool:
         return self._barrier is not None and rank(self._barrier[0]) < rank(workload)
@@ -139,7 +140,7 @@ class Round:
         pods = workload.pods
         if workload.is_gang:
             return [pods]
-        room = self._room_for(workload)
+        room = self._cluster.free - self._kept_from(workload)
 
         def is_too_many(count: int) -> bool:
             first = pods[:count]
@@ -179,7 +180,7 @@ class Round:
         key = (gang.signature, self._is_barred(workload))
         if key in self._unfit:
             return False
-        spots = place(gang, self._room_for(workload))
+        spots = place(gang, self._cluster.free - self._kept_from(workload))
         if spots is None:
             self._unfit.add(key)
             return False
@@ -200,7 +201,7 @@ class Round:
 
     def _await(self, workload: Workload, gang: Gang, num_gpus: int) -> Leaving | None:
         """Keep what others are leaving, and ask more to leave if that is not enough."""
-        soon = self._cluster.free + self._cluster.leaving - self._kept
+        soon = self._cluster.free + self._cluster.leaving - self._kept_from(workload)
         excess = self._quotas.excess(workload, num_gpus, without=self._leaving)
         if self._leaving and excess is None:
             spots = place(gang, soon)
@@ -276,7 +277,8 @@ class Round:
 
     def _soonest(self, workload: Workload, gang: Gang) -> list[int] | None:
         since_s = seconds(workload.queued) + self._policy.backfill_patience_s
-        return backfill.reserve(self._cluster, gang, workload, self._kept, since_s)
+        kept = self._kept_from(workload)
+        return backfill.reserve(self._cluster, gang, workload, kept, since_s)
 
     def _keep(self, workload: Workload, gang: Gang, spots: Sequence[int]) -> None:
         spread = self._cluster.spread(self._cluster.placements(gang.pods, spots))
