@@ -86,6 +86,27 @@ from tinsmith_controller.assignment.records import Key, Node, Policy, Rules, Sta
             id="nodes-that-it-can-not-use",
         ),
         pytest.param(
+            [
+                job("h0", on={"n0": 7}),
+                job("h1", on={"n1": 1}, project="q"),
+                job("big", [8], waited_s=700),
+                job("late", [1], project="r", waited_s=9),
+            ],
+            nodes(2),
+            {"late": ["n0"]},
+            id="projects-with-less-do-not-take-what-is-kept",
+        ),
+        pytest.param(
+            [
+                job("h0", on={"n0": 1}),
+                job("big", [8], waited_s=700),
+                job("older", [7], project="r", waited_s=701),
+            ],
+            nodes(1),
+            {"older": ["n0"]},
+            id="unless-they-waited-longer",
+        ),
+        pytest.param(
             [job("big", [8] * 3, waited_s=9999), job("late", [8])],
             nodes(2),
             {"late": ["n0"]},

@@ -47,16 +47,6 @@ def order(workloads: list[Workload], policy: Policy | None = None) -> list[str]:
             ["a0", "b0", "b1", "a1", "b2", "a2"],
             id="share-is-counted-again-after-each",
         ),
-        pytest.param(
-            [
-                job("a", [1], waited_s=900),
-                job("small", on={"n0": 8}, ran_s=100),
-                job("b", [1], project="q", waited_s=900),
-                job("h", on={"n1": 1}, project="q", ran_s=1000),
-            ],
-            ["a", "b"],
-            id="who-overtook-it-does-not-count",
-        ),
     ],
 )
 def test_order(workloads: list[Workload], expected: list[str]) -> None:

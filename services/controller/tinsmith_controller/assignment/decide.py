@@ -41,6 +41,8 @@ def decide(
             assign[key] = assign.get(key, ()) + placements
         for key in preempt:  # a job that gives way needs no replacements
             assign.pop(key, None)
+        if not added.waiting and not added.preempt:
+            return Decisions(assign, preempt, {})
         state = apply(workloads, Decisions(assign, preempt, {}), now)
 
 

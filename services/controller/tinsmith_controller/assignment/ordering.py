@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import itertools
 from collections import defaultdict
@@ -35,9 +34,8 @@ def rank(workload: Workload) -> Rank:
 class Order:
     """Workloads that want nodes: by tier, then by their project's share, then by their waiting.
 
-    The share of a workload is what its project has by its weight. What went to those behind the
-    workload in its own project does not count: they were let through because they are small, and
-    must not keep it waiting for it. Pools belong to no project and have no share.
+    The share of a project is the GPUs that it has by its weight. Pools belong to no project and
+    have no share.
 
     Args:
         workloads: All workloads; those that hold nodes count, those that want some are ordered.
@@ -46,28 +44,27 @@ class Order:
 
     def __init__(self, workloads: Sequence[Workload], policy: Policy) -> None:
         self._policy = policy
-        self._given: dict[str, int] = defaultdict(int)
-        holders: dict[str, list[Workload]] = defaultdict(list)
+        self._held: dict[str, int] = defaultdict(int)
         queues: dict[Tier, dict[str, list[Workload]]] = defaultdict(lambda: defaultdict(list))
         for workload in workloads:
-            if workload.placed:
-                holders[workload.project].append(workload)
+            self._held[workload.project] += workload.num_gpus_held
             if workload.pods and workload.stage is not Stage.LEAVING:
                 queues[tier(workload)][workload.project].append(workload)
-        self._ranks: dict[str, list[Rank]] = {}
-        self._sums: dict[str, list[int]] = {}
-        for project, held in holders.items():
-            held.sort(key=rank)
-            self._ranks[project] = [rank(workload) for workload in held]
-            self._sums[project] = list(itertools.accumulate(w.num_gpus_held for w in held))
         self._tiers = [queues[each] for each in sorted(queues, reverse=True)]
         self._queues: dict[str, list[Workload]] = {}
         self._heads: list[_Entry] = []
         self._last: Workload | None = None
 
+    def peers(self) -> list[Workload]:
+        """Return those of the present tier that are still to come, as they would by now."""
+        left = [entry[-1] for entry in self._heads]
+        left += itertools.chain.from_iterable(self._queues.values())
+        left += [self._last] if self._last else []
+        return sorted(left, key=lambda w: (self._share(w), seconds(w.queued), w.key))
+
     def gave(self, workload: Workload, num_gpus: int) -> None:
         """Count GPUs that the workload got in this pass."""
-        self._given[workload.project] += num_gpus
+        self._held[workload.project] += num_gpus
 
     def next(self) -> Workload | None:
         """Return who is asked next, or None after the last."""
@@ -100,11 +97,9 @@ class Order:
         project = workload.project
         if not project:
             return 0.0
-        count = bisect.bisect_left(self._ranks.get(project, []), rank(workload))
-        before = self._sums[project][count - 1] if count else 0
         share = self._policy.projects.get(project)
         weight = 1.0 if share is None else share.weight
-        num_gpus = min(before + self._given[project], _LARGEST)
+        num_gpus = min(self._held[project], _LARGEST)
         return num_gpus / weight if weight > 0 else float("inf")
 
 

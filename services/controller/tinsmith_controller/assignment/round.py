@@ -12,7 +12,7 @@ import numpy as np
 from tinsmith_controller.assignment import backfill, preemption
 from tinsmith_controller.assignment.cluster import GPUS, Cluster, Room, Spread, seconds
 from tinsmith_controller.assignment.gangs import Gang, place, place_soonest, prepare
-from tinsmith_controller.assignment.ordering import Order
+from tinsmith_controller.assignment.ordering import Order, Tier, rank, tier
 from tinsmith_controller.assignment.quotas import Quotas
 from tinsmith_controller.assignment.reasons import (
     Behind,
@@ -61,6 +61,8 @@ class Round:
         self._kept: Room = np.zeros_like(self._cluster.free)
         self._keepers: list[tuple[Workload, Spread]] = []
         self._has_reserved = False
+        self._tier: Tier | None = None
+        self._barrier: tuple[Workload, Spread] | None = None
         # Room only shrinks in a round, so what did not fit does not fit later.
         self._unfit: set[Hashable] = set()
         self._unhelped: set[Hashable] = set()
@@ -74,8 +76,14 @@ class Round:
     def run(self) -> Decisions:
         """Return what the round decides."""
         while (workload := self._order.next()) is not None:
+            if tier(workload) != self._tier:
+                self._tier = tier(workload)
+                self._bar_the_way()
             if workload.key in self._preempt:
                 continue
+            if self._barrier is not None and self._barrier[0] is workload:
+                self._barrier = None  # from here on it keeps what it does not get
+                self._has_reserved = False
             for pods in self._parts(workload):
                 verdict = self._ask(workload, pods)
                 if verdict is not None:
@@ -94,12 +102,45 @@ class Round:
             self._sentences[key] = explain(workload, verdict, self._cluster)
         return self._sentences[key]
 
+    def _bar_the_way(self) -> None:
+        """Keep nodes for the first of the tier that is overdue and does not fit, before all others.
+
+        Others may come before it because their projects have less. Those who have waited longer go
+        ahead; the others would, as an endless stream, keep it waiting for ever.
+        """
+        self._barrier = None
+        for workload in self._order.peers():
+            if not workload.is_gang or not backfill.is_overdue(workload, self._policy, self._now):
+                continue
+            gang = prepare(self._cluster, workload, workload.pods)
+            if (
+                not self._quotas.has_queue(workload)
+                or self._quotas.excess(workload, workload.num_gpus_wanted) is not None
+                or place(gang, self._cluster.free - self._kept) is not None
+            ):
+                continue
+            spots = self._soonest(workload, gang)
+            if spots is not None:
+                spread = self._cluster.spread(self._cluster.placements(gang.pods, spots))
+                self._barrier = (workload, spread)
+                return
+
+    def _kept_from(self, workload: Workload) -> Room:
+        if self._barrier is None or not self._is_barred(workload):
+            return self._kept
+        kept = self._kept.copy()
+        self._barrier[1].add_to(kept)
+        return kept
+
+    def _is_barred(self, workload: Workload) -> bool:
+        return self._barrier is not None and rank(self._barrier[0]) < rank(workload)
+
     def _parts(self, workload: Workload) -> list[Sequence[PodRequest]]:
         """Return the pods that are placed together: all of a job, as many as fit of a pool."""
         pods = workload.pods
         if workload.is_gang:
             return [pods]
-        room = self._cluster.free - self._kept
+        room = self._cluster.free - self._kept_from(workload)
 
         def is_too_many(count: int) -> bool:
             first = pods[:count]
@@ -133,14 +174,15 @@ class Round:
                 self._quotas.keep(workload, num_gpus)
             elif not self._has_reserved:
                 self._reserve(workload, gang)
-        return excess or self._find_keeper(gang) or NoRoom(gang, None)
+        return excess or self._find_keeper(workload, gang) or NoRoom(gang, None)
 
     def _place(self, workload: Workload, gang: Gang, num_gpus: int) -> bool:
-        if gang.signature in self._unfit:
+        key = (gang.signature, self._is_barred(workload))
+        if key in self._unfit:
             return False
-        spots = place(gang, self._cluster.free - self._kept)
+        spots = place(gang, self._cluster.free - self._kept_from(workload))
         if spots is None:
-            self._unfit.add(gang.signature)
+            self._unfit.add(key)
             return False
         placements = self._cluster.placements(gang.pods, spots)
         self._cluster.assign(workload, placements)
@@ -159,7 +201,7 @@ class Round:
 
     def _await(self, workload: Workload, gang: Gang, num_gpus: int) -> Leaving | None:
         """Keep what others are leaving, and ask more to leave if that is not enough."""
-        soon = self._cluster.free + self._cluster.leaving - self._kept
+        soon = self._cluster.free + self._cluster.leaving - self._kept_from(workload)
         excess = self._quotas.excess(workload, num_gpus, without=self._leaving)
         if self._leaving and excess is None:
             spots = place(gang, soon)
@@ -228,29 +270,38 @@ class Round:
         return preemption.choose_victims(proposals, suffices)
 
     def _reserve(self, workload: Workload, gang: Gang) -> None:
-        since_s = seconds(workload.queued) + self._policy.backfill_patience_s
-        spots = backfill.reserve(self._cluster, gang, workload, self._kept, since_s)
+        spots = self._soonest(workload, gang)
         if spots is not None:
             self._keep(workload, gang, spots)
             self._has_reserved = True
+
+    def _soonest(self, workload: Workload, gang: Gang) -> list[int] | None:
+        since_s = seconds(workload.queued) + self._policy.backfill_patience_s
+        kept = self._kept_from(workload)
+        return backfill.reserve(self._cluster, gang, workload, kept, since_s)
 
     def _keep(self, workload: Workload, gang: Gang, spots: Sequence[int]) -> None:
         spread = self._cluster.spread(self._cluster.placements(gang.pods, spots))
         spread.add_to(self._kept)
         self._keepers.append((workload, spread))
 
-    def _find_keeper(self, gang: Gang) -> Behind | None:
+    def _find_keeper(self, workload: Workload, gang: Gang) -> Behind | None:
         """Return whose room the pods would fit in, if there is one."""
-        key = (gang.signature, len(self._keepers), len(self._assign))
+        keepers = list(self._keepers)
+        if self._barrier is not None and self._is_barred(workload):
+            keepers.append(self._barrier)
+        key = (gang.signature, len(keepers), len(self._assign))
         if key not in self._behind:
-            self._behind[key] = self._look_for_keeper(gang)
+            self._behind[key] = self._look_for_keeper(gang, keepers)
         return self._behind[key]
 
-    def _look_for_keeper(self, gang: Gang) -> Behind | None:
+    def _look_for_keeper(
+        self, gang: Gang, keepers: Sequence[tuple[Workload, Spread]]
+    ) -> Behind | None:
         room = self._cluster.free.copy()
-        if not self._keepers or place(gang, room) is None:
+        if not keepers or place(gang, room) is None:
             return None
-        for keeper, spread in self._keepers:
+        for keeper, spread in keepers:
             spread.take_from(room)
             if place(gang, room) is None:
                 return Behind(keeper)

@@ -1,0 +1,292 @@
+"""What holds for every cluster, and every set of jobs on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections import defaultdict
+
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
+from tests.unit.controller.assignment_cases import NOW, ago, key, resources
+
+from tinsmith_controller.assignment.decide import apply, decide
+from tinsmith_controller.assignment.fitting import find_obstacle
+from tinsmith_controller.assignment.ordering import tier
+from tinsmith_controller.assignment.records import (
+    Decisions,
+    Key,
+    Node,
+    Placement,
+    PodRequest,
+    Policy,
+    Rules,
+    Share,
+    Stage,
+    Taint,
+    Toleration,
+    Workload,
+)
+from tinsmith_controller.quantities import Resources
+
+QUEUES = ("default", "research")
+PROJECTS = ("p", "q", "r")
+RACKS = ("r0", "r1", "r2")
+NODE_NAMES = tuple(f"n{i}" for i in range(7))
+
+
+@st.composite
+def some_nodes(draw: st.DrawFn) -> list[Node]:
+    names = draw(st.lists(st.sampled_from(NODE_NAMES), max_size=6, unique=True))
+    return [
+        Node(
+            name,
+            Resources(draw(st.sampled_from([4000, 96_000])), 2**40, draw(st.integers(0, 8)), 12),
+            used=draw(st.sampled_from([Resources(), resources(1), resources(9, cpus=500)])),
+            labels=draw(st.sampled_from([{}, *({"rack": rack} for rack in RACKS)])),
+            taints=draw(st.sampled_from([(), (), (Taint("own", "x"),)])),
+            is_ready=draw(st.sampled_from([True, True, True, False])),
+            is_cordoned=draw(st.sampled_from([False, False, False, True])),
+            gpu_product=draw(st.sampled_from(["NVIDIA-H100", "NVIDIA-H200"])),
+            gpu_memory_gib=draw(st.sampled_from([80, 141])),
+        )
+        for name in names
+    ]
+
+
+some_rules = st.builds(
+    Rules,
+    node_selector=st.sampled_from([{}, {}, {"rack": "r1"}]),
+    tolerations=st.sampled_from([(), (Toleration("own", "Exists"),)]),
+    gpu_products=st.sampled_from([(), (), ("NVIDIA-H100",)]),
+    min_gpu_memory_gib=st.sampled_from([0, 0, 100]),
+    required_level=st.sampled_from(["", "", "rack"]),
+    preferred_level=st.sampled_from(["", "rack"]),
+)
+
+
+@st.composite
+def a_workload(draw: st.DrawFn, name: str) -> Workload:
+    is_pool = draw(st.integers(0, 4)) == 0
+    stage = draw(st.sampled_from([Stage.WAITING, Stage.WAITING, Stage.HOLDING, Stage.LEAVING]))
+    each = resources(draw(st.sampled_from([0, 1, 2, 4, 8])), cpus=draw(st.sampled_from([1, 3])))
+    placed = (
+        ()
+        if stage is Stage.WAITING
+        else tuple(
+            Placement("trainer", 100 + i, where, each)
+            for i, where in enumerate(draw(st.lists(st.sampled_from(NODE_NAMES), max_size=4)))
+        )
+    )
+    wanted = draw(st.integers(0, 5))
+    return Workload(
+        key=key(name, "TrainerPool" if is_pool else "TrainingJob"),
+        project="" if is_pool else draw(st.sampled_from(PROJECTS)),
+        queue=draw(st.sampled_from(QUEUES)),
+        priority=draw(st.integers(0, 3)),
+        created=ago(10_000),
+        queued=ago(draw(st.integers(0, 1200))),
+        stage=stage,
+        pods=tuple(PodRequest("trainer", i, each) for i in range(wanted)),
+        placed=placed,
+        rules=draw(some_rules),
+        is_gang=not is_pool,
+        is_preemptible=not is_pool and draw(st.booleans()),
+        assigned=ago(draw(st.integers(0, 5000))) if placed else None,
+    )
+
+
+@st.composite
+def some_workloads(draw: st.DrawFn) -> list[Workload]:
+    return [draw(a_workload(f"w{i}")) for i in range(draw(st.integers(0, 9)))]
+
+
+some_policies = st.builds(
+    Policy,
+    queues=st.sampled_from(
+        [{}, {"default": Share()}, {"default": Share(), "research": Share(max_gpus=10)}]
+    ),
+    projects=st.sampled_from([{}, {"p": Share(max_gpus=6), "q": Share(weight=2.0)}]),
+    backfill_patience_s=st.sampled_from([0.0, 600.0, float("inf")]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@for_all(some_workloads(), some_nodes(), some_policies)
+def test_decisions_are_sound(workloads: list[Workload], nodes: list[Node], policy: Policy) -> None:
+    decisions = decide(workloads, nodes, policy, NOW)
+
+    _check_capacity(workloads, nodes, decisions)
+    _check_gangs(workloads, nodes, decisions)
+    _check_quotas(workloads, policy, decisions)
+    _check_preemption(workloads, decisions)
+    _check_waiting(workloads, decisions)
+
+
+@settings(max_examples=50, deadline=None)
+@for_all(some_workloads(), some_nodes(), some_policies, st.randoms(use_true_random=False))
+def test_order_of_the_input_does_not_matter(
+    workloads: list[Workload], nodes: list[Node], policy: Policy, random: object
+) -> None:
+    decisions = decide(workloads, nodes, policy, NOW)
+
+    random.shuffle(workloads)  # type: ignore[attr-defined]
+    random.shuffle(nodes)  # type: ignore[attr-defined]
+
+    assert decide(workloads, nodes, policy, NOW) == decisions
+
+
+@settings(max_examples=100, deadline=None)
+@for_all(some_workloads(), some_nodes(), some_policies)
+def test_second_pass_changes_nothing(
+    workloads: list[Workload], nodes: list[Node], policy: Policy
+) -> None:
+    decisions = decide(workloads, nodes, policy, NOW)
+
+    again = decide(apply(workloads, decisions, NOW), nodes, policy, NOW)
+
+    assert again == Decisions({}, {}, decisions.waiting)
+
+
+@settings(max_examples=100, deadline=None)
+@for_all(some_workloads(), some_nodes())
+def test_no_priority_inversion(workloads: list[Workload], nodes: list[Node]) -> None:
+    """Who fits on what is free after the pass is kept from it by somebody before it, or got it."""
+    decisions = decide(workloads, nodes, Policy(backfill_patience_s=600), NOW)
+    after = apply(workloads, decisions, NOW)
+    holding = [w for w in after if w.placed]
+    left = [w for w in after if w.pods and w.stage is not Stage.LEAVING and w.is_gang]
+
+    for workload in left:
+        others = [w for w in holding if w.key != workload.key]
+        others = [dataclasses.replace(w, pods=()) for w in others]
+        fits = workload.key in decide([*others, workload], nodes, Policy(), NOW).assign
+        sentence = decisions.waiting[workload.key]
+        if not fits:
+            continue
+        before = [w for w in left if str(w.key) in sentence and tier(w) <= tier(workload)]
+        pools = [w for w in after if w.pods and not w.is_gang and str(w.key) in sentence]
+        assert before or pools, sentence
+
+
+amounts = st.integers(-(10**30), 10**30)
+times = st.one_of(
+    st.datetimes(), st.datetimes(timezones=st.just(datetime.UTC)), st.just(NOW), st.just(ago(60))
+)
+any_resources = st.builds(Resources, amounts, amounts, amounts, amounts)
+any_name = st.sampled_from(["", "a", "b"])
+any_key = st.builds(Key, st.sampled_from(["TrainingJob", "TrainerPool"]), any_name, any_name)
+any_labels = st.dictionaries(any_name, any_name, max_size=2)
+any_rules = st.builds(
+    Rules, any_labels, gpu_products=st.just(()), required_level=any_name, preferred_level=any_name
+)
+any_node = st.builds(
+    Node, any_name, any_resources, any_resources, any_labels, is_ready=st.just(True)
+)
+any_pod = st.builds(PodRequest, any_name, st.integers(0, 2), any_resources)
+any_placement = st.builds(Placement, any_name, st.integers(0, 2), any_name, any_resources)
+any_workload = st.builds(
+    Workload,
+    any_key,
+    any_name,
+    any_name,
+    st.integers(),
+    times,
+    times,
+    st.sampled_from(Stage),
+    st.lists(any_pod, max_size=3).map(tuple),
+    st.lists(any_placement, max_size=3).map(tuple),
+    any_rules,
+    st.booleans(),
+    st.booleans(),
+    st.none() | times,
+    st.none() | any_key,
+)
+any_share = st.builds(Share, st.none() | st.integers(), st.floats())
+any_policy = st.builds(
+    Policy,
+    st.dictionaries(any_name, any_share, max_size=2),
+    st.dictionaries(any_name, any_share, max_size=2),
+    st.floats(),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@for_all(st.lists(any_workload, max_size=5), st.lists(any_node, max_size=4), any_policy, times)
+def test_nothing_makes_it_raise(
+    workloads: list[Workload], nodes: list[Node], policy: Policy, now: datetime.datetime
+) -> None:
+    decisions = decide(workloads, nodes, policy, now)
+
+    assert decide(workloads[::-1], nodes[::-1], policy, now) == decisions
+
+
+def _check_capacity(workloads: list[Workload], nodes: list[Node], decisions: Decisions) -> None:
+    free = {node.name: node.allocatable - node.used for node in nodes}
+    for workload in workloads:
+        for placement in workload.placed:
+            if placement.node in free:
+                free[placement.node] -= placement.resources
+    for placements in decisions.assign.values():
+        for placement in placements:
+            assert placement.resources.fits_in(free[placement.node])
+            free[placement.node] -= placement.resources
+
+
+def _check_gangs(workloads: list[Workload], nodes: list[Node], decisions: Decisions) -> None:
+    by_name = {node.name: node for node in nodes}
+    by_key = {workload.key: workload for workload in workloads}
+    for workload_key, placements in decisions.assign.items():
+        workload = by_key[workload_key]
+        assert workload.stage is not Stage.LEAVING
+        wanted = {(pod.role, pod.index): pod.resources for pod in workload.pods}
+        got = {(p.role, p.index): p.resources for p in placements}
+        assert len(got) == len(placements)
+        assert got.items() <= wanted.items()
+        assert got == wanted or not workload.is_gang
+        for placement in placements:
+            node = by_name[placement.node]
+            has_gpus = placement.resources.gpus > 0
+            assert find_obstacle(node, workload.rules, has_gpus=has_gpus) is None
+        level = workload.rules.required_level
+        if level:
+            on = {p.node for p in placements}
+            assert all(level in by_name[name].labels for name in on)
+            on |= {p.node for p in workload.placed if p.node in by_name}
+            values = [by_name[name].labels.get(level) for name in on]
+            assert len({value for value in values if value is not None}) == 1
+
+
+def _check_quotas(workloads: list[Workload], policy: Policy, decisions: Decisions) -> None:
+    held: dict[tuple[str, str], int] = defaultdict(int)
+    growing: set[tuple[str, str]] = set()
+    for workload in workloads:
+        given = sum(p.resources.gpus for p in decisions.assign.get(workload.key, ()))
+        for scope in (("queue", workload.queue), ("project", workload.project)):
+            held[scope] += workload.num_gpus_held + given
+            growing |= {scope} if given else set()
+        if workload.key in decisions.assign and policy.queues:
+            assert workload.queue in policy.queues
+    for kind, name in growing:
+        share = (policy.queues if kind == "queue" else policy.projects).get(name)
+        assert share is None or share.max_gpus is None or held[kind, name] <= share.max_gpus
+
+
+def _check_preemption(workloads: list[Workload], decisions: Decisions) -> None:
+    by_key = {workload.key: workload for workload in workloads}
+    for victim_key, for_key in decisions.preempt.items():
+        victim = by_key[victim_key]
+        assert victim.stage is Stage.HOLDING
+        assert victim.is_preemptible
+        assert victim.priority < by_key[for_key].priority
+        assert victim_key not in decisions.assign
+        assert for_key in decisions.waiting
+
+
+def _check_waiting(workloads: list[Workload], decisions: Decisions) -> None:
+    for workload in workloads:
+        wants = bool(workload.pods) and workload.stage is not Stage.LEAVING
+        got = len(decisions.assign.get(workload.key, ()))
+        is_left = wants and got < len(workload.pods) and workload.key not in decisions.preempt
+        assert (workload.key in decisions.waiting) == is_left
