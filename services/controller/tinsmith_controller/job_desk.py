@@ -210,6 +210,7 @@ def _report(entry: job_pb2.TrainingJobReport) -> Report:
         metrics=dict(entry.metrics),
         checkpoint=saved,
         message=entry.message,
+        has_succeeded=entry.outcome == job_pb2.TrainingJobReport.OUTCOME_SUCCEEDED,
     )
 
 

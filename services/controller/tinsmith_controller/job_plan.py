@@ -101,7 +101,18 @@ class _Planner:
         ]
 
     def _driver_succeeded(self) -> bool:
-        return any(pod.phase is PodPhase.SUCCEEDED for pod in self._driver_pods())
+        """Whether the driver did what the job is for.
+
+        Our own ends with 0 for that alone. A program of the author's may also do so when it was
+        told to stop, and then what it reported counts: a job that ends too early is lost, one that
+        is resumed in vain ends again.
+        """
+        if not any(pod.phase is PodPhase.SUCCEEDED for pod in self._driver_pods()):
+            return False
+        spec, report = self._job.spec, self._observed.report
+        is_foreign = spec is not None and spec.method is Method.CUSTOM
+        was_told = self._status.stop_time is not None
+        return not (is_foreign and was_told) or (report is not None and report.has_succeeded)
 
     # Ends.
 

@@ -69,6 +69,8 @@ class Report:
     metrics: Mapping[str, float] = field(default_factory=dict)
     checkpoint: Saved | None = None
     message: str = ""
+    has_succeeded: bool = False
+    """Whether the driver said that it did what the job is for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -496,3 +496,32 @@ def test_the_ranks_of_a_full_trainer_are_replaced_together() -> None:
 
     after = {life.pod("trainer", index).name for index in range(2)}
     assert not before & after
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "phase"),
+    [
+        pytest.param("grpo", False, Phase.SUCCEEDED, id="a-recipe-was-done-already"),
+        pytest.param("custom", False, Phase.QUEUED, id="a-program-stopped-as-it-was-told"),
+        pytest.param("custom", True, Phase.SUCCEEDED, id="a-program-that-says-it-was-done"),
+    ],
+)
+def test_a_driver_that_was_told_to_stop_and_ends_with_0(
+    kind: str, said: bool, phase: Phase
+) -> None:
+    roles = {
+        "trainer": {"gpus": 8},
+        "sampler": {"replicas": 2, "gpus": 1},
+        "driver": {"template": {"image": "mine:1"}},
+    }
+    life = Life(make_job(method={"type": kind}, roles=roles))
+    life.run()
+    _preempt(life)
+    life.step()
+    life.report = Report(9, 10, "r", life.now, has_succeeded=said)
+    life.set_pod(life.pod("driver"), phase=PodPhase.SUCCEEDED, is_ready=False, exit_code=0)
+    for _ in range(3):
+        life.step()
+        life.remove_deleted()
+
+    assert life.step().status.phase is phase
