@@ -48,7 +48,8 @@ class Lab:
     controller: PodProcess
     scheduler: PodProcess
     folder: Path
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _first: int = 0
 
     @property
     def namespace(self) -> str:

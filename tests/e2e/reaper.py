@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Self
 
 from tests.e2e.deployment import PodProcess
 
 _POLL_S = 0.05
-_LOST_EXIT_CODE = 3
+_GIVES_WAY = (2, 3)
+"""Exit codes of a controller that does not reach the cluster, or can not renew its lease."""
 _POINTS = ("controller.write", "controller.wrote")
 
 
@@ -22,12 +23,13 @@ class Reaper:
     Args:
         process: The controller; not started yet.
         failpoints: For each of its lives the point at which it dies; after the last it lives on.
+            Without any it is only started again when it ended by itself, as a kubelet does.
     """
 
-    def __init__(self, process: PodProcess, failpoints: Iterator[str]) -> None:
+    def __init__(self, process: PodProcess, failpoints: Iterable[str] = ()) -> None:
         self.num_kills = 0
         self._process = process
-        self._failpoints = failpoints
+        self._failpoints = iter(failpoints)
         self._stopped = threading.Event()
         self._problem = ""
         self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
@@ -59,7 +61,7 @@ class Reaper:
             code = self._process.wait(1)
             if code == -signal.SIGKILL:
                 self.num_kills += 1
-            elif code != _LOST_EXIT_CODE:  # it gives way when it can not renew its lease
+            elif code not in _GIVES_WAY:
                 self._problem = f"the controller ended with {code}"
                 return
             self._start()

@@ -285,6 +285,13 @@ class Cluster:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             API_REQUESTS.labels(method, "unreachable").inc()
             raise ApiError(0, "Unreachable", str(error)) from error
+        except AttributeError as error:
+            # The client decodes the body of every failure; that of a TLS handshake has none.
+            if not isinstance(error.__context__, ApiException):
+                raise
+            API_REQUESTS.labels(method, "unreachable").inc()
+            reason = str(error.__context__.reason).replace("\n", ": ")
+            raise ApiError(0, "Unreachable", reason) from error
         API_REQUESTS.labels(method, str(response.status)).inc()
         return response
 

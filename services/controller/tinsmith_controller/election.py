@@ -97,12 +97,18 @@ class Election:
 
     def keep(self, on_lost: Callable[[], None]) -> None:
         """Renew until stopped; call `on_lost` if that could not be done in time."""
-        while not self._stopped.wait(self._ttl_s / 5):
-            self.try_once()
-            if not self.is_leader:
-                IS_LEADER.set(0)
-                on_lost()
+        try:
+            while not self._stopped.wait(self._ttl_s / 5):
+                self.try_once()
+                if not self.is_leader:
+                    break
+            else:
                 return
+        except Exception:
+            # A leader that does not renew would neither act nor make way.
+            logger.exception("the lease is not renewed by a bug")
+        IS_LEADER.set(0)
+        on_lost()
 
     def stop(self) -> None:
         """End the election on this side, and give the Lease back so that nobody waits for it."""

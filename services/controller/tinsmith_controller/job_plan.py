@@ -390,12 +390,17 @@ class _Planner:
         )
 
     def _keys(self) -> frozenset[int | None]:
-        """Return whose keys are good: the current driver's, and the agents'."""
+        """Return whose keys are good: the current driver's, and the agents'.
+
+        A key is good once the assignment that it belongs to is stored: of one that never was,
+        nobody would know later that there is something to take back.
+        """
         spec = self._job.spec
         driver = self._status.assigned_to(DRIVER, 0)
-        if driver is None or spec is None:
+        stored = self._job.status.assigned_to(DRIVER, 0)
+        if driver is None or stored is None or spec is None:
             return frozenset()
-        found: set[int | None] = {driver.epoch}
+        found: set[int | None] = {driver.epoch} if driver.epoch == stored.epoch else set()
         if any(role.kind == WORKER for role in spec.roles):
             found.add(None)
         return frozenset(found)

@@ -142,7 +142,7 @@ def pod_record(content: Json) -> PodRecord:
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
         role=str(role),
-        index=int(index) if index.isdigit() else 0,
+        index=_number(index),
         phase=phase,
         is_ready="Ready" in conditions,
         is_deleting=bool(metadata.get("deletionTimestamp")),
@@ -174,7 +174,7 @@ def node_record(content: Json) -> NodeRecord:
         is_ready=conditions.get("Ready") == "True",
         is_cordoned=bool(spec.get("unschedulable")),
         gpu_product=labels.get(_PRODUCT_LABEL, ""),
-        gpu_memory_gib=round(int(memory_mib) / 1024) if memory_mib.isdigit() else 0,
+        gpu_memory_gib=round(_number(memory_mib) / 1024),
     )
 
 
@@ -198,6 +198,10 @@ def _owner(metadata: Mapping[str, Any]) -> tuple[Key | None, str]:
             )
             return key, str(reference.get("uid", ""))
     return None, ""
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
 
 
 def _phase(value: object) -> PodPhase:

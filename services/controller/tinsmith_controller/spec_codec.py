@@ -44,6 +44,8 @@ _OBJECT_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
 _MODEL_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
 _MAX_REPLICAS = 1024
 _MAX_GPUS = 64
+_MAX_AMOUNT = 2**50
+"""Of a resource, for one pod; a PiB of memory."""
 _SAMPLING_METHODS = frozenset({Method.GRPO, Method.PPO, Method.EPISODES, Method.SERVE})
 _PLAIN_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER)
 _AGENT_ROLES = (TRAINER, SAMPLER, WORKER)
@@ -304,8 +306,8 @@ def _amounts(reader: _Reader, name: str) -> dict[str, str]:
     found = {}
     for resource, amount in reader.mapping(name).items():
         try:
-            if parse_quantity(amount) < 0:
-                raise QuantityError(f"{amount} is negative")
+            if not 0 <= parse_quantity(amount) <= _MAX_AMOUNT:
+                raise QuantityError(f"{amount} is negative, or more than any machine has")
         except QuantityError as error:
             raise SpecError(f"{reader.path}.{name}.{resource}: {error}") from error
         if resource.endswith("/gpu"):

@@ -167,6 +167,16 @@ class TestElection:
         clock.now_s += 1.0
         assert not first.try_once()
 
+    def test_a_holder_makes_way_though_it_fails_by_a_bug(self) -> None:
+        server, lost = FakeLeases(), threading.Event()
+        first = Election(server, namespace="n", name="lease", identity="a", ttl_s=0.05)
+        first.try_once()
+        server.lease = {}  # not even metadata
+
+        first.keep(lost.set)
+
+        assert lost.is_set()
+
     def test_a_lease_that_was_given_back_is_taken_at_once(self) -> None:
         server, clock = FakeLeases(), Clock()
         first, second = (self._replica(server, clock, name) for name in "ab")
