@@ -14,23 +14,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import helm_python
 import pytest
 import yaml
 
 import tinsmith
 from tests.e2e.cluster import FakeNode, Image, Json, TestCluster, path
-from tests.fakes.chart_rig import CHART, ROOT, VALUE_SETS, load_values, merge, render
+from tests.fakes.chart_rig import (
+    CHART,
+    ROOT,
+    VALUE_SETS,
+    load_values,
+    merge,
+    program_of,
+    render,
+)
+from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
+from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 
 CEL_VERSION = (1, 25)
 """Helm applies definitions on the server, and before this version servers refuse rules in CEL."""
 RENDERED_VERSION = (1, 24)
 """What `k8s/install.yaml` is for."""
 ROLLOUT_TIMEOUT_S = 240.0
-"""Five programs start beside each other; a busy machine takes minutes."""
+"""Six programs start beside each other; a busy machine takes minutes."""
 TAINT = {"key": "tinsmith.dev/test", "value": "chart", "effect": "NoSchedule"}
 """Keeps the pods of other releases off the node of the test that runs them."""
-DEPLOYMENTS = ("scheduler", "gateway", "coordinator", "environment")
+DEPLOYMENTS = ("scheduler", "gateway", "coordinator", "environment", "keeper")
 
 
 @dataclass(frozen=True)
@@ -117,6 +128,13 @@ def _release(cluster: TestCluster) -> Iterator[Release]:
 def release(cluster: TestCluster) -> Iterator[Release]:
     with _release(cluster) as made:
         yield made
+
+
+@pytest.fixture
+def store() -> Iterator[S3Server]:
+    with running_s3_server() as server:
+        server.create_bucket("tinsmith")
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -291,23 +309,23 @@ def test_the_plain_manifests_are_applied_by_one_command(
 
 @pytest.mark.timeout(1200)
 def test_the_pods_of_a_release_come_up_and_are_replaced_by_an_upgrade(
-    release: Release, postgres_url: str
+    release: Release, postgres_url: str, store: S3Server
 ) -> None:
     """Real processes, with the settings, Secrets, probes and Services of the chart."""
     cluster = release.cluster
     images = {
-        f"localhost/tinsmith/{pod}": Image(
-            entrypoint=["python", "-m", f"tinsmith_{pod}"],
+        f"localhost/tinsmith/{program}": Image(
+            entrypoint=["python", "-m", f"tinsmith_{program}"],
             env={
                 "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
                 "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             },
         )
-        for pod in (*DEPLOYMENTS, "controller")
+        for program in map(program_of, (*DEPLOYMENTS, "controller"))
     }
     values: dict[str, Any] = {
         "database": {"url": postgres_url},
-        "storage": {"uri": "s3://tinsmith"},
+        "storage": {"uri": store.uri("tinsmith"), "env": CREDENTIALS},
         "gateway": {"listenHost": "$(POD_IP)"},
         "environment": {"settings": {"num_workers": 1}},
     }
@@ -353,7 +371,7 @@ def _pods(release: Release) -> dict[str, str]:
 
 
 def _play(release: Release) -> None:
-    """Begin an episode with the operators' key: gateway, scheduler and environment answer."""
+    """Use the operators' key: gateway, scheduler, keeper and environment answer."""
     service = release.find("v1", "services", "tinsmith-gateway")
     assert service is not None
     address = f"{service['spec']['clusterIP']}:7077"
@@ -369,4 +387,21 @@ def _play(release: Release) -> None:
             return instance.name.startswith("projects/default/")
         return False
 
+    def list_checkpoints() -> bool:
+        with grpc.insecure_channel(address) as channel:
+            try:
+                answer = trainer_pb2_grpc.TrainerServiceStub(channel).ListCheckpoints(
+                    trainer_pb2.ListCheckpointsRequest(parent="projects/default/trainingRuns/-"),
+                    metadata=(("authorization", f"Bearer {key}"),),
+                    timeout=10,
+                )
+            except grpc.RpcError as error:
+                # Until the gateway has heard of the pod, or that the one before is gone.
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                return False
+        return not answer.checkpoints
+
     release.cluster.wait_for(begin, "an episode through the gateway", timeout_s=60)
+    # There is no other trainer that could answer.
+    release.cluster.wait_for(list_checkpoints, "checkpoints from the keeper", timeout_s=60)

@@ -51,9 +51,11 @@ labels:
 {{- if semverCompare (printf ">=%s.0-0" (index . 1)) (include "tinsmith.kubernetesVersion" (index . 0)) }}true{{ end -}}
 {{- end }}
 
+{{/* The image of a pod, called as its program: the keeper is a trainer. */}}
 {{- define "tinsmith.image" -}}
 {{- $image := (index . 0).Values.image -}}
-{{- printf "%s/%s:%s" $image.repository (index . 1) (default (index . 0).Chart.AppVersion $image.tag) -}}
+{{- $program := eq (index . 1) "keeper" | ternary "trainer" (index . 1) -}}
+{{- printf "%s/%s:%s" $image.repository $program (default (index . 0).Chart.AppVersion $image.tag) -}}
 {{- end }}
 
 {{- define "tinsmith.schedulerAddress" -}}
@@ -74,7 +76,7 @@ labels:
 {{- default (include "tinsmith.name" (list . "keys")) .Values.secrets.existing -}}
 {{- end }}
 
-{{/* The Secret with the variables of an S3 client, in the namespaces of jobs; empty if there is none. */}}
+{{/* The Secret with the variables of an S3 client, here and in the namespaces of jobs; empty if there is none. */}}
 {{- define "tinsmith.storageSecretName" -}}
 {{- if .Values.storage.existingSecret -}}
 {{- .Values.storage.existingSecret -}}

@@ -8,6 +8,9 @@
 annotations:
   checksum/secrets: {{ list $root.Values.secrets.existing $root.Values.database.url | toJson | sha256sum }}
   checksum/settings: {{ include "tinsmith.settings" $settings.settings | sha256sum }}
+  {{- if eq (index . 1) "keeper" }}
+  checksum/storage: {{ list $root.Values.storage.existingSecret $root.Values.storage.env | toJson | sha256sum }}
+  {{- end }}
   {{- with $settings.podAnnotations }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -103,15 +106,16 @@ capabilities:
 
 {{/* All that a pod can write to, and its settings. What must last is in the database. */}}
 {{- define "tinsmith.volumes" -}}
+{{- $root := index . 0 -}}
 - name: tmp
   emptyDir:
     sizeLimit: 1Gi
 - name: data
   emptyDir:
-    sizeLimit: 1Gi
+    sizeLimit: {{ default "1Gi" (index $root.Values (index . 1)).scratchSize }}
 - name: settings
   configMap:
-    name: {{ include "tinsmith.name" (list . "settings") }}
+    name: {{ include "tinsmith.name" (list $root "settings") }}
 {{- end }}
 
 {{/* Variables of every pod. */}}

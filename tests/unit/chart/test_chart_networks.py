@@ -27,6 +27,7 @@ PORTS = {
     "gateway": 7077,
     "coordinator": 7074,
     "environment": 7073,
+    "keeper": 7071,
     "postgresql": 5432,
     "s3": 7070,
     "job-trainer": 7071,
@@ -36,12 +37,16 @@ PORTS = {
 }
 WORKERS = {"job-trainer", "job-sampler", "job-environment", "job-coordinator"}
 ALLOWED = {
-    "scheduler": {"gateway", "coordinator", "environment", "controller", *WORKERS},
+    "scheduler": {"gateway", "coordinator", "environment", "controller", "keeper", *WORKERS},
     "gateway": {"job-driver", "job-worker"},
     "coordinator": {"gateway"},
     "environment": {"gateway"},
-    "postgresql": {"scheduler", "gateway", "coordinator", "job-trainer", "job-coordinator"},
-    "s3": {"job-trainer", "job-sampler"},
+    "keeper": {"scheduler", "gateway", "job-sampler"},
+    "postgresql": {
+        *("scheduler", "gateway", "coordinator", "keeper"),
+        *("job-trainer", "job-coordinator"),
+    },
+    "s3": {"keeper", "job-trainer", "job-sampler"},
     "job-trainer": {"scheduler", "gateway", "job-sampler", "job-trainer"},
     "job-sampler": {"gateway"},
     "job-environment": {"gateway"},

@@ -8,12 +8,14 @@ import pytest
 from tests.fakes.chart_rig import (
     COMPONENT,
     PODS,
+    ROOT,
     VALUE_SETS,
     Manifest,
     identity,
     load_values,
     of_kind,
     pod_templates,
+    program_of,
     render,
     selects,
     walk,
@@ -71,6 +73,16 @@ def test_containers_have_requests_and_limits(manifests: list[Manifest]) -> None:
         for container in template.containers:
             for side in ("requests", "limits"):
                 assert set(container["resources"][side]) >= {"cpu", "memory"}
+
+
+def test_images_are_those_that_are_made(manifests: list[Manifest]) -> None:
+    for template in pod_templates(manifests):
+        if template.component in PODS:
+            program = program_of(template.component)
+            [container] = template.containers
+            assert container["image"].rpartition("/")[2].partition(":")[0] == program
+            entry = f'ENTRYPOINT ["python", "-m", "tinsmith_{program}"]'
+            assert entry in (ROOT / f"services/{program}/Dockerfile").read_text()
 
 
 def test_images_are_pinned(manifests: list[Manifest]) -> None:
@@ -231,6 +243,9 @@ def test_references_between_objects_lead_somewhere(manifests: list[Manifest]) ->
         for path, value in walk(template.spec):
             if path.endswith(".configMap"):
                 assert ("ConfigMap", namespace, value["name"]) in known
+            if path.endswith(".secretRef"):
+                is_known = ("Secret", namespace, value["name"]) in known
+                assert is_known or of_kind(manifests, "Secret") == []
             if path.endswith(".secretKeyRef"):
                 secret = ("Secret", namespace, value["name"])
                 if secret in known:
@@ -259,9 +274,12 @@ def test_secrets_go_where_they_are_needed(manifests: list[Manifest]) -> None:
         "coordinator": {"pod-key", "database-url"},
         "environment": {"pod-key"},
         "controller": {"pod-key"},
+        "keeper": {"pod-key", "database-url"},
     }
+    assert set(wanted) == set(PODS)
     for template in pod_templates(manifests):
         if template.component in wanted:
             assert set(_secrets_of(template.spec)) == wanted[template.component]
             for container in template.containers:
-                assert "envFrom" not in container
+                whole = [source["secretRef"]["name"] for source in container.get("envFrom", [])]
+                assert whole == (["tinsmith-storage"] if template.component == "keeper" else [])

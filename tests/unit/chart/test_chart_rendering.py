@@ -131,7 +131,15 @@ def test_every_value_is_in_the_schema_with_its_default() -> None:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
     jsonschema.validate(defaults, schema)
-    for table in ("image", "jobs", "gateway", "networkPolicy", "environment", "controller"):
+    for table in (
+        "image",
+        "jobs",
+        "gateway",
+        "networkPolicy",
+        "environment",
+        "controller",
+        "keeper",
+    ):
         assert set(schema["properties"][table]["properties"]) == set(defaults[table]), table
     assert set(schema["properties"]) - {"global"} == set(defaults)
 

@@ -17,6 +17,7 @@ from tests.fakes.chart_rig import (
     merge,
     of_kind,
     pod_templates,
+    program_of,
     render,
 )
 
@@ -35,8 +36,9 @@ OTHERS_SECRETS = {
 
 
 def _config_class(pod: str) -> type[Any]:
-    module = importlib.import_module(f"tinsmith_{pod}.config")
-    return getattr(module, f"{pod.capitalize()}Config")  # type: ignore[no-any-return]
+    program = program_of(pod)
+    module = importlib.import_module(f"tinsmith_{program}.config")
+    return getattr(module, f"{program.capitalize()}Config")  # type: ignore[no-any-return]
 
 
 def _value(entry: dict[str, Any], manifests: list[Manifest], namespace: str) -> str:
@@ -187,12 +189,55 @@ def test_a_change_of_settings_replaces_the_pods_that_read_them() -> None:
 
     before = annotations({})
     for changes, replaced in (
+        ({"keeper": {"settings": {"checkpoint_sweep_interval_s": 30}}}, {"keeper"}),
         ({"scheduler": {"settings": {"max_runs_per_project": 3}}}, {"scheduler"}),
         # The controller reads them again by itself.
         ({"jobs": {"queues": {"default": {"maxGPUs": 1}}}}, set()),
     ):
         after = annotations(changes)
         assert {pod for pod in before if before[pod] != after[pod]} == replaced
+
+
+def test_new_credentials_of_the_store_replace_the_pods_that_read_them() -> None:
+    base = merge(load_values("full-values"), {"storage": {"env": {"AWS_ACCESS_KEY_ID": "id"}}})
+    changed = merge(base, {"storage": {"env": {"AWS_ACCESS_KEY_ID": "other"}}})
+    before, after = (
+        {t.component: t.owner["spec"]["template"] for t in pod_templates(render(values))}
+        for values in (base, changed)
+    )
+    assert {pod for pod in before if before[pod] != after[pod]} == {"keeper"}
+
+
+@pytest.mark.parametrize("name", VALUE_SETS)
+def test_the_keeper_finds_what_jobs_saved_and_gets_no_runs(name: str, tmp_path: Path) -> None:
+    manifests = render(load_values(name))
+    config = _load(manifests, "keeper", tmp_path)
+    controller = _environment(manifests, "controller")
+    assert config.storage_uri == controller["TINSMITH_STORAGE_URI"]
+    # A ledger that trainers of jobs share: without one it would keep an empty one of its own.
+    assert config.database_url.startswith("postgresql://")
+    # Each replica registers as itself, and for all callers.
+    assert (config.worker_name, config.pool) == (FIELDS["metadata.name"], "")
+    assert (config.models(), config.device) == ({}, "cpu")
+    [template] = [t for t in pod_templates(manifests) if t.component == "keeper"]
+    [source] = template.containers[0]["envFrom"]
+    assert source == {"secretRef": {"name": controller["TINSMITH_STORAGE_SECRET_NAME"]}}
+
+
+def test_the_keeper_needs_no_secret_where_its_account_is_its_identity() -> None:
+    values = load_values("full-values")
+    del values["storage"]["env"]
+    manifests = render(values)
+    [template] = [t for t in pod_templates(manifests) if t.component == "keeper"]
+    assert "envFrom" not in template.containers[0]
+    [account] = [
+        account
+        for account in of_kind(manifests, "ServiceAccount")
+        if account["metadata"]["name"] == template.spec["serviceAccountName"]
+    ]
+    assert account["metadata"]["annotations"] == {
+        "eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/y"
+    }
 
 
 @pytest.mark.parametrize("name", ["trial-values", "full-values"])
@@ -202,7 +247,7 @@ def test_the_storage_secret_is_what_pods_of_jobs_understand(name: str) -> None:
     secret_name = controller["TINSMITH_STORAGE_SECRET_NAME"]
     secrets = [s for s in of_kind(manifests, "Secret") if s["metadata"]["name"] == secret_name]
     namespaces = {secret["metadata"]["namespace"] for secret in secrets}
-    assert namespaces == set(controller["TINSMITH_NAMESPACES"].split(","))
+    assert namespaces == {"tinsmith", *controller["TINSMITH_NAMESPACES"].split(",")}
     location, settings = parse_s3_uri(controller["TINSMITH_STORAGE_URI"], secrets[0]["stringData"])
     assert location.bucket in ("tinsmith", "checkpoints")
     assert settings.endpoint.startswith(("http://tinsmith-s3", "https://s3.example.com"))
