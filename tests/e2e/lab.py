@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -80,10 +81,11 @@ class Lab:
                 self.cluster.api.delete(self.jobs.url(item["metadata"]["name"], plural=plural))
         # What the cluster's collector would do by and by.
         for pod in self.jobs.pods():
-            self._delete_now(pod)
+            self.delete_now(pod)
         self.cluster.wait_for(lambda: not self.jobs.pods(), "the pods to go", _GONE_TIMEOUT_S)
 
-    def _delete_now(self, pod: Json) -> None:
+    def delete_now(self, pod: Json) -> None:
+        """Delete a pod without letting it end."""
         url = path("v1", "pods", self.namespace, pod["metadata"]["name"])
         self.cluster.api.delete(url, grace_s=0, uid=pod["metadata"]["uid"])
 
@@ -159,13 +161,14 @@ def training(trainers: int = 1, gpus: int = 1, samplers: int = 0, **further: Any
     if samplers:
         roles["sampler"] = {"replicas": samplers, "gpus": 1, "resources": SMALL}
     scheduling = {"preemptionGraceSeconds": 5, **further.pop("scheduling", {})}
-    return {
+    spec = {
         "method": {"type": "custom"},
         "model": TINY,
         "roles": roles,
         "scheduling": scheduling,
         **further,
     }
+    return copy.deepcopy(spec)
 
 
 def pool(trainers: int, gpus: int = 1, **further: Any) -> Json:

@@ -121,7 +121,11 @@ def _live(lab: Lab, kubelet: Kubelet) -> None:
     node = lab.node(0)
     kubelet.lose_node(node)
     lab.cluster.wait_for(
-        lambda: not any(node in str(job["status"].get("assignments")) for job in lab.jobs.all()),
+        lambda: all(
+            "deletionTimestamp" in pod["metadata"]
+            for pod in lab.jobs.pods()
+            if pod["spec"].get("nodeName") == node
+        ),
         "everything to leave the lost node",
         _PATIENCE_S,
     )

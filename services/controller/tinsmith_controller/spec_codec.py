@@ -38,7 +38,8 @@ MAX_NAME_LENGTH = 40
 """Of a job or pool: its name begins the names of pods, which Kubernetes limits."""
 
 _SOURCE = re.compile(
-    r"^(hf://[^/@,=]+/[^/@,=]+|pvc://[a-z0-9.-]+/[^,=]+|file:///[^,=]+)$", re.ASCII
+    r"^(hf://[^/@,=]+/[^/@,=]+|pvc://[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[^,=]+|file:///[^,=]+)$",
+    re.ASCII,
 )
 _OBJECT_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
 _MODEL_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
@@ -254,8 +255,14 @@ def _model(reader: _Reader) -> Model:
             f"{reader.path}.source must be hf://organisation/name, pvc://claim/path or "
             "file:///path, without commas and equals signs"
         )
+    _check_path(f"{reader.path}.source", source)
     token = reader.at("hubTokenSecretRef")
     return Model(name, source, token.text("name"), reader.text("cacheClaimName"))
+
+
+def _check_path(field: str, path: str) -> None:
+    if ".." in path.split("/"):
+        raise SpecError(f"{field} must not go up by ..")
 
 
 def _roles(reader: _Reader, method: Method) -> tuple[Role, ...]:
@@ -347,8 +354,9 @@ def _data(reader: _Reader) -> Data:
     given = [reader.text("name"), config_map.text("name"), claim]
     if sum(map(bool, given)) > 1:
         raise SpecError(f"{reader.path} takes one of name, configMapRef and pvc")
-    if claim and not path:
+    if claim and (not path or not _OBJECT_NAME.match(claim.replace(".", "-"))):
         raise SpecError(f"{reader.path}.pvc must be claim/path")
+    _check_path(f"{reader.path}.pvc", path)
     key = config_map.required("key") if given[1] else ""
     return Data(given[0], given[1], key, claim, path)
 

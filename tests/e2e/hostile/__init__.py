@@ -1,0 +1,1 @@
+"""Manifests that mean harm, or no good: each is refused, fails or waits, and says why."""
