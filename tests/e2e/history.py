@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.e2e.cluster import Informer, Json, TestCluster, path
-from tests.e2e.deployment import GROUP_VERSION
+from tests.e2e.deployment import ENDED, GROUP_VERSION
 
 _PLACED = ("trainer", "sampler")
 _WITHOUT_PODS = ("Pending", "Queued", "Suspended")
@@ -263,6 +263,8 @@ class History:
 def leftovers(cluster: TestCluster, namespace: str, name: str = "") -> list[str]:
     """Return what is there and belongs to no assignment of a living workload.
 
+    Pods that ended by themselves stay with a job that has ended, for their logs.
+
     Args:
         cluster: Where.
         namespace: Where.
@@ -274,14 +276,17 @@ def leftovers(cluster: TestCluster, namespace: str, name: str = "") -> list[str]
         for item in cluster.api.list(path(GROUP_VERSION, plural, namespace))
     ]
     wanted: dict[str, set[str]] = {"pods": set(), "secrets": set(), "services": set()}
+    ended: set[str] = set()
     for item in workloads:
-        name = item["metadata"]["name"]
-        for entry in item.get("status", {}).get("assignments", []):
+        owner, status = item["metadata"]["name"], item.get("status", {})
+        if status.get("phase") in ENDED:
+            ended.add(item["metadata"]["uid"])
+        for entry in status.get("assignments", []):
             wanted["pods"].add(entry["pod"])
-            wanted["services"].add(f"job-{name}-{entry['role']}")
-            wanted["secrets"].add(f"{name}-agents-key")
+            wanted["services"].add(f"job-{owner}-{entry['role']}")
+            wanted["secrets"].add(f"{owner}-agents-key")
             if entry["role"] == "driver":
-                wanted["secrets"].add(f"{name}-driver-key-e{entry['epoch']}")
+                wanted["secrets"].add(f"{owner}-driver-key-e{entry['epoch']}")
     return [
         f"{plural} {item['metadata']['name']}"
         for plural, names in wanted.items()
@@ -289,8 +294,16 @@ def leftovers(cluster: TestCluster, namespace: str, name: str = "") -> list[str]
             path("v1", plural, namespace),
             labelSelector=f"tinsmith.dev/workload={name}" if name else "tinsmith.dev/workload",
         )
-        if item["metadata"]["name"] not in names
+        if item["metadata"]["name"] not in names and not _is_kept(item, ended)
     ]
+
+
+def _is_kept(item: Json, ended: set[str]) -> bool:
+    """Whether an object is a pod that ended by itself, of a job that has ended."""
+    metadata = item["metadata"]
+    owners = {reference["uid"] for reference in metadata.get("ownerReferences", [])}
+    has_ended = item.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return has_ended and "deletionTimestamp" not in metadata and bool(owners & ended)
 
 
 def _node(item: Json, is_gone: bool) -> tuple[str, bool, int]:

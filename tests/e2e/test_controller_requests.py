@@ -110,7 +110,7 @@ def test_exit_code_42_ends_the_job_where_the_policy_says_so(lab: Lab) -> None:
         status = lab.jobs.wait_phase("answer", "Failed")
         assert status["failure"]["exitCode"] == 42
         assert status["failure"]["reason"] == "FailurePolicy"
-        lab.cluster.wait_for(lambda: not lab.jobs.pods("answer"))
+        lab.cluster.wait_for(lambda: len(lab.jobs.pods("answer")) == 1, "only the driver's log")
         lab.cluster.wait_for(lambda: not leftovers(lab.cluster, lab.namespace, "answer"))
 
 

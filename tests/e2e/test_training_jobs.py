@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -71,7 +74,9 @@ def test_a_job_trains_reports_and_leaves_a_checkpoint_that_loads(
         checkpoint = client.get_checkpoint(status["checkpoint"]["final"]["name"])
         assert checkpoint.base_model == MODEL
     assert deployment.final_weights("words")
-    cluster.wait_for(lambda: not deployment.jobs.pods("words"), "the pods to be gone")
+    cluster.wait_for(
+        lambda: len(deployment.jobs.pods("words")) == 1, "all pods but the driver's to be gone"
+    )
     listed = cluster.kubectl("get", "tj", "-n", deployment.jobs.namespace, "words")
     assert "Succeeded" in listed
     assert "8/8" in listed
@@ -188,6 +193,50 @@ def test_a_laptop_trains_on_a_pool_through_the_gateway(
     jobs.wait_phase("guest", "Succeeded", timeout_s=_TRAINING_S)
     cluster.api.delete(jobs.url("shared", plural="trainerpools"))
     cluster.wait_for(lambda: not jobs.pods("shared"), "the pods of the pool to be gone")
+
+
+def test_a_laptop_submits_a_job_to_the_cluster_and_follows_it(
+    cluster: TestCluster, deployment: TrainingDeployment, tmp_path: Path
+) -> None:
+    manifest = {
+        "apiVersion": GROUP_VERSION,
+        "kind": "TrainingJob",
+        "metadata": {"name": "from-afar"},
+        "spec": deployment.supervised(num_steps=4),
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.dump(manifest))
+
+    def tinsmith_command(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", "from tinsmith.cli import main; main()", "jobs", *arguments],
+            env={
+                **os.environ,
+                "TINSMITH_ADDRESS": deployment.address,
+                "TINSMITH_API_KEY": deployment.api_key,
+            },
+            capture_output=True,
+            text=True,
+            timeout=_TRAINING_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    tinsmith_command("submit", str(path))
+    assert deployment.jobs.get("from-afar")["spec"]["method"]["maxSteps"] == 4
+    with deployment.client() as client:
+        phases = [job.phase for job in client.jobs.watch("from-afar")]
+        printed = "".join(client.jobs.logs("from-afar"))
+
+    assert phases[-1] == "Succeeded"
+    assert "Running" in phases
+    assert "step 4/4" in printed
+    assert "4/4" in tinsmith_command("describe", "from-afar")
+    tinsmith_command("delete", "from-afar")
+    cluster.wait_for(
+        lambda: all(job["metadata"]["name"] != "from-afar" for job in deployment.jobs.all())
+    )
 
 
 def test_a_checkpoint_is_served_to_openai_clients_until_the_job_is_cancelled(

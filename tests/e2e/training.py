@@ -114,9 +114,15 @@ def training_deployment(
             cluster, namespace, "tinsmith-pods", {"pod-key": POD_KEY, "database-url": url}
         )
         _create_secret(cluster, namespace, "storage", CREDENTIALS)
-        scheduler = closing.enter_context(
-            scheduler_process(folder, database_url=url, bootstrap_key=key)
+        scheduler = scheduler_process(
+            folder,
+            database_url=url,
+            bootstrap_key=key,
+            job_launcher="kubernetes",
+            job_namespaces=f"{DEFAULT_PROJECT}={namespace}",
         )
+        scheduler.environment = {"KUBECONFIG": str(cluster.kubeconfig)}
+        closing.enter_context(scheduler)
         address = str(scheduler.settings["listen_address"])
         common = {"scheduler_address": address, "pod_key": POD_KEY, "database_url": url}
         gateway = PodProcess(

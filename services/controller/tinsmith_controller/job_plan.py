@@ -147,6 +147,7 @@ class _Planner:
             since=since,
             now=self._now,
             grace_s=spec.scheduling.grace_s if spec is not None else 0,
+            keeps_ended=True,
         )
         if left.is_done:
             self._release()

@@ -30,7 +30,12 @@ class Leave:
 
 
 def leave(
-    observed: Observed, *, since: datetime.datetime, now: datetime.datetime, grace_s: int
+    observed: Observed,
+    *,
+    since: datetime.datetime,
+    now: datetime.datetime,
+    grace_s: int,
+    keeps_ended: bool = False,
 ) -> Leave:
     """Return the next step of stopping all pods of a job.
 
@@ -39,6 +44,7 @@ def leave(
         since: When it was told to stop.
         now: The time.
         grace_s: How long the driver may take to save.
+        keeps_ended: Whether pods that ended by themselves stay, for their logs.
     """
     running = [pod for pod in observed.pods.values() if _runs(pod, observed)]
     drivers = [pod for pod in running if pod.role == DRIVER]
@@ -47,8 +53,9 @@ def leave(
         return Leave(_delete(drivers, grace_s), False, "waits for the driver to save and end")
     left = ", ".join(f"{pod.role} {pod.index}" for pod in running[:3])
     more = f" and {len(running) - 3} more" if len(running) > 3 else ""
+    gone = [pod for pod in observed.pods.values() if not (keeps_ended and pod.has_ended)]
     return Leave(
-        _delete(list(observed.pods.values()), None),
+        _delete(gone, None),
         not running,
         f"waits for {left}{more} to end" if running else "",
     )

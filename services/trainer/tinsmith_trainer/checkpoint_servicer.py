@@ -152,6 +152,8 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.ExportCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         name = _own_checkpoint(request.name)
+        # Who holds the run does the task; accepted here, it would wait for that for ever.
+        await self._runs.find(str(name.run_name))
         work = checkpoint_codec.decode_export(request)
         task = self._task("export", name.run_name, request.name, request)
         return await self._accept(task, lambda: self._domain.work.check_export(work))

@@ -195,6 +195,7 @@ def test_a_driver_that_ends_with_0_ends_the_job_and_then_its_pods() -> None:
 
     life.remove_deleted()
     assert not life.step().status.assignments
+    assert [pod.role for pod in life.pods.values()] == ["driver"], "its log can still be read"
 
 
 def test_a_lost_node_is_replaced_under_a_new_name_and_the_rest_runs_on() -> None:
