@@ -1,0 +1,114 @@
+"""The rules of our resources where the server evaluates them: refused at once, with a sentence.
+
+Optional, as the server is. The controller checks the same for servers that do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.cluster import ApiError, CrdServer, Json, TestCluster, path
+
+_CRD = Path(__file__).parents[2] / "k8s" / "crd" / "trainingjobs.tinsmith.dev.yaml"
+# A group of its own: the other tests have theirs at the server without rules.
+GROUP = "rules.tinsmith.dev"
+MODEL = {"name": "tiny", "source": "hf://org/tiny"}
+TRAINING: Json = {
+    "method": {"type": "grpo"},
+    "model": MODEL,
+    "roles": {"trainer": {"gpus": 1}, "sampler": {"gpus": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: TestCluster, crd_server: CrdServer) -> Iterator[str]:
+    """The path of jobs in a namespace."""
+    definition = yaml.safe_load(_CRD.read_text())
+    definition["metadata"]["name"] = f"trainingjobs.{GROUP}"
+    definition["spec"]["group"] = GROUP
+    definition["spec"]["names"]["categories"] = []
+    crd_server.install(definition)
+    with cluster.namespace() as namespace:
+        yield path(f"{GROUP}/v1alpha1", "trainingjobs", namespace)
+
+
+def _job(name: str, spec: Json) -> Json:
+    return {
+        "apiVersion": f"{GROUP}/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "message"),
+    [
+        pytest.param("x" * 41, TRAINING, "at most 40 characters", id="long-name"),
+        pytest.param(
+            "none",
+            {"method": {"type": "sft"}, "roles": {"trainer": {}}},
+            "one of spec.model and spec.poolRef is needed",
+            id="no-model",
+        ),
+        pytest.param(
+            "both", {**TRAINING, "poolRef": {"name": "p"}}, "has no trainer or sampler", id="pool"
+        ),
+        pytest.param(
+            "custom",
+            {"method": {"type": "custom"}, "model": MODEL},
+            "custom needs roles.driver.template",
+            id="custom",
+        ),
+        pytest.param(
+            "blind",
+            {**TRAINING, "roles": {"trainer": {"gpus": 1}}},
+            "this method samples",
+            id="no-sampler",
+        ),
+        pytest.param(
+            "source",
+            {**TRAINING, "model": {"name": "tiny", "source": "http://example.com"}},
+            "spec.model.source",
+            id="source",
+        ),
+    ],
+)
+def test_a_job_that_can_not_be_run_is_refused(
+    cluster: TestCluster, jobs: str, name: str, spec: Json, message: str
+) -> None:
+    with pytest.raises(ApiError, match=message) as refused:
+        cluster.api.create(jobs, _job(name, spec))
+    assert refused.value.status == 422
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": {"type": "ppo"}}, "spec.method.type is immutable"),
+        ({"model": {"name": "other", "source": "hf://org/o"}}, "only while the job is suspended"),
+        ({"cancel": False}, "can not be taken back"),
+    ],
+)
+def test_what_is_fixed_can_not_be_changed(
+    cluster: TestCluster, jobs: str, change: dict[str, Any], message: str
+) -> None:
+    name = f"fixed-{next(iter(change))}"
+    cluster.api.create(jobs, _job(name, {**TRAINING, "cancel": "cancel" in change}))
+
+    with pytest.raises(ApiError, match=message):
+        cluster.api.patch(f"{jobs}/{name}", {"spec": change})
+
+
+def test_a_suspended_job_may_change_its_model(cluster: TestCluster, jobs: str) -> None:
+    cluster.api.create(jobs, _job("asleep", {**TRAINING, "suspend": True}))
+    model = {"name": "other", "source": "hf://org/other"}
+
+    changed = cluster.api.patch(f"{jobs}/asleep", {"spec": {"model": model}})
+
+    assert changed["spec"]["model"] == model
