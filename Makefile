@@ -17,7 +17,7 @@ SOURCES := clients services tests bench
 
 .PHONY: help venv demo test test-cluster test-postgres unit verify lint format types proto proto-check proto-baseline \
 	manifests-check chaos chaos-long controller-chaos fuzz bench bench-engine bench-tenants bench-durability \
-	bench-gateway bench-episodes bench-gpu thin-client clean
+	bench-gateway bench-episodes bench-controller bench-gpu thin-client clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ bench-gateway: venv ## Calls through the gateway beside direct ones, requests ea
 
 bench-episodes: venv ## 500 unreliable agents on one coordinator: cost of a claim, and that nothing is lost
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.episodes
+
+bench-controller: venv ## 200 jobs on 50 nodes of a real API server: time to decide, jobs each second, API writes
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.controller
 
 bench-gpu: venv ## Run the engine's tests and its comparison on one GPU; needs a CUDA build of torch
 	$(BIN)/python -m pytest -q tests/gpu
