@@ -24,7 +24,7 @@ BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_
 
 .PHONY: help venv demo test test-cluster test-images test-postgres unit verify lint format types proto proto-check proto-baseline \
 	manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-engine bench-tenants bench-durability \
-	bench-gateway bench-episodes bench-assignment bench-gpu thin-client clean
+	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -140,6 +140,9 @@ bench-episodes: venv ## 500 unreliable agents on one coordinator: cost of a clai
 
 bench-assignment: venv ## One pass over 1,000 jobs on 5,000 nodes, and simulated days of a cluster
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.assignment
+
+bench-controller: venv ## 200 jobs on 50 nodes of a real API server: time to decide, jobs each second, API writes
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.controller
 
 bench-gpu: venv ## Run the engine's tests and its comparison on one GPU; needs a CUDA build of torch
 	$(BIN)/python -m pytest -q tests/gpu

@@ -112,15 +112,16 @@ def install_resources(cluster: TestCluster) -> None:
     """Install the definitions of our resources, and wait until they are served."""
     # Servers before 1.25 do not know rules in CEL, and drop them.
     cluster.kubectl("apply", "--validate=false", "-f", str(_CRDS))
+    definitions = path("apiextensions.k8s.io/v1", "customresourcedefinitions")
     for plural in ("trainingjobs", "trainerpools"):
-        url = path("apiextensions.k8s.io/v1", "customresourcedefinitions")
-        cluster.wait_for(
-            lambda url=f"{url}/{plural}.tinsmith.dev": any(
+
+        def is_served(url: str = f"{definitions}/{plural}.tinsmith.dev") -> bool:
+            return any(
                 entry["type"] == "Established" and entry["status"] == "True"
                 for entry in cluster.api.get(url).get("status", {}).get("conditions") or []
-            ),
-            f"{plural} to be served",
-        )
+            )
+
+        cluster.wait_for(is_served, f"{plural} to be served")
 
 
 def scheduler_process(folder: Path, **settings: object) -> PodProcess:

@@ -25,7 +25,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PREFIX = "/opt/tinsmith"
 INSTALLED = tuple(os.environ.get("TINSMITH_E2E_IMAGES", "controller").split(","))
-"""Images whose lines are run; each takes a minute. `make test-images` runs all that have no torch."""
+"""Images whose lines are run; each takes a minute. `make test-images` runs all without torch."""
 _INSTALL_TIMEOUT_S = 600
 _RUN_TIMEOUT_S = 120
 
