@@ -59,6 +59,16 @@ class Spread:
     nodes: Indices
     amounts: Room
 
+    @classmethod
+    def union(cls, spreads: Sequence[Spread]) -> Spread:
+        """Return what several workloads take together."""
+        if not spreads:
+            return cls(np.zeros(0, dtype=np.int64), np.zeros((4, 0)))
+        return cls(
+            np.concatenate([spread.nodes for spread in spreads]),
+            np.concatenate([spread.amounts for spread in spreads], axis=1),
+        )
+
     def add_to(self, room: Room) -> None:
         """Give it back to `room`, in place."""
         for row, amounts_K in zip(room, self.amounts, strict=True):

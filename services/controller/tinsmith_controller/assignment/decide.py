@@ -39,8 +39,6 @@ def decide(
         preempt.update(added.preempt)
         for key, placements in added.assign.items():
             assign[key] = assign.get(key, ()) + placements
-        for key in preempt:  # a job that gives way needs no replacements
-            assign.pop(key, None)
         if not added.waiting and not added.preempt:
             return Decisions(assign, preempt, {})
         state = apply(workloads, Decisions(assign, preempt, {}), now)
@@ -67,5 +65,5 @@ def _apply_one(workload: Workload, decisions: Decisions, now: datetime.datetime)
         stage=Stage.HOLDING,
         pods=tuple(pod for pod in workload.pods if (pod.role, pod.index) not in given),
         placed=workload.placed + placements,
-        assigned=workload.assigned or now,
+        assigned=now,
     )

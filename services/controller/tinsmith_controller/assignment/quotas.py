@@ -76,12 +76,15 @@ class Quotas:
         """
         if not num_gpus:
             return None
+        limits = list(self._limits(workload))
+        if not limits:
+            return None
         gone: dict[_Scope, int] = defaultdict(int)
         for other in without:
             for scope in _scopes(other):
                 gone[scope] += other.num_gpus_held
         found = None
-        for scope, limit in self._limits(workload):
+        for scope, limit in limits:
             held = self._held[scope] - gone[scope]
             kept, keeper = self._kept.get(scope, (0, None))
             if held + kept + num_gpus <= limit:

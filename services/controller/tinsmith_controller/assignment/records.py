@@ -140,7 +140,7 @@ class Workload:
         rules: Which nodes will do.
         is_gang: Whether `pods` are placed all or none; those of a pool are placed one by one.
         is_preemptible: Whether it may be asked to give way to a higher priority.
-        assigned: When it got what it holds; None if it holds nothing.
+        assigned: When it last got a node; None if it holds nothing.
         leaving_for: On a leaving workload, the one that it gives way to.
     """
 

@@ -56,6 +56,7 @@ class Round:
         self._cluster = Cluster(nodes, workloads, now)
         self._quotas = Quotas(policy, workloads)
         self._order = Order(workloads, policy)
+        self._spreads: dict[Key, Spread] = {}
         self._leaving = [w for w in workloads if w.stage is Stage.LEAVING]
         self._victims = [w for w in workloads if preemption.may_be_preempted(w, now)]
         self._kept: Room = np.zeros_like(self._cluster.free)
@@ -232,12 +233,14 @@ class Round:
             for victim in self._victims
             if victim.priority < workload.priority and victim.key not in self._assign
         ]
-        spreads = {victim.key: self._cluster.spread(victim.placed) for victim in lower}
+        spreads = self._spreads
+        for victim in lower:
+            if victim.key not in spreads:
+                spreads[victim.key] = self._cluster.spread(victim.placed)
 
         def room_without(victims: Sequence[Workload]) -> Room:
             room = soon.copy()
-            for victim in victims:
-                spreads[victim.key].add_to(room)
+            Spread.union([spreads[victim.key] for victim in victims]).add_to(room)
             return room
 
         if not lower or place(gang, room_without(lower)) is None:
