@@ -1,9 +1,10 @@
 """The controller with 200 jobs on 50 nodes: time to decide, jobs each second, requests of each job.
 
-`python -m bench.controller` starts a control plane of Kubernetes (an API server, etcd, the cluster's
-scheduler and collectors), a controller and a scheduler of Tinsmith as processes, and 50 nodes of 8
-GPUs whose pods run at once and end after 0.5 to 2 seconds. So nothing is measured but deciding and
-bookkeeping; all of it shares the cores of this machine. Every state of every pod is checked.
+`python -m bench.controller` starts a control plane of Kubernetes (an API server, etcd, the
+cluster's scheduler and collectors), a controller and a scheduler of Tinsmith as processes, and 50
+nodes of 8 GPUs whose pods run at once and end after 0.5 to 2 seconds. So nothing is measured but
+deciding and bookkeeping; all of it shares the cores of this machine. Every state of every pod is
+checked.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import report
 from tests.e2e.cluster import prepare, start_cluster
 from tests.e2e.crowd import GPUS_PER_NODE, WEIGHTS, Outcome, run_crowd
 from tests.e2e.deployment import install_resources
+
+from bench import report
 
 _TIMEOUT_S = 900.0
 
