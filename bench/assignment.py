@@ -97,6 +97,37 @@ def pass_rows(num_jobs: int, num_nodes: int, repeats: int) -> list[Row]:
     ]
 
 
+def preemption_rows(repeats: int) -> list[Row]:
+    """Time the pass in which 40 urgent jobs meet 5,000 nodes full of others."""
+    nodes = simulated_nodes(5000)
+    duration_ms, num_victims = [], []
+    for seed in range(repeats):
+        then = START - datetime.timedelta(seconds=3600)
+        others = [dataclasses.replace(job, priority=0) for job in waiting_jobs(1500, seed)]
+        others = apply(others, decide(others, nodes, POLICY, then), then)
+        urgent = [
+            dataclasses.replace(
+                job,
+                key=dataclasses.replace(job.key, name=f"urgent-{i}"),
+                priority=10,
+                pods=tuple(
+                    PodRequest("trainer", index, Resources(64_000, 2**39, GPUS_OF_NODE, 1))
+                    for index in range(16)
+                ),
+            )
+            for i, job in enumerate(waiting_jobs(40, seed))
+        ]
+        begin_s = time.perf_counter()
+        decisions = decide([*others, *urgent], nodes, POLICY, START)
+        duration_ms.append((time.perf_counter() - begin_s) * 1e3)
+        num_victims.append(float(len(decisions.preempt)))
+    what = "40 urgent jobs of 128 GPUs on 5000 full nodes"
+    return [
+        Row.of(f"{what}: pass", duration_ms, "ms", "lower", target=5000.0),
+        Row.of(f"{what}: jobs that give way", num_victims, "jobs", "lower"),
+    ]
+
+
 def fairness_rows(repeats: int) -> list[Row]:
     """Let three projects wait all the time, and compare their GPU time with their weights."""
     deviation, used = [], []
@@ -161,6 +192,7 @@ def main() -> None:
     rows = [
         *pass_rows(200, 50, arguments.repeats),
         *pass_rows(1000, 5000, arguments.repeats),
+        *preemption_rows(arguments.repeats),
         *fairness_rows(arguments.days),
         *failure_rows(arguments.days),
     ]

@@ -137,3 +137,22 @@ def test_preempting_job_starts_when_its_victims_are_gone() -> None:
     assert not again.assign
     assert not again.preempt
     assert given(decided(gone, nodes(1))) == {"urgent": ["n0"]}
+
+
+def test_who_others_leave_for_is_spared_until_it_has_its_place() -> None:
+    workloads = [
+        job("v", on={"n0": 8}, stage=Stage.LEAVING, leaving_for=key("middle")),
+        job("middle", [8], on={"n1": 8}, priority=1),
+        job("urgent", [8], priority=5),
+    ]
+
+    assert not decided(workloads, nodes(2)).preempt
+
+
+def test_job_with_a_new_replacement_does_not_give_way_at_the_same_moment() -> None:
+    workloads = [job("hurt", [4], on={"n0": 4}), job("urgent", [8], priority=5)]
+
+    decisions = decided(workloads, nodes(1))
+
+    assert given(decisions) == {"hurt": ["n0"]}
+    assert not decisions.preempt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import random
 from collections import defaultdict
 
 from hypothesis import given as for_all
@@ -33,18 +34,20 @@ from tinsmith_controller.quantities import Resources
 QUEUES = ("default", "research")
 PROJECTS = ("p", "q", "r")
 RACKS = ("r0", "r1", "r2")
-NODE_NAMES = tuple(f"n{i}" for i in range(7))
+NODE_NAMES = tuple(f"n{i}" for i in range(6))
 
 
 @st.composite
 def some_nodes(draw: st.DrawFn) -> list[Node]:
-    names = draw(st.lists(st.sampled_from(NODE_NAMES), max_size=6, unique=True))
+    names = NODE_NAMES[: draw(st.sampled_from([5, 4, 3, 2, 0]))]
     return [
         Node(
             name,
-            Resources(draw(st.sampled_from([4000, 96_000])), 2**40, draw(st.integers(0, 8)), 12),
-            used=draw(st.sampled_from([Resources(), resources(1), resources(9, cpus=500)])),
-            labels=draw(st.sampled_from([{}, *({"rack": rack} for rack in RACKS)])),
+            Resources(
+                draw(st.sampled_from([96_000, 4000])), 2**40, draw(st.sampled_from([8, 4])), 12
+            ),
+            used=draw(st.sampled_from([Resources(), Resources(), resources(9, cpus=500)])),
+            labels=draw(st.sampled_from([*({"rack": rack} for rack in RACKS), {}])),
             taints=draw(st.sampled_from([(), (), (Taint("own", "x"),)])),
             is_ready=draw(st.sampled_from([True, True, True, False])),
             is_cordoned=draw(st.sampled_from([False, False, False, True])),
@@ -57,11 +60,11 @@ def some_nodes(draw: st.DrawFn) -> list[Node]:
 
 some_rules = st.builds(
     Rules,
-    node_selector=st.sampled_from([{}, {}, {"rack": "r1"}]),
+    node_selector=st.sampled_from([{}, {}, {}, {}, {"rack": "r1"}]),
     tolerations=st.sampled_from([(), (Toleration("own", "Exists"),)]),
-    gpu_products=st.sampled_from([(), (), ("NVIDIA-H100",)]),
-    min_gpu_memory_gib=st.sampled_from([0, 0, 100]),
-    required_level=st.sampled_from(["", "", "rack"]),
+    gpu_products=st.sampled_from([(), (), (), ("NVIDIA-H100",)]),
+    min_gpu_memory_gib=st.sampled_from([0, 0, 0, 100]),
+    required_level=st.sampled_from(["", "", "", "rack"]),
     preferred_level=st.sampled_from(["", "rack"]),
 )
 
@@ -70,7 +73,7 @@ some_rules = st.builds(
 def a_workload(draw: st.DrawFn, name: str) -> Workload:
     is_pool = draw(st.integers(0, 4)) == 0
     stage = draw(st.sampled_from([Stage.WAITING, Stage.WAITING, Stage.HOLDING, Stage.LEAVING]))
-    each = resources(draw(st.sampled_from([0, 1, 2, 4, 8])), cpus=draw(st.sampled_from([1, 3])))
+    each = resources(draw(st.sampled_from([4, 1, 8, 2, 0])), cpus=draw(st.sampled_from([1, 3])))
     placed = (
         ()
         if stage is Stage.WAITING
@@ -79,7 +82,7 @@ def a_workload(draw: st.DrawFn, name: str) -> Workload:
             for i, where in enumerate(draw(st.lists(st.sampled_from(NODE_NAMES), max_size=4)))
         )
     )
-    wanted = draw(st.integers(0, 5))
+    wanted = draw(st.sampled_from([1, 2, 3, 5] if stage is Stage.WAITING else [0, 1, 2]))
     return Workload(
         key=key(name, "TrainerPool" if is_pool else "TrainingJob"),
         project="" if is_pool else draw(st.sampled_from(PROJECTS)),
@@ -92,20 +95,79 @@ def a_workload(draw: st.DrawFn, name: str) -> Workload:
         placed=placed,
         rules=draw(some_rules),
         is_gang=not is_pool,
-        is_preemptible=not is_pool and draw(st.booleans()),
+        is_preemptible=not is_pool and draw(st.sampled_from([True, True, False])),
         assigned=ago(draw(st.integers(0, 5000))) if placed else None,
     )
 
 
 @st.composite
 def some_workloads(draw: st.DrawFn) -> list[Workload]:
-    return [draw(a_workload(f"w{i}")) for i in range(draw(st.integers(0, 9)))]
+    return [draw(a_workload(f"w{i}")) for i in range(draw(st.sampled_from([8, 6, 4, 2, 0])))]
+
+
+def busy_cluster(seed: int) -> tuple[list[Workload], list[Node]]:
+    """Return a cluster that was filled in two passes, and jobs that came since."""
+    chance = random.Random(seed)
+    nodes = [
+        Node(
+            f"n{i}",
+            Resources(96_000, 2**40, 8, 110),
+            labels={"rack": f"r{i // 3}"},
+            is_ready=chance.random() > 0.05,
+        )
+        for i in range(chance.randint(3, 9))
+    ]
+
+    def some(name: str, waited_s: int, priorities: list[int]) -> Workload:
+        is_pool = chance.random() < 0.1
+        each = resources(chance.choice([1, 2, 4, 8, 8]), cpus=chance.choice([1, 10, 40]))
+        count = chance.choice([1, 1, 2, 2, 3, 5])
+        extra = (PodRequest("sampler", 0, resources(chance.choice([0, 1, 2]))),)
+        return Workload(
+            key=key(name, "TrainerPool" if is_pool else "TrainingJob"),
+            project="" if is_pool else chance.choice(PROJECTS),
+            queue=chance.choice(QUEUES),
+            priority=chance.choice(priorities),
+            created=ago(20_000),
+            queued=ago(waited_s),
+            stage=Stage.WAITING,
+            pods=tuple(PodRequest("trainer", i, each) for i in range(count))
+            + (extra if chance.random() < 0.3 else ()),
+            rules=Rules(
+                required_level=chance.choice(["", "", "rack"]),
+                preferred_level=chance.choice(["", "rack"]),
+            ),
+            is_gang=not is_pool,
+            is_preemptible=not is_pool and chance.random() < 0.8,
+        )
+
+    workloads: list[Workload] = []
+    for generation, since_s in enumerate((9000, 5000)):
+        workloads += [some(f"old{generation}-{i}", since_s + i, [0, 0, 1]) for i in range(6)]
+        then = ago(since_s)
+        decisions = decide(workloads, nodes, Policy(), then)
+        workloads = [
+            w if w.stage is not Stage.LEAVING else dataclasses.replace(w, pods=())
+            for w in apply(workloads, decisions, then)
+        ]
+    hurt = [
+        dataclasses.replace(
+            w,
+            placed=w.placed[1:],
+            pods=tuple(PodRequest(p.role, p.index, p.resources) for p in w.placed[:1]),
+        )
+        if w.stage is Stage.HOLDING and len(w.placed) > 1 and chance.random() < 0.2
+        else w
+        for w in workloads
+    ]
+    new = [some(f"new{i}", chance.randint(0, 1200), [0, 1, 2, 3]) for i in range(6)]
+    return hurt + new, nodes
 
 
 some_policies = st.builds(
     Policy,
     queues=st.sampled_from(
-        [{}, {"default": Share()}, {"default": Share(), "research": Share(max_gpus=10)}]
+        [{}, {}, {"default": Share()}, {"default": Share(), "research": Share(max_gpus=10)}]
     ),
     projects=st.sampled_from([{}, {"p": Share(max_gpus=6), "q": Share(weight=2.0)}]),
     backfill_patience_s=st.sampled_from([0.0, 600.0, float("inf")]),
@@ -122,6 +184,23 @@ def test_decisions_are_sound(workloads: list[Workload], nodes: list[Node], polic
     _check_quotas(workloads, policy, decisions)
     _check_preemption(workloads, decisions)
     _check_waiting(workloads, decisions)
+
+
+@settings(max_examples=150, deadline=None)
+@for_all(st.integers(0, 2**32), some_policies)
+def test_decisions_on_a_busy_cluster_are_sound(seed: int, policy: Policy) -> None:
+    workloads, nodes = busy_cluster(seed)
+
+    decisions = decide(workloads, nodes, policy, NOW)
+
+    _check_capacity(workloads, nodes, decisions)
+    _check_gangs(workloads, nodes, decisions)
+    _check_quotas(workloads, policy, decisions)
+    _check_preemption(workloads, decisions)
+    _check_waiting(workloads, decisions)
+    _check_victims_are_needed(workloads, nodes, policy, decisions)
+    again = decide(apply(workloads, decisions, NOW), nodes, policy, NOW)
+    assert again == Decisions({}, {}, decisions.waiting)
 
 
 @settings(max_examples=50, deadline=None)
@@ -282,6 +361,31 @@ def _check_preemption(workloads: list[Workload], decisions: Decisions) -> None:
         assert victim.priority < by_key[for_key].priority
         assert victim_key not in decisions.assign
         assert for_key in decisions.waiting
+
+
+def _check_victims_are_needed(
+    workloads: list[Workload], nodes: list[Node], policy: Policy, decisions: Decisions
+) -> None:
+    """Whoever victims go for fits without them, and does not with one of them."""
+    after = apply(workloads, decisions, NOW)
+    for for_key in set(decisions.preempt.values()):
+        wanting = next(w for w in after if w.key == for_key)
+        gone = {victim for victim, for_whom in decisions.preempt.items() if for_whom == for_key}
+        rest = [
+            dataclasses.replace(w, pods=())
+            for w in after
+            if w.placed and w.stage is not Stage.LEAVING and w.key != for_key
+        ]
+        num_awaiting = sum(s.startswith("waits for") for s in decisions.waiting.values())
+        if num_awaiting == 1 and wanting.is_gang and policy.backfill_patience_s > 1200:
+            assert for_key in decide([*rest, wanting], nodes, policy, NOW).assign
+            leaving = [w for w in after if w.stage is Stage.LEAVING]
+            if len(leaving) > len(gone):
+                continue
+            for kept in leaving:
+                stays = dataclasses.replace(kept, stage=Stage.HOLDING, is_preemptible=False)
+                one_more = [*rest, dataclasses.replace(stays, pods=()), wanting]
+                assert for_key not in decide(one_more, nodes, policy, NOW).assign
 
 
 def _check_waiting(workloads: list[Workload], decisions: Decisions) -> None:

@@ -36,10 +36,13 @@ def decide(
         added = Round(state, nodes, policy, now).run()
         if not added.assign and not added.preempt:
             return Decisions(assign, preempt, added.waiting)
-        preempt.update(added.preempt)
         for key, placements in added.assign.items():
             assign[key] = assign.get(key, ()) + placements
-        if not added.waiting and not added.preempt:
+        # Nobody has to go as long as there is something to give, or for who found another place.
+        preempt = {
+            victim: for_whom for victim, for_whom in preempt.items() if for_whom not in added.assign
+        } | ({} if added.assign else dict(added.preempt))
+        if not added.waiting:
             return Decisions(assign, preempt, {})
         state = apply(workloads, Decisions(assign, preempt, {}), now)
 

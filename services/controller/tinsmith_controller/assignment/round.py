@@ -58,7 +58,10 @@ class Round:
         self._order = Order(workloads, policy)
         self._spreads: dict[Key, Spread] = {}
         self._leaving = [w for w in workloads if w.stage is Stage.LEAVING]
-        self._victims = [w for w in workloads if preemption.may_be_preempted(w, now)]
+        awaited = {w.leaving_for for w in self._leaving}
+        self._victims = [
+            w for w in workloads if preemption.may_be_preempted(w, now) and w.key not in awaited
+        ]
         self._kept: Room = np.zeros_like(self._cluster.free)
         self._keepers: list[tuple[Workload, Spread]] = []
         self._has_reserved = False
@@ -216,7 +219,9 @@ class Round:
             self._cluster.release(victim)
             self._cluster.spread(victim.placed).add_to(soon)
             self._preempt[victim.key] = workload.key
-        self._victims = [other for other in self._victims if other.key not in self._preempt]
+        # Who others leave for is spared until it has its place: else they would leave for nothing.
+        spared = {workload.key, *self._preempt}
+        self._victims = [other for other in self._victims if other.key not in spared]
         self._leaving += victims
         spots = place(gang, soon)
         if spots is not None:
