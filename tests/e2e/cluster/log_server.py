@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import ssl
 import threading
 import time
@@ -14,6 +15,8 @@ from tests.e2e.cluster.pki import Authority, KeyPair
 
 _POLL_S = 0.1
 _FOLLOW_TIMEOUT_S = 600.0
+
+_FIRST_LOOKS: dict[Path, datetime.datetime] = {}
 
 FindLog = Callable[[str, str, str, bool], tuple[Path, Callable[[], bool]]]
 """Namespace, pod, container, whether the start before is meant -> file, and whether it may grow.
@@ -53,6 +56,22 @@ class LogServer:
         self._thread.join(10)
 
 
+def _stamped(file: Path, data: bytes) -> bytes:
+    """Return lines with a time before each, as the container runtime writes them.
+
+    Nobody noted when a line was printed. The times here are those of the first look at the file and
+    a microsecond for each line before; they grow, and are the same at every look. `sinceSeconds`
+    and `sinceTime` are not looked at: clients leave out what they have.
+    """
+    begin = _FIRST_LOOKS.setdefault(file, datetime.datetime.now(datetime.UTC))
+    lines = data.splitlines(keepends=True)
+    times = (begin + datetime.timedelta(microseconds=number) for number in range(len(lines)))
+    return b"".join(
+        f"{moment:%Y-%m-%dT%H:%M:%S.%f}000Z ".encode() + line
+        for moment, line in zip(times, lines, strict=True)
+    )
+
+
 def _serve(request: BaseHTTPRequestHandler, find: FindLog) -> None:
     url = urlsplit(request.path)
     query = {key: values[-1] for key, values in parse_qs(url.query).items()}
@@ -69,6 +88,8 @@ def _serve(request: BaseHTTPRequestHandler, find: FindLog) -> None:
     request.end_headers()
     data = file.read_bytes() if file.exists() else b""
     offset = len(data)
+    if query.get("timestamps") == "true":
+        data = _stamped(file, data)
     if "tailLines" in query:
         lines = data.splitlines(keepends=True)
         data = b"".join(lines[max(0, len(lines) - int(query["tailLines"])) :])
