@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.cluster import Json, TestCluster
 from tests.e2e.history import History
-from tests.e2e.lab import Lab, pool, training
+from tests.e2e.lab import Lab, pool, start_lab, training
 
 _PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+@pytest.fixture(scope="module")
+def queues(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The operators' file, with the one queue that jobs are in by default."""
+    target = tmp_path_factory.mktemp("queues") / "queues.toml"
+    target.write_text("[queues.default]\n")
+    return target
+
+
+@pytest.fixture(scope="module")
+def lab(
+    resources: TestCluster, tmp_path_factory: pytest.TempPathFactory, queues: Path
+) -> Iterator[Lab]:
+    """A controller with queues."""
+    folder = tmp_path_factory.mktemp("lab")
+    with (
+        resources.namespace() as name,
+        start_lab(resources, name, folder, queues_path=queues) as lab,
+    ):
+        yield lab
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +91,17 @@ def test_a_priority_class_that_is_missing_is_waited_for(lab: Lab) -> None:
             lab.jobs.wait_phase("ranked", "Running")
         finally:
             lab.cluster.api.delete(f"{_PRIORITIES}/test-later")
+
+
+def test_a_queue_that_does_not_exist_is_waited_for(lab: Lab, queues: Path) -> None:
+    with lab.nodes(1):
+        lab.jobs.create("lined-up", training(scheduling={"queueName": "research"}))
+        lab.waits("lined-up", "queue", "research")
+        assert not lab.jobs.pods("lined-up")
+        queues.write_text("[queues.default]\n[queues.research]\nmax_gpus = 4\n")
+        lab.jobs.wait_phase("lined-up", "Running")
+        lab.jobs.create("over", training(gpus=4, scheduling={"queueName": "research"}))
+        lab.waits("over", "research", "4")
 
 
 def test_a_job_in_a_pool_waits_for_it_and_has_a_driver_alone(lab: Lab) -> None:
