@@ -82,6 +82,30 @@ async def test_reports_add_up(rig: Rig) -> None:
     assert (await report(rig, driver, step=2)).outcome == Report.OUTCOME_UNSPECIFIED
 
 
+async def test_a_key_that_is_asked_for_by_controllers_that_die_exists_once(rig: Rig) -> None:
+    """A controller is killed at any point, and the next one asks for the same key."""
+    key = derive_job_key(POD_KEY, "uid-1")
+    request = job_pb2.EnsureJobKeyRequest(
+        job=JOB, uid="uid-1", key_id=key.key_id, secret_sha256=key.secret_sha256
+    )
+    for pause_s in (0.0, 0.001, 0.002, 0.005, 0.01, 0.02):
+        calls = [
+            asyncio.ensure_future(rig.jobs.EnsureJobKey(request, metadata=POD, timeout=5))
+            for _ in range(5)
+        ]
+        await asyncio.sleep(pause_s)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    answers = await asyncio.gather(
+        *(rig.jobs.EnsureJobKey(request, metadata=POD, timeout=5) for _ in range(5))
+    )
+
+    assert {answer.name for answer in answers} == {f"projects/default/keys/{key.key_id}"}
+    await report(rig, (("authorization", f"Bearer {key}"),), step=1)
+
+
 async def test_only_the_key_of_a_job_reports_for_it(rig: Rig) -> None:
     driver, user, foreigner = (
         await rig.job_key(JOB),
