@@ -121,7 +121,7 @@ class _Planner:
         return self._end(Phase.FAILED, failure.reason, failure.message)
 
     def _end(self, phase: Phase, reason: str, message: str) -> Plan:
-        """End the job; its pods are stopped from now on, the driver first."""
+        """End the job; its pods are stopped from the next look on, the driver first."""
         status = self._status
         if phase is Phase.SUCCEEDED:
             status = replace(status, final=status.latest, failure=None)
@@ -137,7 +137,8 @@ class _Planner:
         status = status.with_condition(kind, True, reason, message, self._now)
         self._status = status.with_condition(conditions.READY, False, reason, message, self._now)
         self._events.append(Event(phase.value, message, is_warning=phase is Phase.FAILED))
-        return self._clean_up()
+        # Pods go once the end is stored: without them nobody could tell that it was reached.
+        return self._planned(self._status, keys=self._keys(), requeue_s=0.0)
 
     def _clean_up(self) -> Plan:
         spec = self._job.spec

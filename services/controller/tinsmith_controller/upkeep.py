@@ -82,7 +82,7 @@ def tend(
         assignments=assignments,
         epoch=view.epoch,
         create=_to_create(status, observed, wanted, assignments) if may_create else (),
-        delete=_to_delete(observed, assignments, wanted),
+        delete=_to_delete(status, observed, assignments, wanted),
         failures=tuple(view.failures),
         lost=tuple(view.lost),
         num_unplaced=_num_unplaced(wanted, assignments),
@@ -235,11 +235,21 @@ def _to_create(
 
 
 def _to_delete(
+    status: Status,
     observed: Observed,
     assignments: tuple[Assignment, ...],
     wanted: _Wanted,
 ) -> tuple[PodDeletion, ...]:
-    current = {entry.pod for entry in assignments if (entry.role, entry.index) in wanted}
+    """Return the pods that nobody wants any more.
+
+    One that is to be replaced goes once that is stored: its end, which may count against a limit,
+    could not be seen again.
+    """
+    current = {
+        entry.pod
+        for entry in (*status.assignments, *assignments)
+        if (entry.role, entry.index) in wanted
+    }
     return tuple(
         PodDeletion(pod.name, pod.uid)
         for name, pod in sorted(observed.pods.items())

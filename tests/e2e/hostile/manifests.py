@@ -18,6 +18,7 @@ class Fate(enum.Enum):
     FAILED = "Failed, with a sentence"
     WAITS = "waits, with a sentence"
     RUNS = "runs, and harms nobody"
+    COLLECTED = "collected by the cluster, since its owner is not there"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,7 +172,7 @@ def _contradictions() -> Iterator[Hostile]:
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "0", "controller": True}
     yield Hostile(
         name="owned-by-what-is-not-there",
-        fates=frozenset({Fate.RUNS, Fate.REFUSED}),
+        fates=frozenset({Fate.RUNS, Fate.COLLECTED, Fate.REFUSED}),
         spec=training(),
         metadata={"ownerReferences": [owner]},
     )

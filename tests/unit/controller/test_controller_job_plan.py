@@ -187,11 +187,14 @@ def test_a_driver_that_ends_with_0_ends_the_job_and_then_its_pods() -> None:
     )
     life.set_pod(life.pod("driver"), phase=PodPhase.SUCCEEDED, is_ready=False, exit_code=0)
 
-    status = life.step().status
+    plan = life.step()
+    status = plan.status
 
     assert status.phase is Phase.SUCCEEDED
     assert status.final == Saved("c/final", 100)
-    assert status.assignments, "nodes are held until the pods are gone"
+    assert not plan.delete, "nobody could tell the end without its pod, were it not stored"
+    assert life.step().delete
+    assert life.job.status.assignments, "nodes are held until the pods are gone"
 
     life.remove_deleted()
     assert not life.step().status.assignments
@@ -271,6 +274,19 @@ def test_restarts_pause_longer_each_time_and_end() -> None:
     assert status.failure is not None
     assert "out of luck" in status.failure.message
     assert "backoffLimit is 2" in status.failure.message
+
+
+def test_a_pod_that_failed_stays_until_the_failure_is_stored() -> None:
+    life = Life(make_job())
+    life.run()
+    failed = life.pod("sampler").name
+    life.fail("sampler", 5)
+
+    plan = life.step()
+
+    assert plan.status.restart_count == 1
+    assert failed not in {deletion.name for deletion in plan.delete}
+    assert failed in {deletion.name for deletion in life.step().delete}
 
 
 def test_restart_job_replaces_every_pod_on_its_node() -> None:
@@ -424,7 +440,7 @@ def test_an_ended_job_is_deleted_after_its_ttl() -> None:
     life = Life(make_job(ttlSecondsAfterFinished=60))
     life.run()
     life.set_pod(life.pod("driver"), phase=PodPhase.SUCCEEDED, exit_code=0)
-    life.step()
+    life.settle()
     life.remove_deleted()
 
     assert not life.step(after_s=30.0).delete_self
