@@ -26,7 +26,7 @@ POLICY = Policy(
 )
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 def test_all_jobs_end_whatever_happens(seed: int) -> None:
     """200 jobs with two priorities on 50 nodes, of which one fails every ten minutes."""
     chance = random.Random(seed)
