@@ -14,7 +14,13 @@ import yaml
 import tinsmith
 from tests.e2e.cluster import Json, TestCluster
 from tests.e2e.deployment import GROUP_VERSION
-from tests.e2e.training import MODEL, TINY, TrainingDeployment, training_deployment
+from tests.e2e.training import (
+    MODEL,
+    ONE_THREAD,
+    TINY,
+    TrainingDeployment,
+    training_deployment,
+)
 
 _TRAINING_S = 240.0
 _STEPS = 16
@@ -179,7 +185,21 @@ def test_a_laptop_trains_on_a_pool_through_the_gateway(
             num_samples=1,
         )
 
-        assert losses[-1] < losses[0]
+        # An upgrade drains the trainer under the run, and the run goes on.
+        before = {pod["metadata"]["name"] for pod in jobs.pods("shared")}
+        env = [*ONE_THREAD, {"name": "TINSMITH_DRAIN_TIMEOUT_S", "value": "20"}]
+        changed = {**deployment.role(), "template": {"env": env}}
+        jobs.patch("shared", {"trainer": changed, "sampler": changed}, plural="trainerpools")
+        cluster.wait_for(
+            lambda: not before & {pod["metadata"]["name"] for pod in jobs.pods("shared")},
+            "all pods to be new",
+            timeout_s=_TRAINING_S,
+        )
+        gradient = run.forward_backward([datum], "cross_entropy")
+        run.optim_step(tinsmith.AdamParams(learning_rate=1e-2)).result()
+        losses.append(gradient.result().loss)
+
+        assert losses[-1] < losses[-2] < losses[0]
         assert len(sampled.result().sequences[0].tokens) == 4
 
     jobs.create(

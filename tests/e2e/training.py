@@ -30,7 +30,7 @@ from tinsmith_runtime.auth import ApiKey
 
 MODEL = "tiny"
 TINY: Json = {"requests": {"cpu": "500m", "memory": "1Gi"}}
-_ONE_THREAD = [{"name": "TINSMITH_NUM_THREADS", "value": "1"}]
+ONE_THREAD = [{"name": "TINSMITH_NUM_THREADS", "value": "1"}]
 _BUCKET = "checkpoints"
 _START_TIMEOUT_S = 60.0
 
@@ -67,7 +67,7 @@ class TrainingDeployment:
 
     def role(self, gpus: int = 1, **further: Any) -> Json:
         """Return a role of tiny pods."""
-        return {"gpus": gpus, "resources": TINY, "template": {"env": _ONE_THREAD}, **further}
+        return {"gpus": gpus, "resources": TINY, "template": {"env": ONE_THREAD}, **further}
 
     def supervised(self, *, num_steps: int, every_steps: int = 4, **further: Any) -> Json:
         """Return the spec of a supervised job of tiny pods."""

@@ -8,6 +8,8 @@ secrets; drivers, players and images that the author of a job chose get the job'
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 from typing import Any
 
 from tinsmith_controller.deployment import METRICS_PORT, PORTS, RENDEZVOUS_PORT, Deployment
@@ -20,6 +22,7 @@ from tinsmith_controller.naming import (
     MANAGED_LABEL,
     MANAGER,
     ROLE_LABEL,
+    TEMPLATE_ANNOTATION,
     UID_LABEL,
     VERSION,
     WORKLOAD_LABEL,
@@ -102,11 +105,28 @@ def make_pod(owner: Owner, assignment: Assignment, deployment: Deployment) -> di
                 INDEX_LABEL: str(assignment.index),
                 EPOCH_LABEL: str(assignment.epoch),
             },
-            "annotations": {**role.template.annotations, ROLE_LABEL: role.name},
+            "annotations": {
+                **role.template.annotations,
+                ROLE_LABEL: role.name,
+                TEMPLATE_ANNOTATION: _hash(pod),
+            },
             "ownerReferences": [owner_reference(owner)],
         },
         "spec": pod,
     }
+
+
+def template_of(owner: Owner, assignment: Assignment, deployment: Deployment) -> str:
+    """Return the hash that the pod of an assignment would have if it was made now."""
+    pod = make_pod(owner, assignment, deployment)
+    found: str = pod["metadata"]["annotations"][TEMPLATE_ANNOTATION]
+    return found
+
+
+def _hash(pod: dict[str, Any]) -> str:
+    """Return a hash of a pod's spec, wherever it runs."""
+    kept = {name: value for name, value in pod.items() if name not in ("affinity", "hostname")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make_services(owner: Owner) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ INDEX_LABEL = "tinsmith.dev/index"
 EPOCH_LABEL = "tinsmith.dev/epoch"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 """The kind of a pod's role; network policies of the chart select by it."""
+TEMPLATE_ANNOTATION = "tinsmith.dev/template"
+"""Hash of what a pod was made from; another one means that it is out of date."""
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 MANAGER = "tinsmith-controller"
 

@@ -38,6 +38,7 @@ class PodView:
         exit_code: Of the container that ended badly, else of the first that ended.
         problem: What the pod says is wrong: a termination message, or why it waits.
         conditions: Types of its conditions that are True.
+        template: Hash of what it was made from.
     """
 
     name: str
@@ -51,6 +52,7 @@ class PodView:
     exit_code: int | None = None
     problem: str = ""
     conditions: frozenset[str] = frozenset()
+    template: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -83,6 +85,7 @@ class Observed:
         lost_nodes: Nodes that are not ready, or gone.
         cordoned_nodes: Nodes that take no new pods.
         report: The driver's last report.
+        templates: What each pod of a pool would be made from now, by its name.
         obstacle: What keeps it from being started at all, besides nodes; one sentence.
         rejection: Why the cluster will never take one of its pods; one sentence.
     """
@@ -92,6 +95,7 @@ class Observed:
     lost_nodes: frozenset[str] = frozenset()
     cordoned_nodes: frozenset[str] = frozenset()
     report: Report | None = None
+    templates: Mapping[str, str] = field(default_factory=dict)
     obstacle: str = ""
     rejection: str = ""
 

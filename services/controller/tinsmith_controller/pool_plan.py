@@ -1,7 +1,7 @@
 """The plan for one pool: a pure function, like that of a job, but it never ends.
 
-Replicas are kept one by one: each that has a node has a pod, and one that failed is made again
-after a pause that grows with failures in a row.
+Replicas are kept, and brought up to date, one by one: each that has a node has a pod, and one that
+failed is made again after a pause that grows with failures in a row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tinsmith_controller.conditions import PoolPhase
 from tinsmith_controller.failures import backoff_left_s, describe
 from tinsmith_controller.job_plan import Limits
 from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL
-from tinsmith_controller.observed import Observed, Pool
+from tinsmith_controller.observed import Observed, PodView, Pool
 from tinsmith_controller.plans import Event, Plan, PodDeletion
 from tinsmith_controller.spec import SAMPLER, Reaction
 from tinsmith_controller.status import Failure, Status
@@ -63,13 +63,31 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
     )
     pause_s = _pause_s(status, now, limits)
     status = _readiness(status, kept, pause_s, now)
+    outdated = _outdated(observed) if kept.is_ready and not kept.delete else None
+    if outdated is not None:
+        message = f"pod {outdated.name} is out of date; it drains, and is made anew"
+        events.append(Event(conditions.POD_OUTDATED, message))
     return Plan(
         status=status,
         create=kept.create,
-        delete=kept.delete,
+        delete=kept.delete if outdated is None else (PodDeletion(outdated.name, outdated.uid),),
         requeue_s=max(0.5, pause_s) if pause_s > 0 else None,
         events=tuple(events),
     )
+
+
+def _outdated(observed: Observed) -> PodView | None:
+    """Return a pod that was made from what the pool or the deployment was before.
+
+    One goes at a time, when all are ready. A trainer that drains gives its runs to others, or has
+    them back when it is there again; nothing that was acknowledged is lost.
+    """
+    found = [
+        pod
+        for name, pod in sorted(observed.pods.items())
+        if name in observed.templates and pod.template != observed.templates[name]
+    ]
+    return found[0] if found else None
 
 
 def _refuse(pool: Pool, status: Status, observed: Observed, now: datetime.datetime) -> Plan:

@@ -31,7 +31,7 @@ from tinsmith_controller.election import Election
 from tinsmith_controller.events import EventRecorder
 from tinsmith_controller.job_desk import DeskError, JobDesk, JobIdentity
 from tinsmith_controller.job_plan import Limits, plan_job
-from tinsmith_controller.manifests import make_key_secret, make_pod, make_services
+from tinsmith_controller.manifests import make_key_secret, make_pod, make_services, template_of
 from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id, secret_name
 from tinsmith_controller.observed import Job, Observed, Pool, Report
 from tinsmith_controller.owner import Owner
@@ -222,6 +222,18 @@ class Reconciler:
                 return f"waits for the TrainerPool {item.spec.pool}, which can not be run"
         return ""
 
+    def _templates(self, item: Job | Pool) -> dict[str, str]:
+        """Return what pods of a pool would be made from; those of jobs stay as they began."""
+        if isinstance(item, Job) or item.spec is None:
+            return {}
+        owner = self._owner(item, item.status)
+        roles = {role.name for role in item.spec.roles}
+        return {
+            entry.pod: template_of(owner, entry, self._deployment)
+            for entry in item.status.assignments
+            if entry.role in roles
+        }
+
     def _distrust(self, item: Job | Pool) -> str:
         """Return why a job of an author whom nobody needs to trust can not be run."""
         if not isinstance(item, Job) or item.spec is None:
@@ -251,6 +263,7 @@ class Reconciler:
                 name for name, node in nodes.items() if node is not None and node.is_cordoned
             ),
             report=report,
+            templates=self._templates(item),
             obstacle=memory.obstacle,
             rejection=memory.rejection or self._distrust(item),
         )

@@ -14,6 +14,7 @@ from tinsmith_controller.naming import (
     JOB_KIND,
     POOL_KIND,
     ROLE_LABEL,
+    TEMPLATE_ANNOTATION,
 )
 from tinsmith_controller.observed import Job, PodPhase, PodView, Pool
 from tinsmith_controller.quantities import QuantityError, Resources
@@ -150,6 +151,7 @@ def pod_record(content: Json) -> PodRecord:
         exit_code=exit_code,
         problem=problem or _unscheduled(status),
         conditions=conditions,
+        template=str((metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")),
     )
     return PodRecord(owner, owner_uid, view, node, _requested(spec), view.has_ended)
 

@@ -1,0 +1,119 @@
+"""The plan for one pool: replicas come one by one, and none is down for long."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+
+from tinsmith_controller.assignment.records import Key, Placement
+from tinsmith_controller.conditions import PoolPhase
+from tinsmith_controller.grants import grant_pool
+from tinsmith_controller.job_plan import Limits
+from tinsmith_controller.observed import Observed, PodPhase, PodView, Pool
+from tinsmith_controller.plans import Plan
+from tinsmith_controller.pool_plan import plan_pool
+from tinsmith_controller.quantities import Resources
+from tinsmith_controller.spec_codec import decode_pool
+from tinsmith_controller.status import Status
+
+NOW = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
+KEY = Key("TrainerPool", "team-a", "shared")
+LIMITS = Limits(backoff_base_s=10.0)
+
+
+class Life:
+    """A pool of two trainers, its pods, and the passing of time."""
+
+    def __init__(self) -> None:
+        spec = decode_pool(
+            "shared",
+            {
+                "model": {"name": "m", "source": "hf://org/m"},
+                "trainer": {"replicas": 2, "gpus": 1},
+            },
+        )
+        status = Status(phase=PoolPhase.PENDING)
+        self.pool = Pool(KEY, "uid-1", 1, NOW, spec, "", status)
+        self.pods: dict[str, PodView] = {}
+        self.template = "old"
+        self.now = NOW
+
+    def step(self, after_s: float = 0.0) -> Plan:
+        self.now += datetime.timedelta(seconds=after_s)
+        templates = {entry.pod: self.template for entry in self.pool.status.assignments}
+        observed = Observed(pods=dict(self.pods), templates=templates)
+        plan = plan_pool(self.pool, observed, self.now, LIMITS)
+        for deletion in plan.delete:
+            self.pods[deletion.name] = replace(self.pods[deletion.name], is_deleting=True)
+        for entry in plan.create:
+            self.pods[entry.pod] = PodView(
+                entry.pod,
+                f"uid-of-{entry.pod}",
+                entry.role,
+                entry.index,
+                phase=PodPhase.RUNNING,
+                is_ready=True,
+                node=entry.node,
+                template=self.template,
+            )
+        self.pool = replace(self.pool, status=plan.status)
+        return plan
+
+    def give(self, index: int) -> None:
+        placement = Placement("trainer", index, f"n{index}", Resources(gpus=1))
+        self.pool = replace(self.pool, status=grant_pool(self.pool, [placement], self.now))
+
+    def run(self) -> None:
+        self.step()
+        for index in range(2):
+            self.give(index)
+        for _ in range(3):
+            self.step()
+        assert self.pool.status.phase is PoolPhase.READY
+
+    def remove_deleted(self) -> None:
+        self.pods = {name: pod for name, pod in self.pods.items() if not pod.is_deleting}
+
+
+def test_one_replica_serves_while_another_waits_for_a_node() -> None:
+    life = Life()
+    assert life.step().status.phase is PoolPhase.QUEUED
+    life.give(0)
+    life.step()
+
+    assert life.step().status.phase is PoolPhase.DEGRADED
+    assert len(life.pods) == 1
+
+
+def test_a_replica_that_fails_is_made_again_after_a_pause_and_others_stay() -> None:
+    life = Life()
+    life.run()
+    failed, other = sorted(life.pods.values(), key=lambda pod: pod.index)
+    life.pods[failed.name] = replace(failed, phase=PodPhase.FAILED, is_ready=False, exit_code=1)
+
+    plan = life.step()
+    life.remove_deleted()
+    assert not plan.create
+    assert "pauses" in plan.status.waiting_for
+    assert not life.step(after_s=5.0).create
+    created = life.step(after_s=6.0).create
+
+    assert [entry.index for entry in created] == [failed.index]
+    assert created[0].pod != failed.name
+    assert other.name in life.pods
+
+
+def test_pods_that_are_out_of_date_are_replaced_one_by_one() -> None:
+    life = Life()
+    life.run()
+    before = set(life.pods)
+    life.template = "new"
+    for _ in range(12):
+        life.step()
+        assert sum(not pod.is_deleting for pod in life.pods.values()) >= 1
+        life.remove_deleted()
+
+    assert not before & set(life.pods)
+    assert {pod.template for pod in life.pods.values()} == {"new"}
+    assert life.pool.status.phase is PoolPhase.READY
+    assert not life.step().delete
