@@ -44,7 +44,6 @@ from tinsmith_controller.spec import (
 from tinsmith_controller.status import Assignment
 
 _USER = 65532
-_HOSTNAME_LABEL = "kubernetes.io/hostname"
 _DRAIN_MARGIN_S = 30
 _DEFAULT_GRACE_S = 60
 
@@ -78,7 +77,8 @@ def make_pod(owner: Owner, assignment: Assignment, deployment: Deployment) -> di
         "volumes": volumes_of(owner, role),
         "tolerations": [dict(entry) for entry in owner.spec.scheduling.tolerations],
     }
-    if deployment.service_account:
+    # An account may be an identity at the object store, which no program of an author's gets.
+    if deployment.service_account and role.kind in SERVER_KINDS:
         pod["serviceAccountName"] = deployment.service_account
     if deployment.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in deployment.pull_secrets]
@@ -183,7 +183,8 @@ def owner_reference(owner: Owner) -> dict[str, Any]:
 
 
 def _pinned_to(node: str) -> dict[str, Any]:
-    terms = [{"matchExpressions": [{"key": _HOSTNAME_LABEL, "operator": "In", "values": [node]}]}]
+    # The name itself, as DaemonSets do it: the label kubernetes.io/hostname may differ from it.
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
     return {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
@@ -206,7 +207,7 @@ def _container(
         "image": template.image
         or f"{deployment.image_repository}/{_image(role)}:{deployment.image_tag}",
         "env": variables_of(owner, role, assignment, deployment),
-        "resources": _resources(role, deployment),
+        "resources": _resources(role, assignment, deployment),
         "volumeMounts": mounts_of(volumes_of(owner, role)),
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -229,9 +230,9 @@ def _container(
             {"name": "metrics", "containerPort": METRICS_PORT},
         ]
         container |= _probes(port, has_grpc=deployment.has_grpc_probes)
-    if deployment.storage_secret and role.kind in MODEL_KINDS:
-        name = _storage_secret(owner, deployment)
-        container["envFrom"] = [{"secretRef": {"name": name}}]
+    storage_secret = _storage_secret(owner, deployment)
+    if storage_secret and role.kind in MODEL_KINDS:
+        container["envFrom"] = [{"secretRef": {"name": storage_secret}}]
     return container
 
 
@@ -259,11 +260,12 @@ def _probes(port: int, *, has_grpc: bool) -> dict[str, Any]:
     return probes
 
 
-def _resources(role: Role, deployment: Deployment) -> dict[str, Any]:
+def _resources(role: Role, assignment: Assignment, deployment: Deployment) -> dict[str, Any]:
     requests = {**deployment.requests.get(role.kind, {}), **role.limits, **role.requests}
     limits = {**requests, **role.limits}
-    if role.gpus:
-        requests[GPU_RESOURCE] = limits[GPU_RESOURCE] = str(role.gpus)
+    # Not the role's: what was decided counts, whatever was written into the spec since.
+    if assignment.gpus:
+        requests[GPU_RESOURCE] = limits[GPU_RESOURCE] = str(assignment.gpus)
     return {"requests": requests, "limits": limits}
 
 

@@ -48,7 +48,7 @@ def variables_of(
         *own,
     ]
     names = {entry["name"] for entry in own}
-    return [*own, *(dict(entry) for entry in role.template.env if entry["name"] not in names)]
+    return [*own, *(entry for entry in _settings(role) if entry["name"] not in names)]
 
 
 def _server_env(
@@ -59,8 +59,8 @@ def _server_env(
     env = [
         _value("TINSMITH_SCHEDULER_ADDRESS", deployment.scheduler_address),
         _secret("TINSMITH_POD_KEY", deployment.pod_secret, "pod-key"),
-        _value("TINSMITH_LISTEN_ADDRESS", f"$(POD_IP):{PORTS[role.kind]}"),
-        _value("TINSMITH_METRICS_ADDRESS", f"$(POD_IP):{METRICS_PORT}"),
+        _on_pod_address("TINSMITH_LISTEN_ADDRESS", PORTS[role.kind]),
+        _on_pod_address("TINSMITH_METRICS_ADDRESS", METRICS_PORT),
         _value(
             "TINSMITH_WORKER_NAME",
             worker_id(owner.key.name, owner.uid, role.name, assignment.index),
@@ -151,7 +151,27 @@ def _hub_env(model: Model) -> list[dict[str, Any]]:
 
 
 def _value(name: str, value: str) -> dict[str, Any]:
-    return {"name": name, "value": value}
+    """Return a variable with just this text.
+
+    Kubernetes would replace `$(OTHER)` by the value of another variable, a secret one too, and much
+    of what stands here was written by the author of a job.
+    """
+    return {"name": name, "value": value.replace("$", "$$")}
+
+
+def _on_pod_address(name: str, port: int) -> dict[str, Any]:
+    return {"name": name, "value": f"$(POD_IP):{port}"}
+
+
+def _settings(role: Role) -> list[dict[str, Any]]:
+    """Return the variables of a template; where there are secrets, as the text that they are."""
+    found = []
+    for entry in role.template.env:
+        variable = dict(entry)
+        if role.kind in SERVER_KINDS and "value" in variable:
+            variable |= _value(str(variable["name"]), str(variable["value"]))
+        found.append(variable)
+    return found
 
 
 def _secret(name: str, secret: str, key: str) -> dict[str, Any]:

@@ -45,6 +45,8 @@ _OBJECT_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
 _MODEL_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
 _MAX_REPLICAS = 1024
 _MAX_GPUS = 64
+_MAX_PODS = 4096
+"""The status lists all of them."""
 _MAX_AMOUNT = 2**50
 """Of a resource, for one pod; a PiB of memory."""
 _SAMPLING_METHODS = frozenset({Method.GRPO, Method.PPO, Method.EPISODES, Method.SERVE})
@@ -235,6 +237,13 @@ def _check_job(job: JobSpec) -> None:
         raise SpecError(f"method {job.method.value} trains, so it needs spec.roles.trainer")
     if job.is_serving and job.pool:
         raise SpecError("method serve needs samplers of its own; drop spec.poolRef")
+    if job.checkpoint.uri and not job.checkpoint.secret:
+        raise SpecError("spec.checkpoint.uri needs spec.checkpoint.secretRef")
+    num_pods = sum(role.replicas for role in job.roles)
+    if num_pods > _MAX_PODS:
+        raise SpecError(
+            f"the roles have {num_pods} pods together, at most {_MAX_PODS} are possible"
+        )
     driver = job.role(DRIVER)
     if job.method is Method.CUSTOM and not (
         driver and (driver.template.image or driver.template.command)

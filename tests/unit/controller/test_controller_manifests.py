@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -138,9 +139,7 @@ def test_pods_are_pinned_by_affinity_and_ask_for_their_gpus() -> None:
 
     assert terms == [
         {
-            "matchExpressions": [
-                {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}
-            ]
+            "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}],
         }
     ]
     assert "nodeName" not in trainer["spec"]
@@ -227,3 +226,44 @@ def test_the_secret_of_a_job_goes_with_it() -> None:
 
     assert secret["metadata"]["ownerReferences"][0]["uid"] == "uid-1"
     assert secret["data"] == {"api-key": "dHNrX2tleQ=="}
+
+
+def test_nothing_that_an_author_writes_is_replaced_by_a_secret() -> None:
+    """Kubernetes expands `$(NAME)` in values; `$$` is a dollar."""
+    spec = {
+        "method": {"type": "sft", "parameters": {"data": "$(TINSMITH_POD_KEY)"}},
+        "model": {"name": "m", "source": "file:///$(TINSMITH_POD_KEY)"},
+        "roles": {
+            "trainer": {
+                "template": {"env": [{"name": "TINSMITH_DTYPE", "value": "$(TINSMITH_POD_KEY)"}]}
+            }
+        },
+        "checkpoint": {"uri": "s3://$(TINSMITH_DATABASE_URL)", "secretRef": {"name": "mine"}},
+    }
+    for pod in pods_of(spec):
+        for entry in container(pod)["env"]:
+            value = entry.get("value", "")
+            if entry["name"] not in ("TINSMITH_LISTEN_ADDRESS", "TINSMITH_METRICS_ADDRESS"):
+                assert "$(" not in value.replace("$$", ""), entry
+
+
+def test_programs_of_authors_have_no_identity_at_the_object_store() -> None:
+    owner = owner_of(EVERYTHING)
+    deployment = dataclasses.replace(DEPLOYMENT, service_account="jobs")
+    for entry in owner.assignments:
+        pod = make_pod(owner, entry, deployment)
+        is_client = entry.role in ("driver", "agent/red/worker")
+        assert ("serviceAccountName" in pod["spec"]) != is_client
+
+
+def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:
+    spec = {
+        "method": {"type": "sft"},
+        "roles": {"trainer": {}},
+        "checkpoint": {"uri": "s3://mine/store", "secretRef": {"name": "mine"}},
+    }
+    owner = owner_of(spec)
+    without = dataclasses.replace(DEPLOYMENT, storage_secret="")
+    trainer = make_pod(owner, owner.assignments[0], without)
+
+    assert container(trainer)["envFrom"] == [{"secretRef": {"name": "mine"}}]
