@@ -167,6 +167,7 @@ def controller_process(
             "lease_ttl_s": 3,
             "report_interval_s": 0.5,
             "backoff_base_s": 0.5,
+            "node_lost_s": 0,
             "resync_interval_s": 5,
             **settings,
         },

@@ -120,9 +120,14 @@ class Assigner:
             try:
                 self._reconciler.write_status(records[key], status)
             except ApiError as error:
-                if not (error.is_conflict or error.is_not_found):
+                if error.is_invalid:
+                    # Nobody else waits for a job whose status the server will not have.
+                    logger.error(
+                        "status refused", extra={"workload": str(key), "problem": str(error)}
+                    )
+                elif not (error.is_conflict or error.is_not_found):
                     raise
-                # It was changed, which wakes this decision again.
+                # Else it was changed, which wakes this decision again.
                 continue
             self._count(key, decisions)
         self._said_s = {key: time_s for key, time_s in self._said_s.items() if key in records}

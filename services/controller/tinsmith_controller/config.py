@@ -73,6 +73,8 @@ class ControllerConfig:
     """Shortest time between two decisions about nodes."""
     resync_interval_s: float = 30.0
     """How often everything is looked at though nothing happened."""
+    node_lost_s: float = 20.0
+    """How long a node is not ready before its pods are given up; the cluster has waited before."""
     backoff_base_s: float = 10.0
     """Pause after a job's first failure; doubled by each further one."""
     backoff_max_s: float = 300.0
@@ -86,11 +88,20 @@ class ControllerConfig:
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.node_lost_s < 0:
+            raise ConfigError(f"node_lost_s must be 0 or more, got {self.node_lost_s}")
         if not self.namespace_list():
             raise ConfigError("namespaces must name at least one namespace")
         if not self.pod_key:
             raise ConfigError("pod_key must not be empty")
-        self.project_map()
+        projects = self.project_map()
+        owned = [projects.get(namespace, namespace) for namespace in self.namespace_list()]
+        twice = sorted({project for project in owned if owned.count(project) > 1})
+        if twice:
+            raise ConfigError(
+                f"projects: {twice[0]} has two namespaces, whose jobs could have one name; give "
+                "each project one"
+            )
 
     def namespace_list(self) -> tuple[str, ...]:
         """Return the namespaces of jobs and pools."""

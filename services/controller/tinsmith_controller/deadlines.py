@@ -46,12 +46,8 @@ def late(spec: JobSpec, status: Status, kept: Upkeep, now: datetime.datetime) ->
     """Return the failure of a start that took too long; waiting for a node does not count."""
     if kept.is_ready or kept.num_unplaced:
         return None
-    ready = status.condition(conditions.READY)
-    begun = [
-        time
-        for time in (status.assigned_time, ready.transition_time if ready is not None else None)
-        if time is not None
-    ]
+    found = (status.condition(conditions.READY), status.condition(conditions.ASSIGNED))
+    begun = [entry.transition_time for entry in found if entry is not None]
     waited_s = (now - max(begun, default=now)).total_seconds()
     if waited_s < spec.startup_deadline_s:
         return None

@@ -52,6 +52,10 @@ class EventRecorder:
                 # Written by a controller before this one; from here on it is counted.
                 self._counts[name] = 1
                 return
+            if error.is_not_found:
+                # The cluster keeps events for an hour; the next one is written anew.
+                del self._counts[name]
+                return
             logger.info("an event was not written", extra={"problem": str(error)})
 
     def _again(self, key: Key, name: str, count: int, now: datetime.datetime) -> None:

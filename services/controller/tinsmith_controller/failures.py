@@ -44,6 +44,11 @@ def react(pod: PodView, rules: Sequence[FailureRule]) -> Reaction:
     return Reaction.RESTART_ROLE
 
 
+def was_told_to_stop(pod: PodView) -> bool:
+    """Whether the cluster, or a person, had a pod stop: a drain, an eviction, `kubectl delete`."""
+    return pod.is_deleting or _DISRUPTION in pod.conditions
+
+
 def describe(pod: PodView, reason: str) -> Failure:
     """Return why a pod failed, in one sentence."""
     code = f"exit code {pod.exit_code}" if pod.exit_code is not None else "no exit code"
@@ -59,10 +64,11 @@ def describe(pod: PodView, reason: str) -> Failure:
 
 
 def backoff_left_s(status: Status, now: datetime.datetime, *, base_s: float, max_s: float) -> float:
-    """Return how long nothing is started after a failure; it doubles with each."""
-    if status.last_restart_time is None or status.restart_count == 0:
+    """Return how long nothing is started after a pod ended; it doubles with each failure."""
+    if status.last_restart_time is None:
         return 0.0
-    pause_s = min(max_s, base_s * 2.0 ** min(status.restart_count - 1, _MAX_DOUBLINGS))
+    num_doublings = min(max(0, status.restart_count - 1), _MAX_DOUBLINGS)
+    pause_s = min(max_s, base_s * 2.0**num_doublings)
     return max(0.0, pause_s - (now - status.last_restart_time).total_seconds())
 
 

@@ -27,6 +27,18 @@ class DeskError(Exception):
     """The scheduler did not do what it was asked; the text is one sentence."""
 
 
+class KeySpentError(DeskError):
+    """A key was taken for good.
+
+    Attributes:
+        epoch: Of the driver whose key it was; None for that of the agents.
+    """
+
+    def __init__(self, epoch: int | None) -> None:
+        super().__init__(f"the key of epoch {epoch} was revoked; the driver gets another")
+        self.epoch = epoch
+
+
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
     """A job as the scheduler knows it.
@@ -44,11 +56,18 @@ class JobDesk(Protocol):
     """The scheduler, as far as jobs are concerned."""
 
     def settle_keys(
-        self, job: JobIdentity, epochs: frozenset[int | None], *, pool: str
+        self, job: JobIdentity, epochs: frozenset[int | None], *, generation: int, pool: str
     ) -> Mapping[int | None, str]:
         """Make the keys of some epochs good, and all others of the job bad; return the good ones.
 
+        Args:
+            job: Whose keys.
+            epochs: Of drivers; None is the key of the agents.
+            generation: Tells the agents' key from those of times before.
+            pool: That the keys are bound to; empty for none.
+
         Raises:
+            KeySpentError: If one was made bad before.
             DeskError: If that is not known to have happened.
         """
         ...
@@ -114,17 +133,21 @@ class SchedulerDesk:
         self._channel.close()
 
     def settle_keys(
-        self, job: JobIdentity, epochs: frozenset[int | None], *, pool: str
+        self, job: JobIdentity, epochs: frozenset[int | None], *, generation: int, pool: str
     ) -> Mapping[int | None, str]:
         """See `JobDesk`; bad keys are refused before good ones are made."""
-        wanted = {epoch: derive_job_key(self._pod_key, _seed(job.uid, epoch)) for epoch in epochs}
+        wanted = {
+            epoch: derive_job_key(self._pod_key, _seed(job.uid, epoch, generation))
+            for epoch in epochs
+        }
         ids = {key.key_id for key in wanted.values()}
         # Those of jobs that had the name before are bad too.
         for known in self._good_keys(job.name):
             if known.name.rpartition("/")[2] not in ids:
                 self.revoke(known.name)
-        for key in wanted.values():
-            self._call("EnsureJobKey", _ensure(job, key, pool))
+        for epoch, key in wanted.items():
+            if self._call("EnsureJobKey", _ensure(job, key, pool)).revoked:
+                raise KeySpentError(epoch)
         return {epoch: str(key) for epoch, key in wanted.items()}
 
     def key_holders(self) -> Mapping[str, JobIdentity]:
@@ -181,9 +204,9 @@ class SchedulerDesk:
             raise DeskError(f"the scheduler refuses {method}: {_sentence(error)}") from error
 
 
-def _seed(uid: str, epoch: int | None) -> str:
-    """Return what a key is derived from: one for each driver, one for the players of a job."""
-    return f"{uid}/agents" if epoch is None else f"{uid}/driver/{epoch}"
+def _seed(uid: str, epoch: int | None, generation: int) -> str:
+    """Return what a key is derived from: one for each driver, one for the players of a time."""
+    return f"{uid}/agents/{generation}" if epoch is None else f"{uid}/driver/{epoch}"
 
 
 def _ensure(job: JobIdentity, key: ApiKey, pool: str) -> job_pb2.EnsureJobKeyRequest:

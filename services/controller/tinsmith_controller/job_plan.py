@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from tinsmith_controller import conditions
 from tinsmith_controller.conditions import ENDED, Phase
 from tinsmith_controller.deadlines import late, next_look_s, overdue, with_report, with_stall
-from tinsmith_controller.failures import RECIPE_RULES, backoff_left_s, describe, react
+from tinsmith_controller.failures import (
+    RECIPE_RULES,
+    backoff_left_s,
+    describe,
+    react,
+    was_told_to_stop,
+)
 from tinsmith_controller.grants import grant
 from tinsmith_controller.leaving import leave
 from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL
@@ -34,6 +40,8 @@ from tinsmith_controller.status import Assignment, Failure, Status
 from tinsmith_controller.upkeep import Upkeep, tend
 
 _FULL = "full"
+_DEFAULT_GRACE_S = 120
+"""To save in, for a job whose spec can not be read any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,11 +115,12 @@ class _Planner:
         told to stop, and then what it reported counts: a job that ends too early is lost, one that
         is resumed in vain ends again.
         """
-        if not any(pod.phase is PodPhase.SUCCEEDED for pod in self._driver_pods()):
+        ended = [pod for pod in self._driver_pods() if pod.phase is PodPhase.SUCCEEDED]
+        if not ended:
             return False
         spec, report = self._job.spec, self._observed.report
         is_foreign = spec is not None and spec.method is Method.CUSTOM
-        was_told = self._status.stop_time is not None
+        was_told = self._status.stop_time is not None or any(map(was_told_to_stop, ended))
         return not (is_foreign and was_told) or (report is not None and report.has_succeeded)
 
     # Ends.
@@ -147,7 +156,7 @@ class _Planner:
             self._observed,
             since=since,
             now=self._now,
-            grace_s=spec.scheduling.grace_s if spec is not None else 0,
+            grace_s=spec.scheduling.grace_s if spec is not None else _DEFAULT_GRACE_S,
             keeps_ended=True,
         )
         if left.is_done:
@@ -283,7 +292,9 @@ class _Planner:
                 conditions.READY, False, conditions.WAITING_FOR_NODES, "has no nodes", self._now
             )
         # Pods of an earlier life that nobody wants.
-        delete = leave(self._observed, since=self._now, now=self._now, grace_s=0).delete
+        delete = leave(
+            self._observed, since=self._now, now=self._now, grace_s=spec.scheduling.grace_s
+        ).delete
         return self._planned(status, delete=delete, requeue_s=pause_s or None)
 
     def _pause_s(self) -> float:
@@ -308,7 +319,7 @@ class _Planner:
             self._observed,
             react=lambda pod: react(pod, _rules(spec)),
             groups=_groups(spec),
-            may_create=pause_s <= 0,
+            may_create=pause_s <= 0 and not self._observed.obstacle,
         )
         for why in kept.lost:
             self._events.append(Event(conditions.POD_LOST, why, is_warning=True))
@@ -348,6 +359,9 @@ class _Planner:
             if reaction is Reaction.FAIL_JOB:
                 return replace(failure, reason=conditions.FAILURE_POLICY)
         if not counted:
+            if kept.failures or kept.num_stopped:
+                # Not a failure that counts, but no reason to start pods without a pause either.
+                self._status = replace(self._status, last_restart_time=self._now)
             return None
         failure = describe(counted[0], conditions.POD_FAILED)
         count = self._status.restart_count + 1
@@ -375,6 +389,15 @@ class _Planner:
             )
             return status.with_condition(
                 conditions.READY, True, conditions.PODS_READY, "all pods are ready", self._now
+            )
+        if kept.num_unplaced:
+            # True again with the last node: from then on the time of the start counts.
+            status = status.with_condition(
+                conditions.ASSIGNED,
+                False,
+                conditions.WAITING_FOR_NODES,
+                f"{kept.num_unplaced} of its pods have no node",
+                self._now,
             )
         was_running = status.phase in (Phase.RUNNING, Phase.RESTARTING)
         # A driver that was not started yet is no reason to speak of a restart.

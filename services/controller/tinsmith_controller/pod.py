@@ -91,6 +91,7 @@ class ControllerPod:
             limits=limits,
             namespaces=config.namespace_list(),
             projects=config.project_map(),
+            node_lost_s=config.node_lost_s,
             now=now,
         )
         self._assigner = Assigner(
@@ -104,12 +105,13 @@ class ControllerPod:
         )
         self._stopped = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._is_working = False
         self._active_s = time.monotonic()
 
     @property
     def is_alive(self) -> bool:
         """Whether its workers move; a replica that stands by does."""
-        return not self._threads or time.monotonic() - self._active_s < _STUCK_S
+        return not self._is_working or time.monotonic() - self._active_s < _STUCK_S
 
     def run(self) -> None:
         """Wait to be elected, and work until `stop`.
@@ -128,6 +130,8 @@ class ControllerPod:
                 "the resources installed, and may the controller list them?"
             )
         logger.info("elected", extra={"identity": self._config.replica()})
+        self._active_s = time.monotonic()
+        self._is_working = True
         for number in range(self._config.num_workers):
             self._spawn(f"worker-{number}", self._work)
         self._spawn("reports", self._fetch_reports)
@@ -164,10 +168,8 @@ class ControllerPod:
                 continue
             outcome, again_s = self._handle(key)
             RECONCILES.labels(key.kind, outcome).inc()
-            self._queue.done(key, failed=outcome == "failed")
-            if outcome == "conflict":
-                self._queue.add(key, self._config.assignment_interval_s)
-            elif again_s is not None:
+            self._queue.done(key, failed=outcome in ("failed", "conflict"))
+            if again_s is not None:
                 self._queue.add(key, again_s)
 
     def _handle(self, key: Key) -> tuple[str, float | None]:

@@ -39,7 +39,7 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         observed,
         # Of the reactions this is the one that replaces a single pod; failures are counted below.
         react=lambda _: Reaction.IGNORE,
-        may_create=_pause_s(status, now, limits) <= 0,
+        may_create=_pause_s(status, now, limits) <= 0 and not observed.rejection,
     )
     events = [Event(conditions.POD_LOST, why, is_warning=True) for why in kept.lost]
     for pod, _ in kept.failures:
@@ -51,6 +51,8 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
             restart_count=status.restart_count + 1,
             last_restart_time=now,
         )
+    if kept.num_stopped:
+        status = replace(status, last_restart_time=now)
     status = replace(
         status,
         assignments=kept.assignments,
@@ -62,7 +64,7 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         else "",
     )
     pause_s = _pause_s(status, now, limits)
-    status = _readiness(status, kept, pause_s, now)
+    status = _readiness(status, kept, pause_s, observed.rejection, now)
     outdated = _outdated(observed) if kept.is_ready and not kept.delete else None
     if outdated is not None:
         message = f"pod {outdated.name} is out of date; it drains, and is made anew"
@@ -126,11 +128,15 @@ def _pause_s(status: Status, now: datetime.datetime, limits: Limits) -> float:
     return backoff_left_s(status, now, base_s=limits.backoff_base_s, max_s=limits.backoff_max_s)
 
 
-def _readiness(status: Status, kept: Upkeep, pause_s: float, now: datetime.datetime) -> Status:
+def _readiness(
+    status: Status, kept: Upkeep, pause_s: float, rejection: str, now: datetime.datetime
+) -> Status:
     num_ready = sum(role.ready for role in kept.role_statuses)
     waiting_for = status.waiting_for if kept.num_unplaced else "; ".join(kept.not_ready[:3])
     if pause_s > 0 and status.failure is not None:
         waiting_for = f"pauses {pause_s:.0f} s after a failure: {status.failure.message}"
+    if rejection:
+        waiting_for = rejection
     if kept.is_ready:
         phase, waiting_for = PoolPhase.READY, ""
     elif num_ready:

@@ -29,15 +29,15 @@ from tinsmith_controller.conditions import ENDED
 from tinsmith_controller.deployment import Deployment
 from tinsmith_controller.election import Election
 from tinsmith_controller.events import EventRecorder
-from tinsmith_controller.job_desk import DeskError, JobDesk, JobIdentity
+from tinsmith_controller.job_desk import DeskError, JobDesk, JobIdentity, KeySpentError
 from tinsmith_controller.job_plan import Limits, plan_job
 from tinsmith_controller.manifests import make_key_secret, make_pod, make_services, template_of
 from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id, secret_name
-from tinsmith_controller.observed import Job, Observed, Pool, Report
+from tinsmith_controller.observed import Job, Observed, PodView, Pool, Report
 from tinsmith_controller.owner import Owner
 from tinsmith_controller.plans import Plan
 from tinsmith_controller.pool_plan import plan_pool
-from tinsmith_controller.records import WorkloadRecord
+from tinsmith_controller.records import NodeRecord, WorkloadRecord
 from tinsmith_controller.spec import DRIVER, WORKER, JobSpec
 from tinsmith_controller.status import Assignment, Status
 from tinsmith_controller.status_codec import encode_status
@@ -59,14 +59,14 @@ class _Memory:
         taken_names: Names of pods that others have.
         rejection: Why the cluster will never take a pod.
         obstacle: What stood in the way the last time.
-        settled_keys: The epochs whose keys were made good last.
+        settled_keys: The epochs whose keys were made good last, and the agents' generation.
         has_services: Whether its services were made.
     """
 
     taken_names: set[str] = field(default_factory=set)
     rejection: str = ""
     obstacle: str = ""
-    settled_keys: frozenset[int | None] | None = None
+    settled_keys: tuple[frozenset[int | None], int] | None = None
     has_services: bool = False
 
 
@@ -82,6 +82,7 @@ class Reconciler:
         deployment: What pods are told.
         limits: Settings of plans.
         namespaces: Those that it looks at.
+        node_lost_s: How long a node is not ready before its pods are given up.
         projects: Project by namespace; others have their own name.
         now: The time of day.
     """
@@ -97,6 +98,7 @@ class Reconciler:
         deployment: Deployment,
         limits: Limits,
         namespaces: Sequence[str],
+        node_lost_s: float,
         projects: Mapping[str, str],
         now: Callable[[], datetime.datetime],
     ) -> None:
@@ -108,6 +110,7 @@ class Reconciler:
         self._deployment = deployment
         self._limits = limits
         self._projects = projects
+        self._node_lost_s = node_lost_s
         self._own_projects = frozenset(projects.get(name, name) for name in namespaces)
         self._now = now
         self._lock = threading.Lock()
@@ -251,13 +254,12 @@ class Reconciler:
         names |= {pod.node for pod in pods.values()}
         names.discard("")
         nodes = {name: self._stores.node(name) for name in names}
-        with self._lock:
-            report = self._reports.get(item.uid)
+        report = self._report(item, pods)
         return Observed(
             pods=pods,
             taken_names=frozenset(memory.taken_names),
             lost_nodes=frozenset(
-                name for name, node in nodes.items() if node is None or not node.is_ready
+                name for name, node in nodes.items() if node is None or self._is_lost(node)
             ),
             cordoned_nodes=frozenset(
                 name for name, node in nodes.items() if node is not None and node.is_cordoned
@@ -267,6 +269,24 @@ class Reconciler:
             obstacle=memory.obstacle,
             rejection=memory.rejection or self._distrust(item),
         )
+
+    def _is_lost(self, node: NodeRecord) -> bool:
+        since_s = (self._now() - node.ready_time).total_seconds()
+        return not node.is_ready and since_s >= self._node_lost_s
+
+    def _report(self, item: Job | Pool, pods: Mapping[str, PodView]) -> Report | None:
+        """Return the driver's last report, a fresh one if it has ended: nothing comes after it."""
+        if not isinstance(item, Job):
+            return None
+        driver = item.status.assigned_to(DRIVER, 0)
+        pod = pods.get(driver.pod) if driver is not None else None
+        if pod is not None and pod.has_ended and item.status.phase not in ENDED:
+            try:
+                self.take_reports(self._desk.reports([self._identity(item)]))
+            except DeskError as error:
+                raise RetryLaterError(str(error)) from error
+        with self._lock:
+            return self._reports.get(item.uid)
 
     def _apply(
         self, record: WorkloadRecord, plan: Plan, memory: _Memory, now: datetime.datetime
@@ -314,22 +334,33 @@ class Reconciler:
 
     def _settle_keys(self, record: WorkloadRecord, plan: Plan, memory: _Memory) -> None:
         item = record.item
-        if not isinstance(item, Job) or memory.settled_keys == plan.key_epochs:
+        generation = _generation(plan.status)
+        settled = (plan.key_epochs, generation)
+        if not isinstance(item, Job) or memory.settled_keys == settled:
             return
         if not plan.key_epochs and not item.status.epoch:
             return
         spec = item.spec
         has_own_pool = spec is not None and not spec.pool and not spec.is_serving
-        keys = self._desk.settle_keys(
-            self._identity(item),
-            plan.key_epochs,
-            pool=pool_id(item.key.name, item.uid) if has_own_pool else "",
-        )
+        self._election.require()
+        try:
+            keys = self._desk.settle_keys(
+                self._identity(item),
+                plan.key_epochs,
+                generation=generation,
+                pool=pool_id(item.key.name, item.uid) if has_own_pool else "",
+            )
+        except KeySpentError as error:
+            # It was taken meanwhile, as when a node seemed lost: this driver never gets another.
+            driver = plan.status.assigned_to(DRIVER, 0)
+            if driver is not None and driver.epoch == error.epoch:
+                memory.taken_names.add(driver.pod)
+            raise RetryLaterError(str(error)) from error
         if keys and spec is not None:
             owner = self._owner(item, plan.status)
             for epoch, api_key in keys.items():
-                self._create(SECRETS, item.key.namespace, make_key_secret(owner, epoch, api_key))
-        memory.settled_keys = plan.key_epochs
+                self._create(SECRETS, item, make_key_secret(owner, epoch, api_key))
+        memory.settled_keys = settled
 
     def _delete_key_secrets(self, item: Job | Pool, plan: Plan) -> None:
         """Delete the secrets of keys that are bad from now on.
@@ -353,7 +384,7 @@ class Reconciler:
         owner = self._owner(item, plan.status)
         if not memory.has_services:
             for service in make_services(owner):
-                self._create(SERVICES, item.key.namespace, service)
+                self._create(SERVICES, item, service)
             memory.has_services = True
         for assignment in plan.create:
             self._create_pod(item, owner, assignment, memory)
@@ -388,13 +419,31 @@ class Reconciler:
             memory.taken_names.add(assignment.pod)
             raise RetryLaterError(f"another pod has the name {assignment.pod}")
 
-    def _create(self, resource: Resource, namespace: str, body: Json) -> None:
+    def _create(self, resource: Resource, item: Job | Pool, body: Json) -> None:
+        """Create a secret or service of a workload, unless it is there.
+
+        Raises:
+            DeskError: If the cluster refuses it.
+            RetryLaterError: If one of the name is left of a workload that is gone.
+        """
+        namespace, name = item.key.namespace, body["metadata"]["name"]
         self._election.require()
         try:
             self._cluster.create(resource, namespace, body)
+            return
         except ApiError as error:
+            if error.is_forbidden or error.is_invalid:
+                raise DeskError(
+                    f"the cluster refuses {resource.plural} {name}: {error.message}"
+                ) from error
             if not error.already_exists:
                 raise
+        found = self._cluster.get(resource, namespace, name)
+        owners = [entry.get("uid") for entry in found["metadata"].get("ownerReferences") or []]
+        if item.uid not in owners:
+            raise RetryLaterError(f"{resource.plural} {name} is left of another workload")
+        if found.get("data") != body.get("data"):
+            self._cluster.replace(resource, namespace, {**found, "data": body["data"]})
 
     def _owner(self, item: Job | Pool, status: Status) -> Owner:
         assert item.spec is not None
@@ -411,3 +460,8 @@ class Reconciler:
             assignments=status.assignments,
             model_name=model_name,
         )
+
+
+def _generation(status: Status) -> int:
+    """Return a number that is another one each time that a job gets nodes."""
+    return int(status.assigned_time.timestamp()) if status.assigned_time is not None else 0

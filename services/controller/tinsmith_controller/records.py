@@ -79,6 +79,8 @@ class NodeRecord:
     is_cordoned: bool
     gpu_product: str
     gpu_memory_gib: int
+    ready_time: datetime.datetime = _EPOCH_TIME
+    """When it last became ready, or ceased to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +163,8 @@ def node_record(content: Json) -> NodeRecord:
     metadata, spec = content.get("metadata") or {}, content.get("spec") or {}
     status = content.get("status") or {}
     labels = {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()}
-    conditions = {
-        entry.get("type"): entry.get("status") for entry in status.get("conditions") or []
-    }
+    conditions = {entry.get("type"): entry for entry in status.get("conditions") or []}
+    ready = conditions.get("Ready") or {}
     memory_mib = labels.get(_MEMORY_LABEL, "")
     return NodeRecord(
         name=str(metadata.get("name", "")),
@@ -173,7 +174,8 @@ def node_record(content: Json) -> NodeRecord:
             Taint(str(e.get("key", "")), str(e.get("value") or ""), str(e.get("effect") or ""))
             for e in spec.get("taints") or []
         ),
-        is_ready=conditions.get("Ready") == "True",
+        is_ready=ready.get("status") == "True",
+        ready_time=decode_time(ready.get("lastTransitionTime")) or _EPOCH_TIME,
         is_cordoned=bool(spec.get("unschedulable")),
         gpu_product=labels.get(_PRODUCT_LABEL, ""),
         gpu_memory_gib=round(_number(memory_mib) / 1024),
@@ -246,11 +248,16 @@ def _unscheduled(status: Mapping[str, Any]) -> str:
 
 
 def _requested(spec: Mapping[str, Any]) -> Resources:
-    """Return what a pod asks of its node: its containers together, or its largest first step."""
+    """Return what a pod asks of its node: its containers together, or its largest first step.
+
+    A first step that goes on beside the containers (a sidecar) counts with them.
+    """
+    firsts = spec.get("initContainers") or []
+    sidecars = [entry for entry in firsts if entry.get("restartPolicy") == "Always"]
     total = Resources(pods=1)
-    for container in spec.get("containers") or []:
+    for container in [*(spec.get("containers") or []), *sidecars]:
         total += _asked(container)
-    for container in spec.get("initContainers") or []:
+    for container in firsts:
         first = _asked(container)
         total = Resources(
             max(total.cpu_milli, first.cpu_milli),

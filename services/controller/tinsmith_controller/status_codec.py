@@ -233,9 +233,8 @@ def _encode_progress(progress: Progress) -> dict[str, Any]:
         else str(progress.step),
         "lastUpdateTime": encode_time(progress.update_time),
         "metrics": [
-            {"name": name[:256], "value": f"{value:.6g}"}
-            for name, value in sorted(progress.metrics.items())[:_MAX_METRICS]
-            if name
+            {"name": name, "value": f"{value:.6g}"}
+            for name, value in sorted(_short_names(progress.metrics).items())[:_MAX_METRICS]
         ],
     }
     # Servers of before 1.21 take an empty text for null, and refuse it.
@@ -249,6 +248,11 @@ def _encode_progress(progress: Progress) -> dict[str, Any]:
     if progress.seconds_left is not None:
         encoded["eta"] = _duration(progress.seconds_left)
     return encoded
+
+
+def _short_names(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics by names of which no two are equal, and none is empty."""
+    return {name[:256]: value for name, value in metrics.items() if name}
 
 
 def _duration(seconds: float) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from tinsmith_controller.failures import was_told_to_stop
 from tinsmith_controller.naming import pod_name
 from tinsmith_controller.observed import Observed, PodPhase, PodView
 from tinsmith_controller.plans import PodDeletion
@@ -34,6 +35,7 @@ class Upkeep:
         delete: Pods to delete.
         failures: Pods that failed, and what that means.
         lost: Sentences about pods that are gone without a fault of the job.
+        num_stopped: Pods that ended without a failure though nobody told them to.
         num_unplaced: Pods that need a node and have none.
         not_ready: Sentences about pods that are not ready.
         is_ready: Whether all pods are there and ready.
@@ -46,6 +48,7 @@ class Upkeep:
     delete: tuple[PodDeletion, ...]
     failures: tuple[tuple[PodView, Reaction], ...]
     lost: tuple[str, ...]
+    num_stopped: int
     num_unplaced: int
     not_ready: tuple[str, ...]
     is_ready: bool
@@ -85,6 +88,7 @@ def tend(
         delete=_to_delete(status, observed, assignments, wanted),
         failures=tuple(view.failures),
         lost=tuple(view.lost),
+        num_stopped=view.num_stopped,
         num_unplaced=_num_unplaced(wanted, assignments),
         not_ready=tuple(_not_ready(observed, wanted, assignments)),
         is_ready=_is_ready(observed, wanted, assignments),
@@ -119,6 +123,7 @@ class _View:
         self.failures: list[tuple[PodView, Reaction]] = []
         self.lost: list[str] = []
         self.stale: set[tuple[str, int]] = set()
+        self.num_stopped = 0
         self._homeless: set[tuple[str, int]] = set()
 
     def examine(self, react: Callable[[PodView], Reaction]) -> None:
@@ -133,6 +138,14 @@ class _View:
             if node and node in self._observed.lost_nodes:
                 self._replace(entry, f"{role.name} {entry.index} was on node {node}, which is lost")
                 self._homeless.add(key)
+            elif (
+                pod is not None
+                and not pod.node
+                and entry.node in self._observed.cordoned_nodes
+                and not pod.is_deleting
+            ):
+                self._replace(entry, f"{role.name} {entry.index} can not start on a cordoned node")
+                self._homeless.add(key)
             elif pod is None and entry.uid:
                 self._replace(entry, f"pod {entry.pod} is gone")
             elif entry.pod in self._observed.taken_names:
@@ -142,8 +155,9 @@ class _View:
 
     def _end(self, entry: Assignment, pod: PodView, react: Callable[[PodView], Reaction]) -> None:
         if pod.phase is PodPhase.SUCCEEDED:
-            if entry.role != DRIVER:
-                self._replace(entry, f"pod {entry.pod} stopped")
+            # A driver that did what the job is for never comes here: the job has ended then.
+            self._replace(entry, f"pod {entry.pod} stopped")
+            self.num_stopped += not was_told_to_stop(pod)
             return
         reaction = react(pod)
         self.failures.append((pod, reaction))
@@ -220,7 +234,8 @@ def _to_create(
     servers_ready = all(
         is_fine(pods.get(key), role)
         for key, role in wanted.items()
-        if role.kind not in _CLIENT_KINDS
+        # Those that have no node yet are more than there were: what is there serves without them.
+        if role.kind not in _CLIENT_KINDS and key in pods
     )
     return tuple(
         entry

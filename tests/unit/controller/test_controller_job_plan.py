@@ -542,3 +542,62 @@ def test_a_driver_that_was_told_to_stop_and_ends_with_0(
         life.remove_deleted()
 
     assert life.step().status.phase is phase
+
+
+def test_a_job_that_waited_for_a_node_has_all_the_time_to_start_again() -> None:
+    life = Life(make_job(startupDeadlineSeconds=60))
+    life.run()
+    life.lost = frozenset({"n1"})
+    life.step()
+    life.step(after_s=3600.0)
+    life.give_nodes()
+    life.ready = False
+    life.settle()
+
+    assert life.step(after_s=30.0).status.phase is Phase.RESTARTING
+    assert life.step(after_s=31.0).status.phase is Phase.FAILED
+
+
+@pytest.mark.parametrize(
+    "fields", [{"is_deleting": True}, {"conditions": frozenset({"DisruptionTarget"})}]
+)
+def test_a_program_that_was_drained_is_made_again(fields: dict[str, Any]) -> None:
+    roles = {
+        "trainer": {"gpus": 8},
+        "sampler": {"replicas": 2, "gpus": 1},
+        "driver": {"template": {"image": "mine:1"}},
+    }
+    life = Life(make_job(method={"type": "custom"}, roles=roles))
+    life.run()
+    first = life.pod("driver")
+    life.set_pod(first, phase=PodPhase.SUCCEEDED, is_ready=False, exit_code=0, **fields)
+    life.step()
+    life.remove_deleted()
+
+    assert life.settle().phase is Phase.RUNNING
+    assert life.pod("driver").name != first.name
+
+
+def test_a_server_that_stops_by_itself_is_made_again_after_a_pause() -> None:
+    life = Life(make_job())
+    life.run()
+    life.set_pod(life.pod("sampler"), phase=PodPhase.SUCCEEDED, is_ready=False, exit_code=0)
+    life.step()
+    life.remove_deleted()
+
+    assert not life.step().create
+    assert life.job.status.restart_count == 0
+    assert life.step(after_s=11.0).create
+
+
+def test_a_pod_that_can_not_start_on_a_cordoned_node_goes_elsewhere() -> None:
+    life = Life(make_job())
+    life.ready = False
+    life.step()
+    life.give_nodes()
+    life.settle()
+    for pod in list(life.pods.values()):
+        life.set_pod(pod, node="" if pod.role == "trainer" else pod.node)
+    life.cordoned = frozenset({"n1"})
+
+    assert life.step().status.assigned_to("trainer", 0) is None
