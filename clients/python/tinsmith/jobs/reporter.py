@@ -92,6 +92,8 @@ class Reporter:
                         f"reports of {self._name} are not taken", reason="UNAVAILABLE"
                     )
                 self._changed.wait(left_s)
+            if self._refused is not None:
+                raise self._refused
 
     def close(self) -> None:
         """Send what is left, and end."""
@@ -116,6 +118,14 @@ class Reporter:
                 self._is_sending = False
                 if error is not None and error.reason in _REFUSED_REASONS:
                     self._refused = error
+                elif error is not None and error.code == "INVALID_ARGUMENT":
+                    # Sent again it would be no better. What a job is resumed from must arrive, and
+                    # metrics are what a program of the user's gets wrong.
+                    if request.metrics:
+                        request.metrics.clear()
+                        _put_back(self, request)
+                    else:
+                        self._refused = error
                 elif error is not None:
                     _put_back(self, request)
                 if self._pending is None:

@@ -1,0 +1,50 @@
+"""Reports of a driver: what the server will never take does not stand in the way of what counts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tinsmith.errors import TinsmithError
+from tinsmith.jobs.reporter import Reporter
+from tinsmith.v1 import job_pb2
+
+
+class Server:
+    """Takes reports without metrics, and states of at most 10 bytes."""
+
+    def __init__(self) -> None:
+        self.taken: list[job_pb2.ReportTrainingJobRequest] = []
+
+    def send_report(self, request: job_pb2.ReportTrainingJobRequest) -> None:
+        if request.metrics or len(request.state) > 10:
+            raise TinsmithError("too much", code="INVALID_ARGUMENT", reason="FIELD_INVALID")
+        taken = job_pb2.ReportTrainingJobRequest()
+        taken.CopyFrom(request)
+        self.taken.append(taken)
+
+
+def make_reporter(server: Server) -> Reporter:
+    client: Any = SimpleNamespace(jobs=server)
+    return Reporter(client, "projects/p/trainingJobs/j", "uid-1")
+
+
+def test_a_state_arrives_though_the_metrics_beside_it_are_refused() -> None:
+    server = Server()
+    reporter = make_reporter(server)
+    update = job_pb2.ReportTrainingJobRequest(step=3, metrics={"loss": 1.0}, state=b"here")
+
+    reporter.post(update)
+    reporter.close()
+
+    assert [(report.step, report.state) for report in server.taken] == [(3, b"here")]
+
+
+def test_a_state_that_is_refused_is_an_error_at_once() -> None:
+    reporter = make_reporter(Server())
+    reporter.post(job_pb2.ReportTrainingJobRequest(state=b"far too long a state"))
+
+    with pytest.raises(TinsmithError, match="too much"):
+        reporter.close()
