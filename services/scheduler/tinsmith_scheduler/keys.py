@@ -91,7 +91,7 @@ class Keys:
         """
         known = self._keys.get(new.key_id)
         if known is None:
-            return await self._add(
+            known = await self._add(
                 ApiKey(new.key_id, ""),
                 new.job.project,
                 (USER_SCOPE,),
@@ -233,7 +233,7 @@ class Keys:
         self._keys[key.key_id] = revoked
         try:
             await self._database.write(write)
-        except Exception:
+        except BaseException:  # a caller that is gone too: whether it was committed is not known
             self._keys[key.key_id] = key
             raise
         return revoked
@@ -279,6 +279,12 @@ class Keys:
                 if _is_known(connection, request):
                     raise reused(request)
                 remember(connection, request, b"", now_s=now_s)
+            if job_key is not None:
+                # Its caller may have gone between the commit and our taking note of it.
+                query = sa.select(*keys.c).where(keys.c.key_id == api_key.key_id)
+                known = connection.execute(query).first()
+                if known is not None:
+                    return _key(known)
             connection.execute(
                 insert(connection, projects)
                 .values(project=project, create_time_s=now_s)
