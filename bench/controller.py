@@ -108,7 +108,7 @@ def main() -> None:
     found = rows(outcomes, arguments.jobs, arguments.nodes)
     machine = {**report.machine(), "kubernetes": f"{major}.{minor}, on the same cores"}
     report.show("Controller", found, machine)
-    print(report.write("controller", found, machine))
+    report.write("controller", found, machine)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class Keys:
     async def _ensure_job_key_alone(self, new: NewJobKey, caller: Caller) -> Key:
         known = self._keys.get(new.key_id)
         if known is None:
-            return await self._add(
+            known = await self._add(
                 ApiKey(new.key_id, ""),
                 new.job.project,
                 (USER_SCOPE,),
@@ -255,7 +255,7 @@ class Keys:
         self._keys[key.key_id] = revoked
         try:
             await self._database.write(write)
-        except Exception:
+        except BaseException:  # a caller that is gone too: whether it was committed is not known
             self._keys[key.key_id] = key
             raise
         return revoked
@@ -301,6 +301,12 @@ class Keys:
                 if _is_known(connection, request):
                     raise reused(request)
                 remember(connection, request, b"", now_s=now_s)
+            if job_key is not None:
+                # Its caller may have gone between the commit and our taking note of it.
+                query = sa.select(*keys.c).where(keys.c.key_id == api_key.key_id)
+                known = connection.execute(query).first()
+                if known is not None:
+                    return _key(known)
             connection.execute(
                 insert(connection, projects)
                 .values(project=project, create_time_s=now_s)
