@@ -10,7 +10,6 @@ how a project comes to its first key. Admin keys of other projects manage their 
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -58,8 +57,6 @@ class Keys:
         self._operator_project = operator_project
         self._wall_clock = wall_clock
         self._keys: dict[str, Key] = {}
-        self._one_job_key = asyncio.Lock()
-        self._adding: set[asyncio.Task[Key]] = set()
 
     async def load(self) -> None:
         """Read the keys; call once, before anything is served."""
@@ -92,18 +89,6 @@ class Keys:
         Raises:
             AlreadyExistsError: If the id is that of another key.
         """
-        # Not ended with this call, whose client may be killed and ask again: what is committed has
-        # to be known here too.
-        adding = asyncio.create_task(self._ensure_job_key(new, caller))
-        self._adding.add(adding)
-        adding.add_done_callback(self._adding.discard)
-        return await asyncio.shield(adding)
-
-    async def _ensure_job_key(self, new: NewJobKey, caller: Caller) -> Key:
-        async with self._one_job_key:
-            return await self._ensure_job_key_alone(new, caller)
-
-    async def _ensure_job_key_alone(self, new: NewJobKey, caller: Caller) -> Key:
         known = self._keys.get(new.key_id)
         if known is None:
             known = await self._add(
