@@ -215,6 +215,20 @@ def test_a_laptop_trains_on_a_pool_through_the_gateway(
     cluster.wait_for(lambda: not jobs.pods("shared"), "the pods of the pool to be gone")
 
 
+def test_the_ranks_of_a_full_parameter_trainer_meet_and_train(
+    deployment: TrainingDeployment,
+) -> None:
+    spec = deployment.supervised(num_steps=2, adapter={"type": "full"})
+    spec["method"]["parameters"]["learning_rate"] = 1e-3
+    spec["roles"]["trainer"] = deployment.role(replicas=2)
+    deployment.jobs.create("ranks", spec)
+
+    status = deployment.jobs.wait_phase("ranks", "Succeeded", timeout_s=_TRAINING_S)
+
+    assert status["progress"]["summary"] == "2/2"
+    assert "model" in next(iter(deployment.final_weights("ranks")))
+
+
 def test_a_laptop_submits_a_job_to_the_cluster_and_follows_it(
     cluster: TestCluster, deployment: TrainingDeployment, tmp_path: Path
 ) -> None:

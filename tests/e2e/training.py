@@ -182,7 +182,11 @@ _PODS = ("trainer", "sampler", "environment", "coordinator")
 
 def _image(module: str) -> Image:
     # Pods have no variables of ours; the code is where that of the tests is.
-    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    env = {
+        "OMP_NUM_THREADS": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     return Image(entrypoint=(sys.executable, "-m", module), env=env)
 
 

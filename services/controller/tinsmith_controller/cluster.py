@@ -24,6 +24,7 @@ Json = dict[str, Any]
 
 _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0
+_LEASE_TIMEOUT_S = 3.0
 _WATCH_SLACK_S = 30.0
 _PAGE_SIZE = 500
 _JSON = "application/json"
@@ -242,10 +243,19 @@ class Cluster:
         body: Any = None,
         content_type: str = _JSON,
     ) -> Json:
-        is_write = method != "GET" and LEASES.plural not in path
+        is_lease = LEASES.plural in path.split("/")
+        is_write = method != "GET" and not is_lease
         if is_write:
             failpoints.passing("controller.write")
-        response = self._send(method, path, query=query, body=body, content_type=content_type)
+        response = self._send(
+            method,
+            path,
+            query=query,
+            body=body,
+            content_type=content_type,
+            # A lease that can not be renewed in time is lost; a stalled connection must not cost it.
+            read_timeout_s=_LEASE_TIMEOUT_S if is_lease else _READ_TIMEOUT_S,
+        )
         try:
             content = response.read()
         except (urllib3.exceptions.HTTPError, OSError) as error:
