@@ -253,7 +253,7 @@ class Cluster:
             query=query,
             body=body,
             content_type=content_type,
-            # A lease that can not be renewed in time is lost; a stalled connection must not cost it.
+            # A lease that is not renewed in time is lost; a stalled connection must not cost it.
             read_timeout_s=_LEASE_TIMEOUT_S if is_lease else _READ_TIMEOUT_S,
         )
         try:
