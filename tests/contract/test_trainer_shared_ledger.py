@@ -230,14 +230,29 @@ async def test_a_copy_that_lost_its_run_leaves_the_files_of_its_successor_alone(
     assert Path(made.manifest_uri.removeprefix("file://")).exists()
 
 
-async def test_a_run_is_not_taken_for_deleted_while_its_trainer_comes_back(
+async def test_a_run_that_nobody_holds_is_deleted_under_its_epoch_alone(rig: TrainerRig) -> None:
+    """As after a restart of its trainer, or when the pool that it trained in is gone."""
+    run = await rig.new_run()
+    await run.step()
+    await rig.restart()
+    delete = trainer_pb2.ReleaseRunRequest.MODE_DELETE
+
+    assert (await refusal(release(rig, run, delete, epoch=2))).reason == "ABORTED"
+    await release(rig, run, delete)
+
+    assert (await refusal(release(rig, run, delete))).reason == "RUN_NOT_FOUND"
+
+
+async def test_a_run_is_not_taken_for_parked_while_its_trainer_comes_back(
     rig: TrainerRig,
 ) -> None:
     run = await rig.new_run()
     await run.step()
     await rig.restart()
+    hand_over = trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER
     delete = trainer_pb2.ReleaseRunRequest.MODE_DELETE
-    assert (await refusal(release(rig, run, delete))).reason == "RUN_MOVED"
+
+    assert (await refusal(release(rig, run, hand_over))).reason == "RUN_MOVED"
     await rig.adopt(run.name, epoch=2)
     assert (await refusal(release(rig, run, delete))).reason == "ABORTED"
     await release(rig, run, delete, epoch=2)
