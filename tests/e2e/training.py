@@ -22,6 +22,7 @@ from tests.e2e.deployment import (
     install_resources,
     scheduler_process,
 )
+from tests.fakes.chart_rig import load_values, of_kind, render
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, running_s3_server
 from tinsmith.names import DEFAULT_PROJECT
@@ -121,7 +122,9 @@ def training_deployment(
             job_launcher="kubernetes",
             job_namespaces=f"{DEFAULT_PROJECT}={namespace}",
         )
-        scheduler.environment = {"KUBECONFIG": str(cluster.kubeconfig)}
+        scheduler.environment = {
+            "KUBECONFIG": str(_service_account(cluster, namespace, "scheduler"))
+        }
         closing.enter_context(scheduler)
         address = str(scheduler.settings["listen_address"])
         common = {"scheduler_address": address, "pod_key": POD_KEY, "database_url": url}
@@ -165,6 +168,8 @@ def training_deployment(
             storage_uri=storage_uri,
             storage_secret_name="storage",
             trusted_images="*",
+            lease_name="tinsmith-controller",
+            kubeconfig=_service_account(cluster, namespace, "controller"),
         )
         closing.enter_context(controller)
         _wait_served(gateway_address, str(key))
@@ -194,6 +199,33 @@ def _create_secret(cluster: TestCluster, namespace: str, name: str, values: dict
     data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
     body = {"metadata": {"name": name}, "data": data}
     cluster.api.create(path("v1", "secrets", namespace), body)
+
+
+def _service_account(cluster: TestCluster, namespace: str, pod: str) -> Path:
+    """Return a kubeconfig with the rights that the chart gives a pod, and no others."""
+    manifests = render(load_values("trial-values"))
+    account = f"tinsmith-{pod}"
+    rules: dict[str, list[Json]] = {"Role": [], "ClusterRole": []}
+    for binding in of_kind(manifests, "RoleBinding", "ClusterRoleBinding"):
+        if account in {subject["name"] for subject in binding["subjects"]}:
+            reference, where = binding["roleRef"], binding["metadata"].get("namespace")
+            for role in of_kind(manifests, reference["kind"]):
+                found = role["metadata"]
+                if (found["name"], found.get("namespace")) == (reference["name"], where):
+                    rules[reference["kind"]] += role["rules"]
+    cluster.api.create(path("v1", "serviceaccounts", namespace), {"metadata": {"name": account}})
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+    for kind, scope in (("Role", namespace), ("ClusterRole", "")):
+        name = account if scope else f"{namespace}-{account}"
+        api, plural = "rbac.authorization.k8s.io/v1", f"{kind.lower()}s"
+        metadata = {"name": name}
+        cluster.api.create(path(api, plural, scope), {"metadata": metadata, "rules": rules[kind]})
+        reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+        cluster.api.create(
+            path(api, f"{kind.lower()}bindings", scope),
+            {"metadata": metadata, "roleRef": reference, "subjects": [subject]},
+        )
+    return cluster.service_account_kubeconfig(namespace, account)
 
 
 def _claimed_folder(cluster: TestCluster, namespace: str, name: str) -> Path:
