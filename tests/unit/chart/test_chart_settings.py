@@ -172,10 +172,12 @@ def test_namespaces_and_projects_are_told_to_both_who_ask() -> None:
     controller = _environment(manifests, "controller")
     assert controller["TINSMITH_NAMESPACES"] == "research,products,research-batch"
     assert controller["TINSMITH_PROJECTS"] == (
-        "research=research,products=products,research-batch=research"
+        "research=research,products=products,research-batch=batch"
     )
     scheduler = _environment(manifests, "scheduler")
-    assert scheduler["TINSMITH_JOB_NAMESPACES"] == "research=research,products=products"
+    assert scheduler["TINSMITH_JOB_NAMESPACES"] == (
+        "research=research,products=products,batch=research-batch"
+    )
 
 
 def test_a_change_of_settings_replaces_the_pods_that_read_them() -> None:
