@@ -74,8 +74,9 @@ class DriverProcess:
         """Send a signal to it and what it started, if it runs."""
         if not self.is_running():
             return
-        pid = self._child.pid if self._child is not None else int(self._read_pid())
-        with contextlib.suppress(ProcessLookupError):
+        # There is no id if the scheduler that started it was killed before it wrote that down.
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+            pid = self._child.pid if self._child is not None else int(self._read_pid())
             os.killpg(pid, number)
 
     def _is_locked(self) -> bool:

@@ -114,8 +114,10 @@ class LocalLauncher:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        # Not in the middle of a pass: a driver that is being started in a thread would be missed.
+        async with self._lock:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
         running = [driver for driver in self._drivers.values() if driver.is_running()]
         for driver in running:
             driver.send_signal(signal.SIGTERM)
