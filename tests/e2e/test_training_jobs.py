@@ -16,7 +16,7 @@ from tests.e2e.cluster import Json, TestCluster
 from tests.e2e.deployment import GROUP_VERSION
 from tests.e2e.training import (
     MODEL,
-    ONE_THREAD,
+    POD_SETTINGS,
     TINY,
     TrainingDeployment,
     training_deployment,
@@ -187,7 +187,7 @@ def test_a_laptop_trains_on_a_pool_through_the_gateway(
 
         # An upgrade drains the trainer under the run, and the run goes on.
         before = {pod["metadata"]["name"] for pod in jobs.pods("shared")}
-        env = [*ONE_THREAD, {"name": "TINSMITH_DRAIN_TIMEOUT_S", "value": "20"}]
+        env = [*POD_SETTINGS, {"name": "TINSMITH_DRAIN_TIMEOUT_S", "value": "20"}]
         changed = {**deployment.role(), "template": {"env": env}}
         jobs.patch("shared", {"trainer": changed, "sampler": changed}, plural="trainerpools")
         cluster.wait_for(

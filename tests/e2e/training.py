@@ -31,7 +31,11 @@ from tinsmith_runtime.auth import ApiKey
 
 MODEL = "tiny"
 TINY: Json = {"requests": {"cpu": "500m", "memory": "1Gi"}}
-ONE_THREAD = [{"name": "TINSMITH_NUM_THREADS", "value": "1"}]
+POD_SETTINGS = [
+    {"name": "TINSMITH_NUM_THREADS", "value": "1"},
+    # Steps take long enough to be interrupted, however fast the machine is.
+    {"name": "TINSMITH_FAILPOINTS", "value": "trainer.compute=sleep:0.5"},
+]
 _BUCKET = "checkpoints"
 _START_TIMEOUT_S = 60.0
 
@@ -68,7 +72,7 @@ class TrainingDeployment:
 
     def role(self, gpus: int = 1, **further: Any) -> Json:
         """Return a role of tiny pods."""
-        return {"gpus": gpus, "resources": TINY, "template": {"env": ONE_THREAD}, **further}
+        return {"gpus": gpus, "resources": TINY, "template": {"env": POD_SETTINGS}, **further}
 
     def supervised(self, *, num_steps: int, every_steps: int = 4, **further: Any) -> Json:
         """Return the spec of a supervised job of tiny pods."""

@@ -27,7 +27,9 @@ DATA = Path(__file__).with_name("conversations.jsonl")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("jobs")
-    with ServerProcess(folder, {"tiny": model_dir}) as process:
+    # Steps take long enough to be interrupted, however fast the machine is.
+    slowly = {"TINSMITH_FAILPOINTS": "trainer.compute=sleep:0.4"}
+    with ServerProcess(folder, {"tiny": model_dir}, environment=slowly) as process:
         yield process
 
 
