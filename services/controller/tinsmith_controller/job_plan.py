@@ -23,7 +23,7 @@ from tinsmith_controller.failures import (
 )
 from tinsmith_controller.grants import grant
 from tinsmith_controller.leaving import leave
-from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL
+from tinsmith_controller.naming import sampler_selector
 from tinsmith_controller.observed import Job, Observed, PodPhase, PodView
 from tinsmith_controller.plans import Event, Plan, PodDeletion
 from tinsmith_controller.spec import (
@@ -331,9 +331,7 @@ class _Planner:
             assignments=kept.assignments,
             epoch=kept.epoch,
             role_statuses=kept.role_statuses,
-            sampler_selector=f"{WORKLOAD_LABEL}={self._job.key.name},{ROLE_LABEL}={SAMPLER}"
-            if spec.role(SAMPLER)
-            else "",
+            sampler_selector=sampler_selector(self._job.key.name) if spec.role(SAMPLER) else "",
         )
         self._status = self._readiness(spec, status, kept, self._pause_s())
         too_late = late(spec, self._status, kept, self._now)

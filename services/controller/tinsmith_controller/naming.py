@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from tinsmith_controller.spec import DRIVER
+from tinsmith_controller.spec import DRIVER, SAMPLER
 
 GROUP = "tinsmith.dev"
 VERSION = "v1alpha1"
@@ -64,6 +64,11 @@ def worker_id(workload: str, uid: str, role: str, index: int) -> str:
     """Return the identity of a pod at the scheduler: the same for all that succeed each other."""
     readable = f"{workload}.{flat_role(role)}-{index}"[:_LONGEST_READABLE]
     return f"{readable}.{_digest(f'{uid}/{role}/{index}')}"
+
+
+def sampler_selector(workload: str) -> str:
+    """Return what selects the samplers of a workload, for whoever scales them."""
+    return f"{WORKLOAD_LABEL}={workload},{ROLE_LABEL}={SAMPLER}"
 
 
 def job_resource(project: str, job: str) -> str:

@@ -13,7 +13,7 @@ from tinsmith_controller import conditions
 from tinsmith_controller.conditions import PoolPhase
 from tinsmith_controller.failures import backoff_left_s, describe
 from tinsmith_controller.job_plan import Limits
-from tinsmith_controller.naming import ROLE_LABEL, WORKLOAD_LABEL
+from tinsmith_controller.naming import sampler_selector
 from tinsmith_controller.observed import Observed, PodView, Pool
 from tinsmith_controller.plans import Event, Plan, PodDeletion
 from tinsmith_controller.spec import SAMPLER, Reaction
@@ -59,9 +59,7 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         epoch=kept.epoch,
         role_statuses=kept.role_statuses,
         queued_time=status.queued_time or now,
-        sampler_selector=f"{WORKLOAD_LABEL}={pool.key.name},{ROLE_LABEL}={SAMPLER}"
-        if pool.spec.role(SAMPLER)
-        else "",
+        sampler_selector=sampler_selector(pool.key.name) if pool.spec.role(SAMPLER) else "",
     )
     pause_s = _pause_s(status, now, limits)
     status = _readiness(status, kept, pause_s, observed.rejection, now)

@@ -412,8 +412,7 @@ class Reconciler:
     def _look_at_namesake(self, item: Job | Pool, assignment: Assignment, memory: _Memory) -> None:
         """Find out whose pod has a name: ours of an earlier look, or somebody else's."""
         found = self._cluster.get(PODS, item.key.namespace, assignment.pod)
-        owners = [entry.get("uid") for entry in found["metadata"].get("ownerReferences") or []]
-        if item.uid in owners:
+        if _is_owned_by(item, found):
             self._stores.note(PODS, found)
         else:
             memory.taken_names.add(assignment.pod)
@@ -439,8 +438,7 @@ class Reconciler:
             if not error.already_exists:
                 raise
         found = self._cluster.get(resource, namespace, name)
-        owners = [entry.get("uid") for entry in found["metadata"].get("ownerReferences") or []]
-        if item.uid not in owners:
+        if not _is_owned_by(item, found):
             raise RetryLaterError(f"{resource.plural} {name} is left of another workload")
         if found.get("data") != body.get("data"):
             self._cluster.replace(resource, namespace, {**found, "data": body["data"]})
@@ -465,3 +463,8 @@ class Reconciler:
 def _generation(status: Status) -> int:
     """Return a number that is another one each time that a job gets nodes."""
     return int(status.assigned_time.timestamp()) if status.assigned_time is not None else 0
+
+
+def _is_owned_by(item: Job | Pool, content: Json) -> bool:
+    references = content["metadata"].get("ownerReferences") or []
+    return item.uid in {entry.get("uid") for entry in references}
