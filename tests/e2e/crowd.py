@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.cluster import FakeNode, Informer, Json, Kubelet, TestCluster, path
-from tests.e2e.deployment import Jobs, controller_process, free_port, scheduler_process
+from tests.e2e.cluster.loopback import free_port
+from tests.e2e.deployment import Jobs, controller_process, scheduler_process
 from tests.e2e.history import History
 from tests.e2e.lab import training
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.e2e.cluster import Json, TestCluster, path
+from tests.e2e.cluster.loopback import free_port
 
 GROUP_VERSION = "tinsmith.dev/v1alpha1"
 POD_KEY = "pod-key-of-a-test-deployment"
@@ -99,13 +99,6 @@ class PodProcess:
             except subprocess.TimeoutExpired:
                 self.kill()
                 raise
-
-
-def free_port() -> int:
-    """Return a port of loopback that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def install_resources(cluster: TestCluster) -> None:

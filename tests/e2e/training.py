@@ -13,12 +13,12 @@ from typing import Any
 
 import tinsmith
 from tests.e2e.cluster import FakeNode, Image, Json, Kubelet, TestCluster, path
+from tests.e2e.cluster.loopback import free_port
 from tests.e2e.deployment import (
     POD_KEY,
     Jobs,
     PodProcess,
     controller_process,
-    free_port,
     install_resources,
     scheduler_process,
 )

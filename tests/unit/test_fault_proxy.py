@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 import time
@@ -61,15 +62,16 @@ def proxy(server: EchoServer) -> Iterator[FaultProxy]:
 def ask(proxy: FaultProxy, data: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
     """Send bytes on a new connection, and return all that comes back; empty after a reset."""
     answer = b""
-    # A reset may come before the connection is even used.
-    with (
-        contextlib.suppress(ConnectionError),
-        socket.create_connection(("127.0.0.1", proxy.port), timeout_s) as connection,
-    ):
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
-        while piece := connection.recv(1000):
-            answer += piece
+    try:
+        with socket.create_connection(("127.0.0.1", proxy.port), timeout_s) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            while piece := connection.recv(1000):
+                answer += piece
+    except OSError as error:
+        # A reset may come at any moment; a connection that had one can not be shut down any more.
+        if not isinstance(error, ConnectionError) and error.errno != errno.ENOTCONN:
+            raise
     return answer
 
 
