@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -17,74 +16,16 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PREFIX = "/opt/tinsmith"
+from tests.e2e.dockerfiles import DOCKERFILES, PREFIX, ROOT, Dockerfile, copy_sources
+
 INSTALLED = tuple(os.environ.get("TINSMITH_E2E_IMAGES", "controller").split(","))
 """Images whose lines are run; each takes a minute. `make test-images` runs all without torch."""
 _INSTALL_TIMEOUT_S = 600
 _RUN_TIMEOUT_S = 120
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """A line of a Dockerfile, continuations joined."""
-
-    word: str
-    text: str
-    stage: int
-
-
-@dataclass(frozen=True)
-class Dockerfile:
-    """An image, as its file describes it."""
-
-    pod: str
-    path: Path
-
-    @property
-    def instructions(self) -> list[Instruction]:
-        text = re.sub(r"\\\n", " ", re.sub(r"(?m)^\s*#.*\n", "", self.path.read_text()))
-        found: list[Instruction] = []
-        stage = 0
-        for line in filter(None, map(str.strip, text.splitlines())):
-            word, _, rest = line.partition(" ")
-            stage += word == "FROM"
-            found.append(Instruction(word, rest.strip(), stage))
-        return found
-
-    def of(self, word: str) -> list[str]:
-        """Return the texts of all instructions of a word."""
-        return _texts(self.instructions, word)
-
-    @property
-    def last_stage(self) -> list[Instruction]:
-        instructions = self.instructions
-        return [entry for entry in instructions if entry.stage == instructions[-1].stage]
-
-    @property
-    def entry_point(self) -> list[str]:
-        [text] = _texts(self.last_stage, "ENTRYPOINT")
-        return list(json.loads(text))
-
-    @property
-    def installs(self) -> list[str]:
-        """Commands that make the environment, in order."""
-        return [text for text in self.of("RUN") if PREFIX in text]
-
-
-def _texts(instructions: list[Instruction], word: str) -> list[str]:
-    return [entry.text for entry in instructions if entry.word == word]
-
-
-DOCKERFILES = [
-    *(Dockerfile(path.parent.name, path) for path in sorted(ROOT.glob("services/*/Dockerfile"))),
-    Dockerfile("driver", ROOT / "clients/python/Dockerfile"),
-]
 
 
 @pytest.fixture(params=DOCKERFILES, ids=lambda dockerfile: dockerfile.pod)
@@ -170,9 +111,7 @@ def installed(
     source, target = folder / "source", folder / "opt"
     for text in dockerfile.of("COPY"):
         if "--from" not in text:
-            *paths, place = text.split()
-            for path in paths:
-                _copy(ROOT / path, source / place / (Path(path).name if len(paths) > 1 else ""))
+            copy_sources(text, source)
     for command in dockerfile.installs:
         local = command.replace(PREFIX, str(target)).replace(
             "python -m venv", f"{sys.executable} -m venv"
@@ -198,15 +137,6 @@ def test_an_image_has_what_its_entry_point_needs_and_no_more(
     found = {path.name.partition("-")[0] for path in target.glob("lib/*/site-packages/*.dist-info")}
     assert "torch" not in found
     assert ("kubernetes" in found) is (dockerfile.pod in ("controller", "scheduler"))
-
-
-def _copy(source: Path, target: Path) -> None:
-    if source.is_dir():
-        ignored = shutil.ignore_patterns("__pycache__", "*.py[co]")
-        shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source, target)
 
 
 def _run(command: list[str], folder: Path, *, timeout_s: float = _RUN_TIMEOUT_S) -> str:

@@ -12,13 +12,14 @@ import pytest
 import yaml
 
 import tinsmith
-from tests.e2e.cluster import Json, TestCluster
+from tests.e2e.cluster import Json, Kubelet, TestCluster
 from tests.e2e.deployment import GROUP_VERSION
 from tests.e2e.training import (
     MODEL,
     POD_SETTINGS,
     TINY,
     TrainingDeployment,
+    process_nodes,
     training_deployment,
 )
 
@@ -34,8 +35,15 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
+def kubelet(cluster: TestCluster) -> Iterator[Kubelet]:
+    """Two nodes of two GPUs."""
+    with process_nodes(cluster, "training") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
 def deployment(
-    cluster: TestCluster, tmp_path_factory: pytest.TempPathFactory
+    cluster: TestCluster, kubelet: Kubelet, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrainingDeployment]:
     """One deployment for all tests: jobs do not disturb each other."""
     with (
@@ -102,17 +110,20 @@ def test_a_job_that_can_not_be_run_says_why_in_one_sentence(
 
 
 def test_a_job_whose_trainer_node_is_lost_goes_on_elsewhere_with_the_same_bits(
-    cluster: TestCluster, deployment: TrainingDeployment, undisturbed: dict[str, bytes]
+    cluster: TestCluster,
+    kubelet: Kubelet,
+    deployment: TrainingDeployment,
+    undisturbed: dict[str, bytes],
 ) -> None:
     jobs = deployment.jobs
     jobs.create("unlucky", deployment.supervised(num_steps=_STEPS))
     _wait_step(deployment, cluster, "unlucky", 3)
     lost = next(e for e in jobs.status("unlucky")["assignments"] if e["role"] == "trainer")
-    deployment.kubelet.lose_node(lost["node"])
+    kubelet.lose_node(lost["node"])
     try:
         status = jobs.wait_phase("unlucky", "Succeeded", timeout_s=_TRAINING_S)
     finally:
-        deployment.kubelet.return_node(lost["node"])
+        kubelet.return_node(lost["node"])
 
     assert status["restartCount"] == 0
     assert deployment.final_weights("unlucky") == undisturbed

@@ -45,7 +45,6 @@ class TrainingDeployment:
 
     Attributes:
         jobs: The jobs of the namespace.
-        kubelet: Two nodes of two GPUs.
         controller: Can be killed and started again.
         address: Of the gateway.
         api_key: Of the project of the namespace.
@@ -54,14 +53,12 @@ class TrainingDeployment:
     def __init__(
         self,
         jobs: Jobs,
-        kubelet: Kubelet,
         controller: PodProcess,
         *,
         address: str,
         api_key: str,
     ) -> None:
         self.jobs = jobs
-        self.kubelet = kubelet
         self.controller = controller
         self.address = address
         self.api_key = api_key
@@ -102,16 +99,39 @@ class TrainingDeployment:
 
 
 @contextlib.contextmanager
+def process_nodes(cluster: TestCluster, name: str) -> Iterator[Kubelet]:
+    """Yield two nodes of two GPUs, `<name>-0` and `-1`, whose pods are processes."""
+    nodes = [FakeNode(name=f"{name}-{i}", gpus=2) for i in range(2)]
+    images = {f"tinsmith/{pod}": _image(f"tinsmith_{pod}") for pod in _PODS}
+    images["tinsmith/driver"] = _image("tinsmith.jobs.driver")
+    with cluster.kubelet(nodes, images=images) as kubelet:
+        yield kubelet
+
+
+@contextlib.contextmanager
 def training_deployment(
-    cluster: TestCluster, namespace: str, folder: Path
+    cluster: TestCluster,
+    namespace: str,
+    folder: Path,
+    *,
+    host: str = "127.0.0.1",
+    **settings: object,
 ) -> Iterator[TrainingDeployment]:
-    """Yield a deployment whose jobs run in a namespace."""
+    """Yield a deployment whose jobs run in a namespace, on nodes that are there.
+
+    Args:
+        cluster: Somebody gives its claims their volumes.
+        namespace: Of the jobs.
+        folder: For what the services keep and write.
+        host: The address of this machine that pods reach.
+        **settings: Of the controller.
+    """
     install_resources(cluster)
     key = ApiKey.generate()
     with contextlib.ExitStack() as closing:
-        store = closing.enter_context(running_s3_server())
+        store = closing.enter_context(running_s3_server(host=host))
         store.create_bucket(_BUCKET)
-        database = new_server()
+        database = new_server(host=host)
         closing.callback(database.remove)
         url = database.create_database()
         storage_uri = store.uri(_BUCKET)
@@ -121,6 +141,7 @@ def training_deployment(
         _create_secret(cluster, namespace, "storage", CREDENTIALS)
         scheduler = scheduler_process(
             folder,
+            host=host,
             database_url=url,
             bootstrap_key=key,
             job_launcher="kubernetes",
@@ -138,7 +159,7 @@ def training_deployment(
             {
                 **common,
                 "data_dir": folder / "gateway",
-                "listen_address": f"127.0.0.1:{free_port()}",
+                "listen_address": f"{host}:{free_port(host)}",
             },
         )
         closing.enter_context(gateway)
@@ -156,11 +177,8 @@ def training_deployment(
         keeper.environment = dict(CREDENTIALS)
         closing.enter_context(keeper)
         gateway_address = str(gateway.settings["listen_address"])
-        nodes = [FakeNode(name=f"{namespace}-gpu-{i}", gpus=2) for i in range(2)]
-        images = {f"tinsmith/{pod}": _image(f"tinsmith_{pod}") for pod in _PODS}
-        images["tinsmith/driver"] = _image("tinsmith.jobs.driver")
-        kubelet = closing.enter_context(cluster.kubelet(nodes, images=images))
-        build_tiny_model(_claimed_folder(cluster, namespace, "models") / MODEL)
+        model = build_tiny_model(_claimed_folder(cluster, namespace, "models") / MODEL)
+        (model / "model.safetensors").chmod(0o644)  # pods run as a user of their own
         controller = controller_process(
             cluster,
             folder,
@@ -174,12 +192,12 @@ def training_deployment(
             trusted_images="*",
             lease_name="tinsmith-controller",
             kubeconfig=_service_account(cluster, namespace, "controller"),
+            **settings,
         )
         closing.enter_context(controller)
         _wait_served(gateway_address, str(key))
         yield TrainingDeployment(
             Jobs(cluster, namespace),
-            kubelet,
             controller,
             address=gateway_address,
             api_key=str(key),

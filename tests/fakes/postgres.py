@@ -48,19 +48,26 @@ FAST: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "autovacuu
 
 
 class PostgresServer:
-    """One server on a free port of the loopback interface; everybody may connect, as superuser.
+    """One server on a free port; who reaches it may connect, as superuser.
 
     Args:
         folder: What it keeps, its data folder included. Made by `initdb` if it is empty.
         port: Where it listens; 0 for a free port, which it keeps over restarts.
         settings: Lines of `postgresql.conf`.
+        host: The address that it listens on.
     """
 
     def __init__(
-        self, folder: Path, port: int = 0, settings: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        port: int = 0,
+        settings: Mapping[str, str] | None = None,
+        *,
+        host: str = "127.0.0.1",
     ) -> None:
         self.folder = folder
-        self.port = port or _free_port()
+        self.host = host
+        self.port = port or _free_port(host)
         self._data = folder / "data"
         self._settings = {**SETTINGS, **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,6 +79,8 @@ class PostgresServer:
         if not (self._data / "PG_VERSION").exists():
             options = ("--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C")
             self._execute("initdb", *options, "-A", "trust", "-U", USER, "-D", str(self._data))
+            with (self._data / "pg_hba.conf").open("a") as rules:
+                rules.write("host all all samenet trust\n")
 
     @property
     def url(self) -> str:
@@ -86,14 +95,14 @@ class PostgresServer:
 
     def url_of(self, database: str) -> str:
         """Return the URL of a database."""
-        return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://{USER}:{PASSWORD}@{self.host}:{self.port}/{database}"
 
     def start(self) -> PostgresServer:
         """Start, and return once connections are accepted."""
         assert self._process is None, "the server runs already"
         options = {
             **self._settings,
-            "listen_addresses": "127.0.0.1",
+            "listen_addresses": self.host,
             "port": str(self.port),
             "unix_socket_directories": str(self._socket_folder),
         }
@@ -219,11 +228,13 @@ def shared_server() -> PostgresServer:
     return server
 
 
-def new_server(settings: Mapping[str, str] | None = None) -> PostgresServer:
+def new_server(
+    settings: Mapping[str, str] | None = None, *, host: str = "127.0.0.1"
+) -> PostgresServer:
     """Start a server of one's own, in memory where that is possible; `remove` it afterwards."""
     memory = Path("/dev/shm")
     folder = tempfile.mkdtemp(prefix="pg-", dir=memory if os.access(memory, os.W_OK) else None)
-    server = PostgresServer(Path(folder), settings=settings)
+    server = PostgresServer(Path(folder), settings=settings, host=host)
     try:
         return server.start()
     except BaseException:
@@ -261,9 +272,9 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 

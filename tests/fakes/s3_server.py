@@ -22,8 +22,8 @@ from moto.moto_server.werkzeug_app import (
 )
 from werkzeug.serving import make_server
 server = make_server(
-    "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True,
-    request_handler=MotoRequestHandler, ssl_context=tuple(sys.argv[1:]) or None,
+    sys.argv[1], 0, DomainDispatcherApplication(create_backend_app), threaded=True,
+    request_handler=MotoRequestHandler, ssl_context=tuple(sys.argv[2:]) or None,
 )
 threading.Thread(target=server.serve_forever, daemon=True).start()
 print(server.server_port, flush=True)
@@ -33,20 +33,22 @@ server.shutdown()
 
 
 class S3Server:
-    """A server on loopback.
+    """A server of this machine.
 
     Attributes:
-        port: Where it listens.
+        host: The address that it listens on.
+        port: The port.
     """
 
-    def __init__(self, port: int, *, is_secure: bool) -> None:
+    def __init__(self, host: str, port: int, *, is_secure: bool) -> None:
+        self.host = host
         self.port = port
         self._scheme = "https" if is_secure else "http"
 
     @property
     def endpoint(self) -> str:
         """The URL of the server."""
-        return f"{self._scheme}://127.0.0.1:{self.port}"
+        return f"{self._scheme}://{self.host}:{self.port}"
 
     def create_bucket(self, bucket: str, context: ssl.SSLContext | None = None) -> None:
         """Create a bucket; the context knows the server's certificate."""
@@ -67,14 +69,15 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def running_s3_server(*certificate: Path) -> Iterator[S3Server]:
+def running_s3_server(*certificate: Path, host: str = "127.0.0.1") -> Iterator[S3Server]:
     """Run a server for the time of a block.
 
     Args:
         *certificate: Files of a certificate and its key; without them it speaks no TLS.
+        host: The address that it listens on.
     """
     child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, *map(str, certificate)],
+        [sys.executable, "-c", _CHILD, host, *map(str, certificate)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -88,7 +91,7 @@ def running_s3_server(*certificate: Path) -> Iterator[S3Server]:
             line = child.stdout.readline() if ready else ""
             if not line:
                 raise RuntimeError("the S3 server did not start")
-            yield S3Server(int(line), is_secure=bool(certificate))
+            yield S3Server(host, int(line), is_secure=bool(certificate))
         finally:
             child.stdin.close()
             try:

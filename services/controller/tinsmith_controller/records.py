@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,8 @@ _MEMORY_LABEL = "nvidia.com/gpu.memory"
 _KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _EPOCH_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MAX_PROBLEM = 1024
+_TRACEBACK_LINE = re.compile(r'^  File ".*", line \d+', re.MULTILINE)
+_ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(:|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +231,10 @@ def _outcome(status: Mapping[str, Any]) -> tuple[int | None, str]:
     ]
     bad = [entry for entry in ended if entry.get("exitCode")]
     for entry in bad or ended[:1]:
-        text = str(entry.get("message") or "").strip()
         reason = str(entry.get("reason") or "")
-        problem = text or ("" if reason in ("", "Error", "Completed") else reason)
+        named = "" if reason in ("Error", "Completed") else reason
+        text = _sentence(str(entry.get("message") or ""))
+        problem = ": ".join(filter(None, (named, text)))
         return int(entry.get("exitCode") or 0), problem[:_MAX_PROBLEM]
     for entry in entries:
         waiting = (entry.get("state") or {}).get("waiting") or {}
@@ -238,6 +242,19 @@ def _outcome(status: Mapping[str, Any]) -> tuple[int | None, str]:
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             return None, f"{reason}: {text}"[:_MAX_PROBLEM] if text else reason
     return None, str(status.get("message") or "")[:_MAX_PROBLEM]
+
+
+def _sentence(text: str) -> str:
+    """Return what a termination message comes to.
+
+    That of a program which left none is the end of its log: the error of a traceback, or else the
+    last line.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    start = len(lines) - 1
+    if _TRACEBACK_LINE.search(text):
+        start = max((n for n, line in enumerate(lines) if _ERROR_LINE.match(line)), default=start)
+    return " ".join(" ".join(lines[max(start, 0) :]).split())
 
 
 def _unscheduled(status: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ its place in the base row, so loading never holds the model twice.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,20 +71,34 @@ def stored_tensors(directory: Path) -> Mapping[str, Path]:
     """Return which safetensors file holds each tensor of a checkpoint.
 
     Raises:
-        ModelNotFoundError: The directory has no safetensors weights.
+        ModelNotFoundError: The directory has no safetensors weights that may be read.
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         files = json.loads(index.read_text())["weight_map"]
-        return {name: directory / file for name, file in files.items()}
+        found = {name: directory / file for name, file in files.items()}
+        for file in sorted(set(found.values())):
+            _check_readable(file, directory)
+        return found
     single = directory / "model.safetensors"
     if not single.is_file():
         raise ModelNotFoundError(
             f"directory {directory} holds no model.safetensors; convert the weights first",
             model=directory,
         )
+    _check_readable(single, directory)
     with safe_open(single, framework="pt") as weights:
         return dict.fromkeys(weights.keys(), single)
+
+
+def _check_readable(file: Path, directory: Path) -> None:
+    # safetensors says of a file that it may not read that there is none.
+    if file.exists() and not os.access(file, os.R_OK):
+        raise ModelNotFoundError(
+            f"{file} can not be read by user {os.getuid()}: make it readable (chmod a+r), "
+            "or give the files to that user",
+            model=directory,
+        )
 
 
 def read_row(

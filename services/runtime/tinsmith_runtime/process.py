@@ -57,17 +57,20 @@ def run_pod(
         asyncio.run(serve(load_config(config_class, path=arguments.config)))
     except (ConfigError, TinsmithError) as error:
         logger.critical("can not start", extra={"problem": str(error)})
-        _leave_word(str(error))
+        leave_word(str(error))
         return _CAN_NOT_START
+    except Exception as error:
+        leave_word(f"{type(error).__name__}: {error}")
+        raise
     return 0
 
 
-def _leave_word(problem: str) -> None:
-    """Say why the process ends where its cluster looks, if it runs in one."""
+def leave_word(problem: str) -> None:
+    """Say in one line why the process ends where its cluster looks, if it runs in one."""
     path = os.environ.get(_TERMINATION_LOG)
     if path:
         with contextlib.suppress(OSError):
-            Path(path).write_text(problem, encoding="utf-8")
+            Path(path).write_text(" ".join(problem.split()), encoding="utf-8")
 
 
 async def serve_exclusive(name: str, make: Callable[[Callable[[], None]], Pod]) -> None:
@@ -81,6 +84,7 @@ async def serve_exclusive(name: str, make: Callable[[Callable[[], None]], Pod]) 
 
     def exit_lost() -> None:
         logger.critical(f"another {name} took over")
+        leave_word(f"another {name} took over")
         os._exit(_LOST_EXIT_CODE)
 
     # Listened for from the beginning: a signal that comes during the start, which lasts as long as

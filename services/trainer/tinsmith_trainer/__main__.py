@@ -12,7 +12,7 @@ import sys
 
 from tinsmith_engine.distributed.ranks import end_process
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.process import run_pod
+from tinsmith_runtime.process import leave_word, run_pod
 from tinsmith_runtime.server import wait_for_signal
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.pod import TrainerPod, load_engines
@@ -50,12 +50,14 @@ async def _serve_clients(config: TrainerConfig, *, is_ranked: bool) -> None:
 def _exit_fenced(error: FencedError) -> None:
     """End at once: another process holds a run, and nothing of this one may count any more."""
     logger.critical("fenced", extra={"problem": error.message})
+    leave_word(error.message)
     os._exit(_FENCED_EXIT_CODE)
 
 
 def _exit_failed(error: Exception) -> None:
     """End at once, to be started again: the ledger has everything that was acknowledged."""
     logger.critical("the trainer can not go on", extra={"problem": repr(error)})
+    leave_word(f"the trainer can not go on: {error!r}")
     os._exit(_FAILED_EXIT_CODE)
 
 

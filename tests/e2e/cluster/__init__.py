@@ -18,6 +18,7 @@ from tests.e2e.cluster.api import ApiError as ApiError
 from tests.e2e.cluster.api import Json as Json
 from tests.e2e.cluster.api import path as path
 from tests.e2e.cluster.binaries import UnavailableError as UnavailableError
+from tests.e2e.cluster.claims import ClaimProvisioner as ClaimProvisioner
 from tests.e2e.cluster.cluster import TestCluster as TestCluster
 from tests.e2e.cluster.cluster import prepare as prepare
 from tests.e2e.cluster.cluster import start_cluster as start_cluster

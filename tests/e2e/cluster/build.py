@@ -31,7 +31,7 @@ _NOT_OURS = ("/testdata/", "/vendor/", "code-generator", "sample", "gengo")
 
 def build_control_plane(folder: Path, names: Sequence[str], version: str) -> None:
     """Build programs of Kubernetes; they appear in the folder when all of them are done."""
-    with _locked(folder), _workspace(folder) as work:
+    with locked(folder), _workspace(folder) as work:
         if all((folder / name).exists() for name in names):
             return  # another process built them while we waited for the lock
         start_s = time.monotonic()
@@ -57,7 +57,7 @@ def build_control_plane(folder: Path, names: Sequence[str], version: str) -> Non
 
 def build_crd_server(target: Path) -> None:
     """Build apiextensions-apiserver of Debian's unstable suite from its library packages."""
-    with _locked(target), _workspace(target) as work:
+    with locked(target), _workspace(target) as work:
         if target.exists():
             return
         start_s = time.monotonic()
@@ -84,7 +84,7 @@ def build_crd_server(target: Path) -> None:
 
 def fetch_kubectl(target: Path) -> None:
     """Take kubectl out of Debian's package."""
-    with _locked(target.parent), _workspace(target.parent) as work:
+    with locked(target.parent), _workspace(target.parent) as work:
         Packages(work / "apt", SUITE).unpack(["kubernetes-client"], work / "root")
         target.parent.mkdir(parents=True, exist_ok=True)
         (work / "root/usr/bin/kubectl").rename(target)
@@ -169,7 +169,7 @@ def _workspace(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time build into a folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:

@@ -43,6 +43,21 @@ def test_a_pod_that_can_not_start_says_why_where_its_cluster_looks(
     assert path.read_text() == "the port is taken; choose another"
 
 
+async def _break(settings: Settings) -> None:
+    raise ValueError("a bug,\nfor instance")
+
+
+def test_a_pod_that_breaks_says_so_in_one_line_beside_the_trace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "termination-log"
+    monkeypatch.setenv("TINSMITH_TERMINATION_LOG", str(path))
+
+    with pytest.raises(ValueError, match="a bug"):
+        run_pod("scheduler", Settings, _break)
+    assert path.read_text() == "ValueError: a bug, for instance"
+
+
 def test_a_termination_log_that_can_not_be_written_hides_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

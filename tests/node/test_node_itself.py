@@ -1,0 +1,29 @@
+"""The node does what a node does; jobs are tested beside it."""
+
+from __future__ import annotations
+
+from tests.e2e.cluster import TestCluster
+from tests.node.container_node import ContainerNode
+from tests.node.images import REPOSITORY, TAG
+
+
+def test_a_pod_runs_from_an_image_with_an_address_of_its_own(
+    cluster: TestCluster, node: ContainerNode, namespace: str
+) -> None:
+    container = {
+        "name": "main",
+        "image": f"{REPOSITORY}/driver:{TAG}",
+        "command": ["python", "-c", "import tinsmith, os; print(os.getuid(), 'hello')"],
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "hello"},
+        "spec": {"containers": [container], "restartPolicy": "Never"},
+    }
+    cluster.apply(pod, namespace=namespace)
+
+    status = cluster.wait_for_phase(namespace, "hello", "Succeeded")["status"]
+
+    assert status["podIP"].startswith("10.201.1.")
+    assert cluster.kubectl("logs", "-n", namespace, "hello") == "65532 hello\n"

@@ -1,0 +1,62 @@
+"""What the controller reads of a pod that a kubelet reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tinsmith_controller.records import pod_record
+
+_TRACEBACK = """Traceback (most recent call last):
+  File "/app/loop.py", line 3, in <module>
+    load("/models")
+    ^^^^^^^^^^^^^^^
+  File "/app/model.py", line 7, in load
+    raise ModelError(folder)
+loop.ModelError: the model is broken:
+  its file is empty
+"""
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        pytest.param(
+            {"exitCode": 2, "reason": "Error", "message": "no such data"},
+            "no such data",
+            id="what the program wrote",
+        ),
+        pytest.param(
+            {"exitCode": 1, "reason": "Error", "message": _TRACEBACK},
+            "loop.ModelError: the model is broken: its file is empty",
+            id="the error of a traceback",
+        ),
+        pytest.param(
+            {"exitCode": 1, "reason": "Error", "message": _TRACEBACK[60:]},
+            "loop.ModelError: the model is broken: its file is empty",
+            id="the error of a traceback whose head the kubelet cut off",
+        ),
+        pytest.param(
+            {"exitCode": 1, "reason": "Error", "message": "step 1\nstep 2\nno space left\n\n"},
+            "no space left",
+            id="the last line of a log",
+        ),
+        pytest.param(
+            {"exitCode": 137, "reason": "OOMKilled", "message": "step 1\nstep 2\n"},
+            "OOMKilled: step 2",
+            id="what the kubelet knows and the program could not say",
+        ),
+        pytest.param({"exitCode": 137, "reason": "OOMKilled"}, "OOMKilled", id="no message"),
+        pytest.param({"exitCode": 1, "reason": "Error"}, "", id="nothing"),
+    ],
+)
+def test_the_problem_of_a_pod_that_ended_is_one_sentence(
+    ended: dict[str, Any], expected: str
+) -> None:
+    status = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]}
+
+    view = pod_record({"metadata": {"name": "pod"}, "status": status}).view
+
+    assert view.exit_code == ended["exitCode"]
+    assert view.problem == expected
