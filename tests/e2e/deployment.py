@@ -117,14 +117,14 @@ def install_resources(cluster: TestCluster) -> None:
         cluster.wait_for(is_served, f"{plural} to be served")
 
 
-def scheduler_process(folder: Path, *, host: str = "127.0.0.1", **settings: object) -> PodProcess:
+def scheduler_process(folder: Path, **settings: object) -> PodProcess:
     """Return a scheduler on a port of its own; its address is in its settings."""
     return PodProcess(
         "scheduler",
         folder / "scheduler.log",
         {
             "data_dir": folder / "scheduler",
-            "listen_address": f"{host}:{free_port(host)}",
+            "listen_address": f"127.0.0.1:{free_port()}",
             "pod_key": POD_KEY,
             **settings,
         },

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import importlib
-import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import helm_python
 import pytest
 import yaml
 
 import tinsmith
-from tests.e2e.cluster import FakeNode, Image, Json, TestCluster, path
+from tests.e2e.cluster import FakeNode, Image, TestCluster, path
+from tests.e2e.release import CEL_VERSION, DEPLOYMENTS, Release, new_release
 from tests.fakes.chart_rig import (
-    CHART,
     ROOT,
     VALUE_SETS,
     load_values,
@@ -33,100 +29,15 @@ from tests.fakes.chart_rig import (
 from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 
-CEL_VERSION = (1, 25)
-"""Helm applies definitions on the server, and before this version servers refuse rules in CEL."""
 RENDERED_VERSION = (1, 24)
 """What `k8s/install.yaml` is for."""
-ROLLOUT_TIMEOUT_S = 240.0
-"""Six programs start beside each other; a busy machine takes minutes."""
 TAINT = {"key": "tinsmith.dev/test", "value": "chart", "effect": "NoSchedule"}
 """Keeps the pods of other releases off the node of the test that runs them."""
-DEPLOYMENTS = ("scheduler", "gateway", "coordinator", "environment", "keeper")
-
-
-@dataclass(frozen=True)
-class Release:
-    """A release of the chart, in a namespace and with a namespace of jobs of its own."""
-
-    cluster: TestCluster
-    config: helm_python.Config
-    namespace: str
-    name: str = "tinsmith"
-
-    @property
-    def jobs_namespace(self) -> str:
-        return f"{self.namespace}-jobs"
-
-    def values(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values with the namespace of jobs."""
-        entry = {"name": self.jobs_namespace, "project": "default", "create": True}
-        return merge({"jobs": {"namespaces": [entry]}}, changes)
-
-    def install(self, changes: Mapping[str, Any]) -> None:
-        """Do what `helm install` does, on older servers with `--skip-crds` as README.md says."""
-        if self.cluster.version >= CEL_VERSION:
-            chart = str(CHART)
-            self.config.install(chart, self.name, self.values(changes), namespace=self.namespace)
-            return
-        self.cluster.kubectl("apply", "--validate=false", "-f", str(ROOT / "k8s/crd"))
-        options = {"namespace": self.namespace, "skip_crds": True}
-        # The binding's `install` has no parameter for that option of the library.
-        helm_python._native.call_string(
-            "helm_install",
-            self.config._raw(),
-            self.config._context_arg(None),
-            *self.config._chart_args(str(CHART)),
-            self.name,
-            json.dumps(self.values(changes)),
-            json.dumps(options),
-        )
-
-    def upgrade(self, changes: Mapping[str, Any]) -> None:
-        self.config.upgrade(str(CHART), self.name, self.values(changes), namespace=self.namespace)
-
-    def secret(self, name: str, *, of_jobs: bool = False) -> dict[str, str]:
-        """Return a Secret of the release."""
-        namespace = self.jobs_namespace if of_jobs else self.namespace
-        data = self.cluster.api.get(path("v1", "secrets", namespace, name))["data"]
-        return {key: base64.b64decode(value).decode() for key, value in data.items()}
-
-    def find(self, api_version: str, plural: str, name: str) -> Json | None:
-        return self.cluster.api.find(path(api_version, plural, self.namespace, name))
-
-    def wait_for_rollout(self, pod: str) -> None:
-        """Wait until all pods of a Deployment are new and ready, as `kubectl rollout status`."""
-
-        def is_done() -> bool:
-            found = self.find("apps/v1", "deployments", f"{self.name}-{pod}")
-            assert found is not None
-            status, wanted = found["status"], found["spec"]["replicas"]
-            counts = {
-                status.get(key) for key in ("replicas", "updatedReplicas", "availableReplicas")
-            }
-            is_seen = status.get("observedGeneration") == found["metadata"]["generation"]
-            return is_seen and counts == {wanted}
-
-        self.cluster.wait_for(is_done, f"the rollout of {pod}", timeout_s=ROLLOUT_TIMEOUT_S)
-
-
-@contextlib.contextmanager
-def _release(cluster: TestCluster) -> Iterator[Release]:
-    with (
-        cluster.namespace() as namespace,
-        helm_python.Config(kubeconfig_path=cluster.kubeconfig, namespace=namespace) as config,
-    ):
-        release = Release(cluster, config, namespace)
-        try:
-            yield release
-        finally:
-            config.uninstall(release.name, ignore_not_found=True)
-            if cluster.api.find(f"/api/v1/namespaces/{release.jobs_namespace}"):
-                cluster.api.delete(f"/api/v1/namespaces/{release.jobs_namespace}")
 
 
 @pytest.fixture
 def release(cluster: TestCluster) -> Iterator[Release]:
-    with _release(cluster) as made:
+    with new_release(cluster) as made:
         yield made
 
 
@@ -140,7 +51,7 @@ def store() -> Iterator[S3Server]:
 @pytest.fixture(scope="module")
 def installed(cluster: TestCluster) -> Iterator[Release]:
     """One that tests look at and leave as it is."""
-    with _release(cluster) as made:
+    with new_release(cluster) as made:
         made.install(load_values("trial-values"))
         yield made
 

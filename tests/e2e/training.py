@@ -45,7 +45,6 @@ class TrainingDeployment:
 
     Attributes:
         jobs: The jobs of the namespace.
-        controller: Can be killed and started again.
         address: Of the gateway.
         api_key: Of the project of the namespace.
     """
@@ -53,13 +52,11 @@ class TrainingDeployment:
     def __init__(
         self,
         jobs: Jobs,
-        controller: PodProcess,
         *,
         address: str,
         api_key: str,
     ) -> None:
         self.jobs = jobs
-        self.controller = controller
         self.address = address
         self.api_key = api_key
 
@@ -113,25 +110,14 @@ def training_deployment(
     cluster: TestCluster,
     namespace: str,
     folder: Path,
-    *,
-    host: str = "127.0.0.1",
-    **settings: object,
 ) -> Iterator[TrainingDeployment]:
-    """Yield a deployment whose jobs run in a namespace, on nodes that are there.
-
-    Args:
-        cluster: Somebody gives its claims their volumes.
-        namespace: Of the jobs.
-        folder: For what the services keep and write.
-        host: The address of this machine that pods reach.
-        **settings: Of the controller.
-    """
+    """Yield a deployment whose jobs run in a namespace, on nodes that are there."""
     install_resources(cluster)
     key = ApiKey.generate()
     with contextlib.ExitStack() as closing:
-        store = closing.enter_context(running_s3_server(host=host))
+        store = closing.enter_context(running_s3_server())
         store.create_bucket(_BUCKET)
-        database = new_server(host=host)
+        database = new_server()
         closing.callback(database.remove)
         url = database.create_database()
         storage_uri = store.uri(_BUCKET)
@@ -141,7 +127,6 @@ def training_deployment(
         _create_secret(cluster, namespace, "storage", CREDENTIALS)
         scheduler = scheduler_process(
             folder,
-            host=host,
             database_url=url,
             bootstrap_key=key,
             job_launcher="kubernetes",
@@ -159,7 +144,7 @@ def training_deployment(
             {
                 **common,
                 "data_dir": folder / "gateway",
-                "listen_address": f"{host}:{free_port(host)}",
+                "listen_address": f"127.0.0.1:{free_port()}",
             },
         )
         closing.enter_context(gateway)
@@ -177,8 +162,7 @@ def training_deployment(
         keeper.environment = dict(CREDENTIALS)
         closing.enter_context(keeper)
         gateway_address = str(gateway.settings["listen_address"])
-        model = build_tiny_model(_claimed_folder(cluster, namespace, "models") / MODEL)
-        (model / "model.safetensors").chmod(0o644)  # pods run as a user of their own
+        provide_model(cluster, namespace)
         controller = controller_process(
             cluster,
             folder,
@@ -192,13 +176,11 @@ def training_deployment(
             trusted_images="*",
             lease_name="tinsmith-controller",
             kubeconfig=_service_account(cluster, namespace, "controller"),
-            **settings,
         )
         closing.enter_context(controller)
         _wait_served(gateway_address, str(key))
         yield TrainingDeployment(
             Jobs(cluster, namespace),
-            controller,
             address=gateway_address,
             api_key=str(key),
         )
@@ -248,6 +230,13 @@ def _service_account(cluster: TestCluster, namespace: str, pod: str) -> Path:
             {"metadata": metadata, "roleRef": reference, "subjects": [subject]},
         )
     return cluster.service_account_kubeconfig(namespace, account)
+
+
+def provide_model(cluster: TestCluster, namespace: str) -> Path:
+    """Put the tiny model on a volume that pods find by `pvc://models/tiny`; return its folder."""
+    model = build_tiny_model(_claimed_folder(cluster, namespace, "models") / MODEL)
+    (model / "model.safetensors").chmod(0o644)  # pods run as a user of their own
+    return model
 
 
 def _claimed_folder(cluster: TestCluster, namespace: str, name: str) -> Path:

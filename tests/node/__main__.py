@@ -14,11 +14,11 @@ from pathlib import Path
 from tests.e2e.cluster import UnavailableError, prepare
 from tests.e2e.cluster.debian import say
 from tests.node.container_node import CONTROL_GROUPS, prepare_namespaces
+from tests.node.images import PODS
 from tests.node.programs import Programs, find_programs
 
 FOLDER = "TINSMITH_NODE_FOLDER"
 """Names the variable that tells the tests where the images are, and that they are isolated."""
-_PODS = ("trainer", "sampler", "driver")
 _IMAGES_TIMEOUT_S = 3600
 _TESTS_TIMEOUT_S = 3600
 
@@ -55,11 +55,11 @@ def make_images(programs: Programs, folder: Path) -> None:
     base = folder / "base"
     with tarfile.open(programs.base) as archive:
         archive.extractall(base, filter="fully_trusted")
-    module = ["-m", "tests.node.images", str(base), str(programs.busybox), str(folder), *_PODS]
+    module = ["-m", "tests.node.images", str(base), str(programs.busybox), str(folder), *PODS]
     subprocess.run(
         ["unshare", "--mount", sys.executable, *module], check=True, timeout=_IMAGES_TIMEOUT_S
     )
-    for pod in _PODS:
+    for pod in PODS:
         shutil.rmtree(folder / pod)
 
 

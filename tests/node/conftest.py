@@ -1,20 +1,30 @@
-"""One node and one deployment for a session; the control plane is that of `tests/e2e`."""
+"""One node and one release of the chart for a session; everything of Tinsmith is in containers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import ClaimProvisioner, TestCluster, start_cluster
-from tests.e2e.training import TrainingDeployment, training_deployment
-from tests.node.container_node import ADDRESS, ContainerNode
+from tests.e2e.cluster import ClaimProvisioner, TestCluster
+from tests.e2e.cluster.binaries import find_control_plane
+from tests.e2e.cluster.control_plane import ControlPlane
+from tests.e2e.deployment import Jobs
+from tests.e2e.release import DEPLOYMENTS, Release, new_release
+from tests.e2e.training import TrainingDeployment, provide_model
+from tests.fakes.chart_rig import merge
+from tests.fakes.postgres import new_server
+from tests.fakes.s3_server import CREDENTIALS, running_s3_server
+from tests.node.container_node import ContainerNode
 from tests.node.images import REPOSITORY, TAG
+from tests.node.network import ADDRESS, NodeAddresses, NodeServices
 from tests.node.programs import find_programs
 
 GPUS = 4
+_GATEWAY_PORT = 7077
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +38,18 @@ def isolated() -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(isolated: Path) -> Iterator[TestCluster]:
-    """A control plane."""
-    with start_cluster(isolated / "cluster") as started:
-        yield started
+    """A control plane that pods reach, with DNS and Services."""
+    folder, addresses = isolated / "cluster", NodeAddresses()
+    claims_folder = folder / "claims"
+    with ControlPlane(find_control_plane(), folder / "control-plane", addresses) as plane:
+        cluster = TestCluster(plane.kubeconfig, folder, addresses, plane)
+        claims = ClaimProvisioner(cluster.api, claims_folder)
+        claims.start()
+        try:
+            with NodeServices(cluster.api, find_programs(), folder):
+                yield cluster
+        finally:
+            claims.stop()
 
 
 @pytest.fixture(scope="session")
@@ -48,26 +67,53 @@ def node(isolated: Path, cluster: TestCluster) -> Iterator[ContainerNode]:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def namespace(cluster: TestCluster, node: ContainerNode) -> Iterator[str]:
-    """The namespace of everything."""
+    """A namespace of this test alone."""
     with cluster.namespace() as name:
         yield name
 
 
 @pytest.fixture(scope="session")
-def deployment(
-    isolated: Path, cluster: TestCluster, namespace: str
-) -> Iterator[TrainingDeployment]:
-    """Services beside the node, which pods reach at its address."""
-    folder = isolated / "deployment"
-    folder.mkdir()
-    claims = ClaimProvisioner(cluster.api, isolated / "claims")
-    claims.start()
+def release(cluster: TestCluster, node: ContainerNode) -> Iterator[Release]:
+    """The chart, installed by Helm; PostgreSQL and S3 are beside the node."""
+    database = new_server(host=ADDRESS)
     try:
-        with training_deployment(
-            cluster, namespace, folder, host=ADDRESS, image_repository=REPOSITORY, image_tag=TAG
-        ) as started:
-            yield started
+        with running_s3_server(host=ADDRESS) as store, new_release(cluster) as release:
+            store.create_bucket("tinsmith")
+            values: dict[str, Any] = {
+                "image": {"repository": REPOSITORY, "tag": TAG},
+                "database": {"url": database.create_database()},
+                "storage": {"uri": store.uri("tinsmith"), "env": CREDENTIALS},
+                "environment": {"settings": {"num_workers": 1}},
+                "controller": {
+                    "settings": {"device": "cpu", "backoff_base_s": 0.5, "report_interval_s": 0.5}
+                },
+            }
+            # All of them share the two cores of a small machine.
+            small = {"resources": {"requests": {"cpu": "20m", "memory": "64Mi"}}}
+            values = merge(values, dict.fromkeys((*DEPLOYMENTS, "controller"), small))
+            release.install(values)
+            for pod in (*DEPLOYMENTS, "controller"):
+                release.wait_for_rollout(pod)
+            yield release
     finally:
-        claims.stop()
+        database.remove()
+
+
+@pytest.fixture(scope="session")
+def model(cluster: TestCluster, release: Release) -> Path:
+    """The folder of a model on a volume that jobs know."""
+    return provide_model(cluster, release.jobs_namespace)
+
+
+@pytest.fixture(scope="session")
+def deployment(cluster: TestCluster, release: Release, model: Path) -> TrainingDeployment:
+    """The release as those who train with it see it."""
+    service = release.find("v1", "services", "tinsmith-gateway")
+    assert service is not None
+    return TrainingDeployment(
+        Jobs(cluster, release.jobs_namespace),
+        address=f"{service['spec']['clusterIP']}:{_GATEWAY_PORT}",
+        api_key=release.secret("tinsmith-keys")["bootstrap-key"],
+    )

@@ -1,7 +1,7 @@
-"""One node of a cluster as it is in production: kubelet, containerd, runc and a bridge for pods.
+"""One node of a cluster as it is in production: kubelet, containerd and runc.
 
-It wants network, mount and process namespaces of its own, and `prepare_namespaces` first: it makes
-a bridge, writes below /var and /run, and leaves its containers to the end of the namespaces.
+It wants network, mount and process namespaces of its own, and `prepare_namespaces` first: it writes
+below /var and /run, and leaves its containers to the end of the namespaces.
 """
 
 from __future__ import annotations
@@ -23,13 +23,10 @@ from tests.e2e.cluster.debian import run
 from tests.e2e.cluster.loopback import free_port
 from tests.e2e.cluster.processes import Process
 from tests.node.images import PAUSE
+from tests.node.network import ADDRESS, pod_network, prepare_network
 from tests.node.programs import Programs
 
-ADDRESS = "10.201.0.1"
-"""Of the node, and of what listens for its pods."""
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
-_NETWORK = "10.201.0.0/16"
-_BRIDGE = "pods"
 _START_TIMEOUT_S = 60.0
 _IMPORT_TIMEOUT_S = 300.0
 # The kubelet of a machine sets them; ours finds them so and leaves the machine's alone.
@@ -46,13 +43,8 @@ def prepare_namespaces(folder: Path) -> None:
 
     The control groups of containers are made in those that have the name of the folder.
     """
+    prepare_network()
     cwd = Path("/")
-    run(["ip", "link", "set", "lo", "up"], cwd=cwd)
-    run(["ip", "link", "add", _BRIDGE, "type", "bridge"], cwd=cwd)
-    run(["ip", "address", "add", f"{ADDRESS}/16", "dev", _BRIDGE], cwd=cwd)
-    run(["ip", "link", "set", _BRIDGE, "up"], cwd=cwd)
-    # Servers look for the address of the default route, which leads nowhere here.
-    run(["ip", "route", "add", "default", "dev", _BRIDGE], cwd=cwd)
     # /var/log/pods, /var/lib/cni, /run/containerd and others have no setting.
     for name in ("changes", "work"):
         (folder / "var" / name).mkdir(parents=True)
@@ -128,31 +120,24 @@ class ContainerNode:
         for process in reversed(self._processes.values()):
             process.kill()
 
+    def processes_of(self, pod: Json) -> list[int]:
+        """Return the numbers of the processes in the containers of a pod, in our namespace."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_inside = f"pod{pod['metadata']['uid']}/" in (folder / "cgroup").read_text()
+                if is_inside and b"busybox" not in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
     def logs(self) -> str:
         """Return the end of what the programs wrote."""
         return "\n".join(f"== {name}\n{p.tail(60)}" for name, p in self._processes.items())
 
     def _start_containerd(self) -> None:
-        network = {
-            "cniVersion": "0.4.0",
-            "name": "pods",
-            "plugins": [
-                {
-                    "type": "bridge",
-                    "bridge": _BRIDGE,
-                    "isGateway": True,
-                    "ipam": {
-                        "type": "host-local",
-                        "dataDir": str(self.folder / "addresses"),
-                        "ranges": [[{"subnet": _NETWORK, "rangeStart": "10.201.1.0"}]],
-                        "routes": [{"dst": "0.0.0.0/0"}],
-                    },
-                }
-            ],
-        }
         networks = self.folder / "networks"
         networks.mkdir()
-        (networks / "pods.conflist").write_text(json.dumps(network))
+        (networks / "pods.conflist").write_text(json.dumps(pod_network(self.folder / "addresses")))
         config = self.folder / "containerd.toml"
         config.write_text(
             f"""
@@ -226,12 +211,12 @@ runtime_type = "io.containerd.runc.v2"
             "protectKernelDefaults": True,
             "makeIPTablesUtilChains": False,
             "enableControllerAttachDetach": False,
+            "clusterDNS": [ADDRESS],
             "clusterDomain": "cluster.local",
             "resolvConf": "",
             "nodeStatusUpdateFrequency": "1s",
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "16Mi"},
-            "featureGates": {"CSIMigration": False},
         }
         file = self.folder / "kubelet.yaml"
         file.write_text(yaml.safe_dump(config))

@@ -28,6 +28,7 @@ from tests.e2e.dockerfiles import DOCKERFILES, Dockerfile, Instruction, copy_sou
 
 REPOSITORY = "localhost/tinsmith"
 TAG = "test"
+PODS = tuple(dockerfile.pod for dockerfile in DOCKERFILES)
 PAUSE = "localhost/pause:1"
 """What holds the namespaces of a pod."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -267,18 +268,16 @@ def _keep(temporary: Path, archive: Path) -> tuple[str, int]:
     return f"sha256:{digest}", size
 
 
-def main(base: Path, pause: Path, folder: Path, pods: Sequence[str]) -> None:
-    """Build images of pods into `<folder>/images.tar`."""
+def main(base: Path, pause: Path, folder: Path) -> None:
+    """Build the image of every pod into `<folder>/images.tar`."""
     images = {}
     for dockerfile in DOCKERFILES:
-        if dockerfile.pod in pods:
-            say(f"making the image of the {dockerfile.pod}")
-            images[f"{REPOSITORY}/{dockerfile.pod}:{TAG}"] = build_image(
-                dockerfile, base, folder / dockerfile.pod
-            )
+        say(f"making the image of the {dockerfile.pod}")
+        image = build_image(dockerfile, base, folder / dockerfile.pod)
+        images[f"{REPOSITORY}/{dockerfile.pod}:{TAG}"] = image
     say("writing the archive of the images")
     write_archive(images, base, pause, folder / "images.tar")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    main(*map(Path, sys.argv[1:]))

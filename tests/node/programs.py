@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,7 +85,9 @@ def find_programs() -> Programs:
     folder = cache_folder(VERSION)
     if not (folder / "kubelet").exists():
         build_control_plane(folder, ("kubelet",), VERSION)
-    packages, base = folder / "node", folder / "base.tar"
+    # Another list of packages is another folder.
+    packages = folder / f"node-{zlib.crc32(repr(_PACKAGES).encode()):08x}"
+    base = folder / f"base-{zlib.crc32(repr(_BASE_PACKAGES).encode()):08x}.tar"
     with locked(packages):
         if not packages.exists():
             _unpack(packages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-from tinsmith_controller.observed import PodView
+from tinsmith_controller.observed import DISRUPTION, PodView
 from tinsmith_controller.spec import DRIVER, FailureRule, Reaction
 from tinsmith_controller.status import Failure, Status
 
@@ -17,7 +17,6 @@ RECIPE_RULES = (
 )
 """With 1 our own driver says that a restart would not help; other programs may mean anything."""
 _SIGTERM_EXIT_CODE = 128 + 15
-_DISRUPTION = "DisruptionTarget"
 _MAX_DOUBLINGS = 16
 
 
@@ -35,7 +34,7 @@ def react(pod: PodView, rules: Sequence[FailureRule]) -> Reaction:
             and (not rule.pod_conditions or rule.pod_conditions & pod.conditions)
         ):
             return rule.action
-    if _DISRUPTION in pod.conditions:
+    if DISRUPTION in pod.conditions:
         return Reaction.IGNORE
     if pod.role == DRIVER and pod.exit_code == _SETTINGS_EXIT_CODE:
         return Reaction.FAIL_JOB
@@ -46,7 +45,7 @@ def react(pod: PodView, rules: Sequence[FailureRule]) -> Reaction:
 
 def was_told_to_stop(pod: PodView) -> bool:
     """Whether the cluster, or a person, had a pod stop: a drain, an eviction, `kubectl delete`."""
-    return pod.is_deleting or _DISRUPTION in pod.conditions
+    return pod.is_deleting or DISRUPTION in pod.conditions
 
 
 def describe(pod: PodView, reason: str) -> Failure:

@@ -22,6 +22,10 @@ class PodPhase(enum.Enum):
     UNKNOWN = "Unknown"
 
 
+DISRUPTION = "DisruptionTarget"
+"""The condition of a pod that the cluster ends though it has done nothing wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class PodView:
     """A pod that belongs to a workload.
@@ -39,6 +43,7 @@ class PodView:
         problem: What the pod says is wrong: a termination message, or why it waits.
         conditions: Types of its conditions that are True.
         template: Hash of what it was made from.
+        is_turned_away: Whether its node refused to run it, or put it out.
     """
 
     name: str
@@ -53,6 +58,7 @@ class PodView:
     problem: str = ""
     conditions: frozenset[str] = frozenset()
     template: str = ""
+    is_turned_away: bool = False
 
     @property
     def has_ended(self) -> bool:

@@ -17,7 +17,7 @@ from tinsmith_controller.naming import (
     ROLE_LABEL,
     TEMPLATE_ANNOTATION,
 )
-from tinsmith_controller.observed import Job, PodPhase, PodView, Pool
+from tinsmith_controller.observed import DISRUPTION, Job, PodPhase, PodView, Pool
 from tinsmith_controller.quantities import QuantityError, Resources
 from tinsmith_controller.spec_codec import SpecError, decode_job, decode_pool, is_left_alone
 from tinsmith_controller.status_codec import decode_status, decode_time
@@ -28,6 +28,11 @@ _MEMORY_LABEL = "nvidia.com/gpu.memory"
 _KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _EPOCH_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MAX_PROBLEM = 1024
+_DISRUPTIONS = frozenset(
+    {"Evicted", "Shutdown", "NodeShutdown", "Terminated", "NodeLost", "Preempting"}
+)
+"""Why kubelets end pods that have done nothing wrong; a condition says so since 1.26."""
+_DEADLINE = "DeadlineExceeded"
 _TRACEBACK_LINE = re.compile(r'^  File ".*", line \d+', re.MULTILINE)
 _ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(:|$)")
 
@@ -144,6 +149,9 @@ def pod_record(content: Json) -> PodRecord:
         for entry in status.get("conditions") or []
         if entry.get("status") == "True"
     )
+    reason = str(status.get("reason") or "") if phase is PodPhase.FAILED else ""
+    if reason in _DISRUPTIONS:
+        conditions |= {DISRUPTION}
     view = PodView(
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
@@ -157,6 +165,8 @@ def pod_record(content: Json) -> PodRecord:
         problem=problem or _unscheduled(status),
         conditions=conditions,
         template=str((metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")),
+        # Kubelets give a reason to the pod itself when they, and not its containers, ended it.
+        is_turned_away=bool(reason) and reason != _DEADLINE,
     )
     return PodRecord(owner, owner_uid, view, node, _requested(spec), view.has_ended)
 
@@ -220,6 +230,7 @@ def _phase(value: object) -> PodPhase:
 
 def _outcome(status: Mapping[str, Any]) -> tuple[int | None, str]:
     """Return the exit code and the problem of a pod: of the container that is worst off."""
+    told = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
     entries = [
         *(status.get("initContainerStatuses") or []),
         *(status.get("containerStatuses") or []),
@@ -234,14 +245,14 @@ def _outcome(status: Mapping[str, Any]) -> tuple[int | None, str]:
         reason = str(entry.get("reason") or "")
         named = "" if reason in ("Error", "Completed") else reason
         text = _sentence(str(entry.get("message") or ""))
-        problem = ": ".join(filter(None, (named, text)))
+        problem = told or ": ".join(filter(None, (named, text)))
         return int(entry.get("exitCode") or 0), problem[:_MAX_PROBLEM]
     for entry in entries:
         waiting = (entry.get("state") or {}).get("waiting") or {}
         reason, text = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
         if reason and reason not in ("ContainerCreating", "PodInitializing"):
             return None, f"{reason}: {text}"[:_MAX_PROBLEM] if text else reason
-    return None, str(status.get("message") or "")[:_MAX_PROBLEM]
+    return None, told[:_MAX_PROBLEM]
 
 
 def _sentence(text: str) -> str:

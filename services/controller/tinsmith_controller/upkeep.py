@@ -170,6 +170,9 @@ class _View:
                 if key[0] == entry.role
                 and (reaction is Reaction.RESTART_ROLE or key[1] == entry.index)
             )
+        if pod.is_turned_away and reaction is not Reaction.FAIL_JOB:
+            # The node may have less than it says, a broken GPU for instance; another may have more.
+            self._homeless.add((entry.role, entry.index))
 
     def _replace(self, entry: Assignment, why: str) -> None:
         self.lost.append(why)

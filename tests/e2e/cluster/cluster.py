@@ -36,7 +36,7 @@ class TestCluster:
         kubeconfig: File of an administrator.
         api: Client of an administrator.
         folder: Everything that is written: keys, data, logs, the files of pods.
-        addresses: The loopback addresses of its Services and pods.
+        addresses: Of its Services, and of pods that are processes.
         authority: Vouches for its servers; None if the cluster is not ours.
     """
 
@@ -223,6 +223,8 @@ def prepare(*, with_crd_server: bool = False) -> None:
 @contextlib.contextmanager
 def start_cluster(folder: Path) -> Iterator[TestCluster]:
     """Yield a cluster: that of `$TINSMITH_TEST_KUBECONFIG`, else one that ends with the context.
+
+    Its nodes and pods are those of `TestCluster.kubelet`.
 
     Raises:
         UnavailableError: If there is none and none can be made.

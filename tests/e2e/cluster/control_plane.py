@@ -20,7 +20,7 @@ from urllib3.exceptions import HTTPError
 
 from tests.e2e.cluster.api import ApiClient, ApiError
 from tests.e2e.cluster.binaries import Binaries
-from tests.e2e.cluster.loopback import AddressBlock, free_port
+from tests.e2e.cluster.loopback import Addresses, free_port
 from tests.e2e.cluster.pki import Authority, KeyPair, make_signing_key
 from tests.e2e.cluster.processes import Process
 
@@ -33,15 +33,15 @@ _FAST = ("--kube-api-qps=300", "--kube-api-burst=600")
 
 
 class ControlPlane:
-    """Four servers on loopback and a kubeconfig of an administrator.
+    """Four servers of this machine and a kubeconfig of an administrator.
 
     Args:
         binaries: The programs.
         folder: Keys, data and logs.
-        addresses: The block that Services get their addresses from.
+        addresses: Where the API server listens, and what Services get.
     """
 
-    def __init__(self, binaries: Binaries, folder: Path, addresses: AddressBlock) -> None:
+    def __init__(self, binaries: Binaries, folder: Path, addresses: Addresses) -> None:
         self.folder = folder
         self.kubeconfig = folder / "admin.kubeconfig"
         self.processes: dict[str, Process] = {}
@@ -49,13 +49,13 @@ class ControlPlane:
         self._addresses = addresses
         folder.mkdir(parents=True, exist_ok=True)
         self.authority = Authority(folder, "ca")
-        self._port = free_port()
+        self._port = free_port(addresses.server)
         self.etcd = f"http://127.0.0.1:{free_port()}"
 
     @property
     def server(self) -> str:
         """Address of the API server."""
-        return f"https://127.0.0.1:{self._port}"
+        return f"https://{self._addresses.server}:{self._port}"
 
     def __enter__(self) -> Self:
         try:
@@ -135,7 +135,7 @@ class ControlPlane:
         serving = self.authority.issue(
             "kube-apiserver",
             dns_names=["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"],
-            addresses=["127.0.0.1", self._addresses.first_service],
+            addresses=[self._addresses.server, self._addresses.first_service],
         )
         kubelet = self.authority.issue("apiserver-of-kubelets", organizations=["system:masters"])
         front = Authority(folder, "front-proxy-ca")
@@ -144,7 +144,7 @@ class ControlPlane:
             "apiserver",
             str(self._binaries.apiserver),
             f"--etcd-servers={self.etcd}",
-            "--bind-address=127.0.0.1",
+            f"--bind-address={self._addresses.server}",
             f"--secure-port={self._port}",
             f"--tls-cert-file={serving.certificate}",
             f"--tls-private-key-file={serving.key}",
@@ -181,7 +181,7 @@ class ControlPlane:
         api = ApiClient(self.kubeconfig)
 
         def is_ready() -> bool:
-            with socket.create_connection(("127.0.0.1", self._port), 1):
+            with socket.create_connection((self._addresses.server, self._port), 1):
                 pass  # refused until it listens, without a retry and its warnings
             # Its post-start hooks create the roles and priority classes that everything needs.
             return api.text("/readyz") == "ok"

@@ -9,6 +9,26 @@ import itertools
 import random
 import socket
 import threading
+from typing import Protocol
+
+
+class Addresses(Protocol):
+    """Where a control plane listens, and what it gives to Services."""
+
+    @property
+    def server(self) -> str:
+        """The address that the API server listens on."""
+        ...
+
+    @property
+    def services(self) -> str:
+        """The network of Service addresses."""
+        ...
+
+    @property
+    def first_service(self) -> str:
+        """The address of the Service `kubernetes`."""
+        ...
 
 
 class AddressBlock:
@@ -31,6 +51,11 @@ class AddressBlock:
             self._claim, self._octet = claim, octet
             return
         raise RuntimeError("every block of 127.0.0.0/8 is used by another test cluster")
+
+    @property
+    def server(self) -> str:
+        """The address that the API server listens on."""
+        return "127.0.0.1"
 
     @property
     def services(self) -> str:

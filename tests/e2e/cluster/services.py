@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import ipaddress
 import itertools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,13 +47,29 @@ class _PodHosts:
 
 
 class ServiceNetwork:
-    """Keeps hosts files and proxies in step with the Services of a cluster."""
+    """Keeps hosts files and proxies in step with the Services of a cluster.
 
-    def __init__(self, api: ApiClient, version: tuple[int, int]) -> None:
+    Args:
+        api: Client of an administrator.
+        version: Of the server.
+        network: The addresses that this machine can listen at, without setting them up.
+        on_change: Called once hosts files have changed.
+    """
+
+    def __init__(
+        self,
+        api: ApiClient,
+        version: tuple[int, int],
+        *,
+        network: str = "127.0.0.0/8",
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         slices = "v1" if version >= (1, 21) else "v1beta1"
         self._lock = threading.Lock()
         self._pods: dict[str, _PodHosts] = {}
         self._proxies = _Proxies()
+        self._network = ipaddress.ip_network(network)
+        self._on_change = on_change
         self._services = Informer(api, "/api/v1/services", self._changed)
         self._slices = Informer(
             api, f"/apis/discovery.k8s.io/{slices}/endpointslices", self._changed
@@ -87,10 +104,11 @@ class ServiceNetwork:
         with self._lock:
             services = list(self._services.objects.values())
             endpoints = self._endpoints()
-            self._proxies.set(_routes(services, endpoints))
+            self._proxies.set(_routes(services, endpoints, self._network))
             entries = list(_entries(services, endpoints))
             for pod in self._pods.values():
                 _write_in_place(pod.file, pod.head + _render(entries, pod.namespace))
+        self._on_change()
 
     def _endpoints(self) -> dict[tuple[str, str], list[Endpoint]]:
         found: dict[tuple[str, str], list[Endpoint]] = {}
@@ -112,13 +130,15 @@ Route = tuple[str, int]
 
 
 def _routes(
-    services: list[Json], endpoints: dict[tuple[str, str], list[Endpoint]]
+    services: list[Json],
+    endpoints: dict[tuple[str, str], list[Endpoint]],
+    network: ipaddress.IPv4Network | ipaddress.IPv6Network,
 ) -> dict[Route, list[Route]]:
     """Return, by address and port of a Service, the addresses and ports of its pods."""
     routes: dict[Route, list[Route]] = {}
     for service in services:
-        address = service["spec"].get("clusterIP")
-        if not address or not address.startswith("127."):
+        address = service["spec"].get("clusterIP") or "None"
+        if address == "None" or ipaddress.ip_address(address) not in network:
             continue
         behind = endpoints.get((service["metadata"]["namespace"], service["metadata"]["name"]), [])
         for port in service["spec"].get("ports", []):

@@ -221,6 +221,19 @@ def test_a_lost_node_is_replaced_under_a_new_name_and_the_rest_runs_on() -> None
     assert status.restart_count == 0, "a lost node is no failure of the job"
 
 
+def test_a_pod_that_its_node_turns_away_is_placed_anew_and_counts() -> None:
+    life = Life(make_job())
+    life.run()
+    life.fail("trainer", 0, "OutOfnvidia.com/gpu: Node didn't have enough resource")
+    life.set_pod(life.pod("trainer"), exit_code=None, is_turned_away=True)
+
+    status = life.step().status
+
+    assert status.assigned_to("trainer", 0) is None
+    assert status.assigned_to("sampler", 0) is not None
+    assert status.restart_count == 1
+
+
 @pytest.mark.parametrize(
     ("exit_code", "rules", "phase", "count"),
     [

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tinsmith_controller.observed import DISRUPTION
 from tinsmith_controller.records import pod_record
 
 _TRACEBACK = """Traceback (most recent call last):
@@ -60,3 +61,26 @@ def test_the_problem_of_a_pod_that_ended_is_one_sentence(
 
     assert view.exit_code == ended["exitCode"]
     assert view.problem == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_turned_away", "is_disruption"),
+    [
+        pytest.param("OutOfnvidia.com/gpu", True, False, id="refused"),
+        pytest.param("UnexpectedAdmissionError", True, False, id="refused by a device"),
+        pytest.param("Evicted", True, True, id="put out"),
+        pytest.param("Shutdown", True, True, id="the node goes down"),
+        pytest.param("DeadlineExceeded", False, False, id="its own deadline"),
+        pytest.param("", False, False, id="a program that failed"),
+    ],
+)
+def test_what_the_node_did_is_told_from_what_the_program_did(
+    reason: str, is_turned_away: bool, is_disruption: bool
+) -> None:
+    status = {"phase": "Failed", "reason": reason, "message": "the node says why"}
+
+    view = pod_record({"metadata": {"name": "pod"}, "status": status}).view
+
+    assert view.is_turned_away is is_turned_away
+    assert (DISRUPTION in view.conditions) is is_disruption
+    assert view.problem == ": ".join(filter(None, (reason, "the node says why")))
