@@ -22,7 +22,7 @@ IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
 BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
 
-.PHONY: help venv demo test test-cluster test-images test-postgres unit verify lint format types proto proto-check proto-baseline \
+.PHONY: help venv demo test test-cluster test-node test-images test-postgres unit verify lint format types proto proto-check proto-baseline \
 	manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client clean
 
@@ -104,6 +104,9 @@ images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name IMAGE_TAG
 
 test-cluster: venv ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e
+
+test-node: venv ## Install the chart and train on a real kubelet and containerd, in images made here (15 minutes; root, Debian)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.node
 
 test-images: venv ## Run the install and entry lines of the images without torch, without a container engine
 	TINSMITH_E2E_IMAGES=controller,driver,scheduler $(BIN)/python -m pytest -q tests/e2e/test_dockerfiles.py
