@@ -27,7 +27,7 @@ def test_a_policy_learns_from_what_an_openai_client_played(
         data=str(tasks),
         queue="openai",
         rank=8,
-        # Faster or with fewer episodes it may settle on the first answer that is better than others.
+        # Faster, or with fewer episodes, it may settle on the first answer that beats others.
         learning_rate=2e-2,
         num_warmup_steps=1,
         num_steps=12,
