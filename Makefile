@@ -106,7 +106,7 @@ test-cluster: venv ## Run the end-to-end tests on a real API server; the first r
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e
 
 test-node: venv ## Install the chart and train on a real kubelet and containerd, in images made here (15 minutes; root, Debian)
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.node
+	TORCH_INDEX_URL=$(TORCH_INDEX_URL) OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.node
 
 test-images: venv ## Run the install and entry lines of the images without torch, without a container engine
 	TINSMITH_E2E_IMAGES=controller,driver,scheduler $(BIN)/python -m pytest -q tests/e2e/test_dockerfiles.py

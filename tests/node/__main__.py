@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -36,18 +37,17 @@ def main(arguments: list[str]) -> int:
     except UnavailableError as error:
         say(str(error))
         return 1
-    folder = Path(tempfile.mkdtemp(prefix="tinsmith-node-"))
-    try:
+    with contextlib.ExitStack() as closing:
+        folder = Path(tempfile.mkdtemp(prefix="tinsmith-node-"))
+        closing.callback(shutil.rmtree, folder)
         make_images(programs, folder)
+        closing.callback(_remove_control_groups, folder.name)
         command = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         return subprocess.call(
             [*command, sys.executable, "-m", "tests.node", *arguments],
             env={**os.environ, FOLDER: str(folder)},
             timeout=_TESTS_TIMEOUT_S,
         )
-    finally:
-        _remove_control_groups(folder.name)
-        shutil.rmtree(folder)
 
 
 def make_images(programs: Programs, folder: Path) -> None:
@@ -55,7 +55,7 @@ def make_images(programs: Programs, folder: Path) -> None:
     base = folder / "base"
     with tarfile.open(programs.base) as archive:
         archive.extractall(base, filter="fully_trusted")
-    module = ["-m", "tests.node.images", str(base), str(programs.busybox), str(folder), *PODS]
+    module = ["-m", "tests.node.images", str(base), str(programs.busybox), str(folder)]
     subprocess.run(
         ["unshare", "--mount", sys.executable, *module], check=True, timeout=_IMAGES_TIMEOUT_S
     )

@@ -40,10 +40,9 @@ def isolated() -> Path:
 def cluster(isolated: Path) -> Iterator[TestCluster]:
     """A control plane that pods reach, with DNS and Services."""
     folder, addresses = isolated / "cluster", NodeAddresses()
-    claims_folder = folder / "claims"
     with ControlPlane(find_control_plane(), folder / "control-plane", addresses) as plane:
         cluster = TestCluster(plane.kubeconfig, folder, addresses, plane)
-        claims = ClaimProvisioner(cluster.api, claims_folder)
+        claims = ClaimProvisioner(cluster.api, folder / "claims")
         claims.start()
         try:
             with NodeServices(cluster.api, find_programs(), folder):

@@ -10,6 +10,7 @@ import contextlib
 import json
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,7 +29,6 @@ from tests.node.programs import Programs
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _START_TIMEOUT_S = 60.0
-_IMPORT_TIMEOUT_S = 300.0
 # The kubelet of a machine sets them; ours finds them so and leaves the machine's alone.
 _TUNABLES = {
     "vm/overcommit_memory": "1",
@@ -267,8 +267,7 @@ runtime_type = "io.containerd.runc.v2"
         log = self.folder / f"{name}.log"
         self._processes[name] = Process(command, log=log, env=self._programs.environment)
 
-    def _wait(self, what: str, is_there: object) -> None:
-        assert callable(is_there)
+    def _wait(self, what: str, is_there: Callable[[], object]) -> None:
         end_s = time.monotonic() + _START_TIMEOUT_S
         while True:
             with contextlib.suppress(RuntimeError, ApiError, OSError, subprocess.SubprocessError):
