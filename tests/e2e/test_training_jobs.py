@@ -91,6 +91,10 @@ def test_a_job_trains_reports_and_leaves_a_checkpoint_that_loads(
     cluster.wait_for(
         lambda: len(deployment.jobs.pods("words")) == 1, "all pods but the driver's to be gone"
     )
+    with deployment.client() as client:
+        run = checkpoint.name.partition("/checkpoints/")[0]
+        assert checkpoint.name in {each.name for each in client.list_checkpoints(run)}
+        assert checkpoint.name in {each.name for each in client.list_checkpoints()}
     listed = cluster.kubectl("get", "tj", "-n", deployment.jobs.namespace, "words")
     assert "Succeeded" in listed
     assert "8/8" in listed

@@ -9,6 +9,11 @@ from tinsmith.types import Checkpoint, RunInfo, ServedModel
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
 
 _PAGE_SIZE = 1000
+# One whose trainer is gone still has its checkpoints.
+_STATES_WITH_CHECKPOINTS = (
+    scheduler_pb2.TrainingRun.STATE_ACTIVE,
+    scheduler_pb2.TrainingRun.STATE_MOVING,
+)
 
 
 async def list_models(core: ClientCore) -> list[ServedModel]:
@@ -35,12 +40,12 @@ async def list_checkpoints(core: ClientCore, run: str | None) -> list[Checkpoint
     """Return the checkpoints of a run, or of all runs, newest first."""
     if run is not None:
         message = await core.get_run(core.run_name(run))
-        return await _checkpoints_at(core, core.trainer_endpoint(message), message.name)
-    endpoints = {
-        message.trainer_address: core.trainer_endpoint(message)
-        for message in await _all_runs(core)
-        if message.state == scheduler_pb2.TrainingRun.STATE_ACTIVE
-    }
+        return await _checkpoints_at(core, core.checkpoints_endpoint(message), message.name)
+    endpoints: dict[str, Endpoint] = {}
+    for message in await _all_runs(core):
+        if message.state in _STATES_WITH_CHECKPOINTS:
+            endpoint = core.checkpoints_endpoint(message)
+            endpoints[endpoint.address] = endpoint
     found: dict[str, Checkpoint] = {}
     for endpoint in endpoints.values():
         for checkpoint in await _checkpoints_at(core, endpoint, f"{core.project}/trainingRuns/-"):

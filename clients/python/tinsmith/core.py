@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tinsmith import names
@@ -67,6 +67,20 @@ class ClientCore:
 
     def trainer_endpoint(self, run: scheduler_pb2.TrainingRun) -> Endpoint:
         """Return where a run is trained; the scheduler is asked again after a failure."""
+        return self._run_endpoint(run, lambda found: found.trainer_address)
+
+    def checkpoints_endpoint(self, run: scheduler_pb2.TrainingRun) -> Endpoint:
+        """Return who lists the checkpoints of a run, whether a trainer holds it or not."""
+        # Servers of before say only who holds it.
+        return self._run_endpoint(
+            run, lambda found: found.checkpoint_address or found.trainer_address
+        )
+
+    def _run_endpoint(
+        self,
+        run: scheduler_pb2.TrainingRun,
+        address_of: Callable[[scheduler_pb2.TrainingRun], str],
+    ) -> Endpoint:
         name = run.name
 
         async def locate() -> str:
@@ -74,9 +88,9 @@ class ClientCore:
             found = await self.transport.call_once(
                 self.scheduler, lambda c: c.scheduler.GetTrainingRun, request, timeout_s=10
             )
-            return found.trainer_address
+            return address_of(found)
 
-        return Endpoint(run.trainer_address or self.settings.address, locate)
+        return Endpoint(address_of(run) or self.settings.address, locate)
 
     async def get_tokenizer(self, base_model: str) -> Tokenizer:
         """Return the tokenizer of a base model, from the cache where the server allows."""

@@ -248,8 +248,11 @@ class _Passage:
     def _find_owner(self, body: bytes, credential: Credential) -> None:
         resource = read_text_field(body) if self._method.is_named else ""
         spread = read_text_field(body, 2) if self._method.is_spread else ""
-        bind_log_fields(method=self._method.path.rpartition("/")[2], resource=resource)
-        owner = owner_of(self._method.service, resource, pool=credential.caller.pool, spread=spread)
+        method = self._method.path.rpartition("/")[2]
+        bind_log_fields(method=method, resource=resource)
+        owner = owner_of(
+            self._method.service, method, resource, pool=credential.caller.pool, spread=spread
+        )
         if owner is None:
             raise _unknown(self._method.path)
         self._owner = owner

@@ -42,10 +42,12 @@ class RunOwner:
         run: Name of the run.
         checkpoint: Name of the checkpoint that the call is about, which any trainer on the ledger
             of the run can answer for; empty for the run itself.
+        is_list: Whether the call asks for the checkpoints of the run, which they can as well.
     """
 
     run: str
     checkpoint: str = ""
+    is_list: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,14 @@ def _weight(spread: str, name: str) -> bytes:
     return hashlib.sha256(f"{spread}\0{name}".encode()).digest()
 
 
-def owner_of(service: str, resource: str, *, pool: str = "", spread: str = "") -> Owner | None:
+def owner_of(
+    service: str, method: str, resource: str, *, pool: str = "", spread: str = ""
+) -> Owner | None:
     """Return who answers a call; None if no pod has the service.
 
     Args:
         service: Full name of the gRPC service.
+        method: Name of the method.
         resource: Field 1 of the request.
         pool: Of the caller.
         spread: Request id of a call that workers of a role share; see `AnyOf`.
@@ -140,7 +145,7 @@ def owner_of(service: str, resource: str, *, pool: str = "", spread: str = "") -
         case "tinsmith.v1.SchedulerService" | "tinsmith.v1.JobService":
             return SchedulerOwner()
         case "tinsmith.v1.TrainerService":
-            return _owner_of_run(resource, pool)
+            return _owner_of_run(resource, pool, is_list=method == "ListCheckpoints")
         case "tinsmith.v1.SamplerService":
             is_session = _SAMPLING_SESSION.fullmatch(resource) is not None
             return SamplingOwner(resource) if is_session else AnyOf("sampler", pool)
@@ -160,13 +165,13 @@ def owner_of(service: str, resource: str, *, pool: str = "", spread: str = "") -
     return None
 
 
-def _owner_of_run(resource: str, pool: str) -> Owner:
+def _owner_of_run(resource: str, pool: str, *, is_list: bool = False) -> Owner:
     match = _RUN.fullmatch(resource)
     if match is None or match[1].endswith(_ALL_RUNS):
         # Capabilities and lists over all runs: every trainer of a deployment can answer.
         return AnyOf("trainer", pool)
     checkpoint = _CHECKPOINT.match(resource)
-    return RunOwner(match[1], checkpoint[0] if checkpoint is not None else "")
+    return RunOwner(match[1], checkpoint[0] if checkpoint is not None else "", is_list)
 
 
 def is_authentication_free(method: str) -> bool:

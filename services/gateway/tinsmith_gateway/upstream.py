@@ -82,7 +82,7 @@ class Upstream:
             TinsmithError: What the pod answered; the last passing failure if time ran out.
         """
         deadline_s = time.monotonic() + (timeout_s or self._timeout_s)
-        owner = _owner(service, request, credential)
+        owner = _owner(service, method, request, credential)
         pause_s = _FIRST_PAUSE_S
         while True:
             left_s = max(deadline_s - time.monotonic(), 0.001)
@@ -116,7 +116,7 @@ class Upstream:
         Raises:
             TinsmithError: What the pod answered.
         """
-        owner = _owner(service, request, credential)
+        owner = _owner(service, method, request, credential)
         address = await self._directory.address_of(owner)
         call = self.channel(address).unary_stream(
             f"/{service}/{method}",
@@ -160,10 +160,10 @@ class Upstream:
             return answer
 
 
-def _owner(service: str, request: Message, credential: Credential) -> Owner:
+def _owner(service: str, method: str, request: Message, credential: Credential) -> Owner:
     value = getattr(request, request.DESCRIPTOR.fields[0].name) if request.DESCRIPTOR.fields else ""
     resource = value if isinstance(value, str) else ""
-    owner = owner_of(service, resource, pool=credential.caller.pool)
+    owner = owner_of(service, method, resource, pool=credential.caller.pool)
     if owner is None:
         raise InternalError(f"no pod has the service {service}")
     return owner

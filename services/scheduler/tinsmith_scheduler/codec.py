@@ -280,7 +280,7 @@ def encode_session(
 
 
 def encode_run(
-    run: Run, *, trainer_address: str, waiting_for: str = ""
+    run: Run, *, trainer_address: str, checkpoint_address: str, waiting_for: str = ""
 ) -> scheduler_pb2.TrainingRun:
     """Return the message of a run."""
     return scheduler_pb2.TrainingRun(
@@ -297,6 +297,7 @@ def encode_run(
         epoch=run.epoch,
         create_time=encode_time(run.create_time_s),
         source_checkpoint=run.source_checkpoint,
+        checkpoint_address=checkpoint_address,
     )
 
 
@@ -319,7 +320,9 @@ def encode_creation(
         )
     )
     if run.state in (RunState.ACTIVE, RunState.MOVING):
-        operation.response.Pack(encode_run(run, trainer_address=trainer_address))
+        operation.response.Pack(
+            encode_run(run, trainer_address=trainer_address, checkpoint_address=trainer_address)
+        )
     elif run.state is RunState.FAILED:
         operation.error.CopyFrom(status_pb2.Status.FromString(run.encoded_error))
     elif run.state is RunState.DELETED:

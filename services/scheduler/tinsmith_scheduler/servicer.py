@@ -352,6 +352,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return codec.encode_run(
             run,
             trainer_address=self._domain.workers.trainer_address(run),
+            checkpoint_address=self._domain.workers.ledger_address(run),
             waiting_for=self._waiting_for(run),
         )
 

@@ -89,7 +89,10 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
             project_id = project.project
         else:
             parent = codec.decode_run(request.parent, field="parent")
-            run, project_id = self._own_run(parent).name, parent.project
+            run, project_id = str(parent), parent.project
+            current_caller().require_project(project_id, lambda: run_not_found(request.parent))
+            # Checkpoints outlive the trainer that made them: whoever shares the ledger knows them.
+            await self._runs.require_known(run)
         page = await self._checkpoints.list(
             project_id,
             run,

@@ -32,7 +32,8 @@ RUN = "projects/p/trainingRuns/r"
             RunOwner(RUN, f"{RUN}/checkpoints/c"),
             id="checkpoint",
         ),
-        pytest.param("ListCheckpoints", RUN, RunOwner(RUN), id="run"),
+        pytest.param("ListCheckpoints", RUN, RunOwner(RUN, is_list=True), id="list"),
+        pytest.param("CreateCheckpointUpload", RUN, RunOwner(RUN), id="run"),
         pytest.param("ListCheckpoints", "projects/p/trainingRuns/-", AnyOf("trainer"), id="runs"),
         pytest.param("ListCheckpointEvents", "projects/p", AnyOf("trainer"), id="project"),
     ],
@@ -41,12 +42,12 @@ def test_a_call_about_checkpoints_goes_to_a_trainer_that_can_answer(
     method: str, resource: str, owner: Owner
 ) -> None:
     assert METHODS[f"/{TRAINER_SERVICE}/{method}"].is_named
-    assert owner_of(TRAINER_SERVICE, resource) == owner
+    assert owner_of(TRAINER_SERVICE, method, resource) == owner
 
 
 def test_events_of_sessions_are_the_schedulers() -> None:
     assert METHODS[f"/{SCHEDULER_SERVICE}/ListAuditEvents"].is_named
-    assert owner_of(SCHEDULER_SERVICE, "projects/p") == SchedulerOwner()
+    assert owner_of(SCHEDULER_SERVICE, "ListAuditEvents", "projects/p") == SchedulerOwner()
 
 
 def test_a_bound_caller_is_served_by_its_pool() -> None:
@@ -68,13 +69,15 @@ def test_an_instance_is_found_at_the_environment_that_made_it() -> None:
     parent = "projects/p/environments/math"
     for worker in workers:
         name = f"{parent}/instances/{worker_tag(worker.name)}-0123456789ab"
-        owner = owner_of(ENVIRONMENT_SERVICE, name)
+        owner = owner_of(ENVIRONMENT_SERVICE, "Step", name)
         assert isinstance(owner, InstanceOwner)
         assert choose_worker(owner, workers) == worker.address
         # Another one says that it is gone.
         others = [each for each in workers if each is not worker]
         assert choose_worker(owner, others) in {each.address for each in others}
-    creations = [owner_of(ENVIRONMENT_SERVICE, parent, spread=str(n)) for n in range(60)]
+    creations = [
+        owner_of(ENVIRONMENT_SERVICE, "CreateInstance", parent, spread=str(n)) for n in range(60)
+    ]
     chosen = [choose_worker(each, workers) for each in creations if isinstance(each, AnyOf)]
     assert set(chosen) == {"e:0", "e:1", "e:2"}
     assert METHODS[f"/{ENVIRONMENT_SERVICE}/CreateInstance"].is_spread

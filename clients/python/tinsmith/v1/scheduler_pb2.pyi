@@ -877,6 +877,7 @@ class TrainingRun(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     SOURCE_CHECKPOINT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ADDRESS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the run: `projects/{project}/trainingRuns/{run}`."""
     state: Global___TrainingRun.State.ValueType
@@ -897,6 +898,10 @@ class TrainingRun(_message.Message):
     """Names the trainer that holds it or is to, `workers/{worker}`; empty before one was chosen."""
     source_checkpoint: _builtins.str
     """Names the checkpoint that it was created from; empty if it began with initial weights."""
+    checkpoint_address: _builtins.str
+    """Locates a trainer that answers for its checkpoints, `host:port`: its own or, while none holds it,
+    another on the same ledger; empty while there is none.
+    """
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained, all defaults filled in."""
@@ -925,10 +930,11 @@ class TrainingRun(_message.Message):
         waiting_for: _builtins.str = ...,
         worker: _builtins.str = ...,
         source_checkpoint: _builtins.str = ...,
+        checkpoint_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "session", b"session", "source_checkpoint", b"source_checkpoint", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "checkpoint_address", b"checkpoint_address", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "session", b"session", "source_checkpoint", b"source_checkpoint", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
