@@ -331,7 +331,9 @@ class _Planner:
             assignments=kept.assignments,
             epoch=kept.epoch,
             role_statuses=kept.role_statuses,
-            sampler_selector=sampler_selector(self._job.key.name) if spec.role(SAMPLER) else "",
+            sampler_selector=sampler_selector(self._job.key.kind, self._job.key.name)
+            if spec.role(SAMPLER)
+            else "",
         )
         self._status = self._readiness(spec, status, kept, self._pause_s())
         too_late = late(spec, self._status, kept, self._now)

@@ -66,9 +66,12 @@ def worker_id(workload: str, uid: str, role: str, index: int) -> str:
     return f"{readable}.{_digest(f'{uid}/{role}/{index}')}"
 
 
-def sampler_selector(workload: str) -> str:
-    """Return what selects the samplers of a workload, for whoever scales them."""
-    return f"{WORKLOAD_LABEL}={workload},{ROLE_LABEL}={SAMPLER}"
+def sampler_selector(kind: str, workload: str) -> str:
+    """Return what selects the samplers of a workload, for whoever scales them.
+
+    A job and a pool may have the same name.
+    """
+    return f"{KIND_LABEL}={kind},{WORKLOAD_LABEL}={workload},{ROLE_LABEL}={SAMPLER}"
 
 
 def job_resource(project: str, job: str) -> str:

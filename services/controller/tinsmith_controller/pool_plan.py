@@ -59,7 +59,9 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         epoch=kept.epoch,
         role_statuses=kept.role_statuses,
         queued_time=status.queued_time or now,
-        sampler_selector=sampler_selector(pool.key.name) if pool.spec.role(SAMPLER) else "",
+        sampler_selector=sampler_selector(pool.key.kind, pool.key.name)
+        if pool.spec.role(SAMPLER)
+        else "",
     )
     pause_s = _pause_s(status, now, limits)
     status = _readiness(status, kept, pause_s, observed.rejection, now)
