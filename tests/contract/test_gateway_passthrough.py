@@ -54,6 +54,22 @@ async def test_a_checkpoint_is_found_although_nobody_holds_its_run(rig: GatewayR
     assert (found.name, len(rig.other.requests)) == (checkpoint, 1)
 
 
+@pytest.mark.parametrize("is_old", [False, True])
+async def test_the_checkpoints_of_a_run_are_listed_by_who_knows_them(
+    rig: GatewayRig, is_old: bool
+) -> None:
+    """Schedulers of before say only who holds a run."""
+    rig.scheduler.runs[RUN] = rig.other.server.address if is_old else ""
+    if not is_old:
+        rig.scheduler.keepers[RUN] = rig.other.server.address
+    await rig.call(
+        "/tinsmith.v1.TrainerService/ListCheckpoints",
+        trainer_pb2.ListCheckpointsRequest(parent=RUN),
+        trainer_pb2.ListCheckpointsResponse,
+    )
+    assert len(rig.other.requests) == 1
+
+
 async def test_a_bound_key_gets_the_environment_of_its_pool(rig: GatewayRig) -> None:
     role = scheduler_pb2.Worker.ROLE_ENVIRONMENT
     rig.scheduler.list_worker(role, rig.other.server.address, pool="space.j")

@@ -139,11 +139,17 @@ async def test_checkpoints_outlive_the_pool_that_made_them(rig: Rig) -> None:
     request = scheduler_pb2.DeregisterWorkerRequest(name="workers/own", incarnation="1")
     await rig.stub.DeregisterWorker(request, metadata=POD)
     locate = scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint)
+    get = scheduler_pb2.GetTrainingRunRequest(name=run.name)
+    # That of another pool is not for everybody.
+    await rig.register(name="foreign", incarnation="3", ledger="ledger", pool="other.pool")
     with expect_rpc_error(Code.UNAVAILABLE, reason="WORKER_UNAVAILABLE"):
         await rig.stub.LocateCheckpoint(locate, metadata=user)
+    assert not (await rig.stub.GetTrainingRun(get, metadata=user)).checkpoint_address
     await rig.register(name="shared", incarnation="7", ledger="ledger")
     found = await rig.stub.LocateCheckpoint(locate, metadata=user)
     assert found.trainer_address == rig.trainer.server.address
+    left = await rig.stub.GetTrainingRun(get, metadata=user)
+    assert (left.trainer_address, left.checkpoint_address) == ("", found.trainer_address)
 
 
 @pytest.mark.parametrize(

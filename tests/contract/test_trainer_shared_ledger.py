@@ -12,6 +12,7 @@ from tests.fakes.trainer_rig import (
     POD,
     RunClient,
     TrainerRig,
+    bearer,
     make_datum,
     new_id,
     refusal,
@@ -100,6 +101,26 @@ async def test_a_request_on_its_way_while_its_run_is_handed_over_ends_no_process
     held.let_go.set()
     assert (await request).reason == RunMovedError.reason
     assert rig.fenced == []
+
+
+async def test_checkpoints_of_a_run_that_nobody_holds_are_listed_for_its_project_alone(
+    rig: TrainerRig,
+) -> None:
+    run = await rig.new_run()
+    saved = await run.saved("a")
+    await release(rig, run, trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER)
+
+    request = trainer_pb2.ListCheckpointsRequest(parent=run.name)
+    listed = await run.call("ListCheckpoints", request)
+    stranger = bearer(rig.scheduler.new_key("q"))
+    unknown = trainer_pb2.ListCheckpointsRequest(parent=f"{run.name}-2")
+
+    assert [checkpoint.name for checkpoint in listed.checkpoints] == [saved.name]
+    for call in (
+        run.call("ListCheckpoints", request, metadata=stranger),
+        run.call("ListCheckpoints", unknown),
+    ):
+        assert (await refusal(call)).reason == "RUN_NOT_FOUND"
 
 
 async def test_a_commit_on_its_way_while_the_epoch_is_raised_ends_no_process(

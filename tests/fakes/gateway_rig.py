@@ -45,6 +45,8 @@ class GatewayScheduler(FakeScheduler):
         """Address of the trainer by run; empty if nobody holds it."""
         self.checkpoints: dict[str, str] = {}
         """Address of a trainer that knows it, by checkpoint."""
+        self.keepers: dict[str, str] = {}
+        """Address of a trainer that knows its checkpoints, by run."""
         self.num_lookups = 0
 
     async def LocateCheckpoint(
@@ -63,7 +65,11 @@ class GatewayScheduler(FakeScheduler):
         caller.require_project(
             request.name.split("/")[1], lambda: RunNotFoundError(f"no run {request.name}")
         )
-        return scheduler_pb2.TrainingRun(name=request.name, trainer_address=self.runs[request.name])
+        return scheduler_pb2.TrainingRun(
+            name=request.name,
+            trainer_address=self.runs[request.name],
+            checkpoint_address=self.keepers.get(request.name, ""),
+        )
 
     async def ListWorkers(self, request: Any, context: Any) -> scheduler_pb2.ListWorkersResponse:
         return scheduler_pb2.ListWorkersResponse(
@@ -131,6 +137,12 @@ class FakePod(
     async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
         await self._take(request, context)
         return trainer_pb2.Checkpoint(name=request.name)
+
+    async def ListCheckpoints(
+        self, request: Any, context: Any
+    ) -> trainer_pb2.ListCheckpointsResponse:
+        await self._take(request, context)
+        return trainer_pb2.ListCheckpointsResponse()
 
     async def ListEnvironments(
         self, request: Any, context: Any

@@ -30,6 +30,7 @@ import pytest
 USER = "tinsmith"
 PASSWORD = "password-of-the-tests"
 TIMEOUT_S = 60.0
+_LOOPBACK = "127.0.0.1"
 
 SETTINGS: Mapping[str, str] = {
     "shared_buffers": "16MB",
@@ -63,7 +64,7 @@ class PostgresServer:
         port: int = 0,
         settings: Mapping[str, str] | None = None,
         *,
-        host: str = "127.0.0.1",
+        host: str = _LOOPBACK,
     ) -> None:
         self.folder = folder
         self.host = host
@@ -79,8 +80,9 @@ class PostgresServer:
         if not (self._data / "PG_VERSION").exists():
             options = ("--no-sync", "--no-instructions", "--encoding=UTF8", "--locale=C")
             self._execute("initdb", *options, "-A", "trust", "-U", USER, "-D", str(self._data))
-            with (self._data / "pg_hba.conf").open("a") as rules:
-                rules.write("host all all samenet trust\n")
+            if host != _LOOPBACK:
+                with (self._data / "pg_hba.conf").open("a") as rules:
+                    rules.write("host all all samenet trust\n")
 
     @property
     def url(self) -> str:
@@ -229,7 +231,7 @@ def shared_server() -> PostgresServer:
 
 
 def new_server(
-    settings: Mapping[str, str] | None = None, *, host: str = "127.0.0.1"
+    settings: Mapping[str, str] | None = None, *, host: str = _LOOPBACK
 ) -> PostgresServer:
     """Start a server of one's own, in memory where that is possible; `remove` it afterwards."""
     memory = Path("/dev/shm")

@@ -98,6 +98,8 @@ class FakeState:
     fail_calls: dict[str, list[status_pb2.Status]] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     trainer_address: str = ""
+    is_orphaned: bool = False
+    keeper_address: str = ""
     session_state: str = "active"
     outcome: str = ""
     create_polls: int = 0
@@ -258,6 +260,10 @@ class FakeServer:
             base_model="tiny",
             trainer_address=state.trainer_address or self.address,
         )
+        if state.is_orphaned:
+            run.state = scheduler_pb2.TrainingRun.STATE_MOVING
+            run.trainer_address = ""
+            run.checkpoint_address = state.keeper_address
         run.adapter.lora.rank = 32
         return run
 

@@ -6,7 +6,7 @@ of their own.
 
     python -m tests.node
 
-makes images of the trainer, the sampler and the driver (minutes: each is installed anew), and runs
-the tests in namespaces of their own, so that nothing stays on the machine: no bridge, no mount, no
-process. It takes root, Debian and control groups of version 1, and no container engine.
+makes the images of all pods (minutes: each is installed anew), and runs the tests in namespaces of
+their own, so that nothing stays on the machine: no bridge, no mount, no process. It takes root,
+Debian and control groups of version 1, and no container engine.
 """

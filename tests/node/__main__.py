@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -14,12 +15,15 @@ from pathlib import Path
 
 from tests.e2e.cluster import UnavailableError, prepare
 from tests.e2e.cluster.debian import say
-from tests.node.container_node import CONTROL_GROUPS, prepare_namespaces
+from tests.node.container_node import FOLDER, controllers, prepare_namespaces
 from tests.node.images import PODS
 from tests.node.programs import Programs, find_programs
 
-FOLDER = "TINSMITH_NODE_FOLDER"
-"""Names the variable that tells the tests where the images are, and that they are isolated."""
+# Whatever ends this process ends the namespaces, and with them everything that runs there.
+_ISOLATED = (
+    *("setpriv", "--pdeathsig", "KILL", "--", "unshare", "--net", "--mount", "--pid", "--ipc"),
+    *("--fork", "--kill-child", "--mount-proc"),
+)
 _IMAGES_TIMEOUT_S = 3600
 _TESTS_TIMEOUT_S = 3600
 
@@ -37,14 +41,14 @@ def main(arguments: list[str]) -> int:
     except UnavailableError as error:
         say(str(error))
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with contextlib.ExitStack() as closing:
         folder = Path(tempfile.mkdtemp(prefix="tinsmith-node-"))
         closing.callback(shutil.rmtree, folder)
         make_images(programs, folder)
         closing.callback(_remove_control_groups, folder.name)
-        command = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         return subprocess.call(
-            [*command, sys.executable, "-m", "tests.node", *arguments],
+            [*_ISOLATED, sys.executable, "-m", "tests.node", *arguments],
             env={**os.environ, FOLDER: str(folder)},
             timeout=_TESTS_TIMEOUT_S,
         )
@@ -66,12 +70,14 @@ def make_images(programs: Programs, folder: Path) -> None:
 def _remove_control_groups(name: str) -> None:
     """Remove the groups of containers that have ended; they outlive every namespace."""
     end_s = time.monotonic() + 10.0
-    for top in CONTROL_GROUPS.glob(f"*/{name}"):
+    for top in (controller / name for controller in controllers()):
         groups = [path for path in top.rglob("*") if path.is_dir()]
         for group in [*sorted(groups, reverse=True), top]:
             while True:
                 try:
                     group.rmdir()
+                    break
+                except FileNotFoundError:
                     break
                 except OSError:  # its last process is still ending
                     if time.monotonic() > end_s:

@@ -18,7 +18,7 @@ from tests.e2e.training import TrainingDeployment, provide_model
 from tests.fakes.chart_rig import merge
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, running_s3_server
-from tests.node.container_node import ContainerNode
+from tests.node.container_node import FOLDER, ContainerNode
 from tests.node.images import REPOSITORY, TAG
 from tests.node.network import ADDRESS, NodeAddresses, NodeServices
 from tests.node.programs import find_programs
@@ -30,7 +30,7 @@ _GATEWAY_PORT = 7077
 @pytest.fixture(scope="session")
 def isolated() -> Path:
     """The folder of the images; without it these tests would change this machine's network."""
-    folder = os.environ.get("TINSMITH_NODE_FOLDER")
+    folder = os.environ.get(FOLDER)
     if not folder:
         pytest.fail("these tests want namespaces of their own: run python -m tests.node")
     return Path(folder)

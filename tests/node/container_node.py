@@ -27,7 +27,8 @@ from tests.node.images import PAUSE
 from tests.node.network import ADDRESS, pod_network, prepare_network
 from tests.node.programs import Programs
 
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
+FOLDER = "TINSMITH_NODE_FOLDER"
+"""Variable of the tests: where the images are, and that the namespaces are theirs alone."""
 _START_TIMEOUT_S = 60.0
 # The kubelet of a machine sets them; ours finds them so and leaves the machine's alone.
 _TUNABLES = {
@@ -35,6 +36,8 @@ _TUNABLES = {
     "vm/panic_on_oom": "0",
     "kernel/panic": "10",
     "kernel/panic_on_oops": "1",
+    "kernel/keys/root_maxkeys": "1000000",
+    "kernel/keys/root_maxbytes": "25000000",
 }
 
 
@@ -50,18 +53,27 @@ def prepare_namespaces(folder: Path) -> None:
         (folder / "var" / name).mkdir(parents=True)
     layers = f"lowerdir=/var,upperdir={folder}/var/changes,workdir={folder}/var/work"
     run(["mount", "-t", "overlay", "overlay", "-o", layers, "/var"], cwd=cwd)
-    run(["mount", "-t", "tmpfs", "tmpfs", "/run"], cwd=cwd)
+    for place in ("/run", "/dev/shm"):
+        run(["mount", "-t", "tmpfs", "tmpfs", place], cwd=cwd)
     for name, value in _TUNABLES.items():
         file = folder / name.replace("/", ".")
         file.write_text(f"{value}\n")
         run(["mount", "--bind", file, f"/proc/sys/{name}"], cwd=cwd)
-    for controller in CONTROL_GROUPS.iterdir():
-        if (controller / "tasks").exists():
-            group = controller / folder.name
-            group.mkdir()
-            for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group, which holds nobody
-                if (group / name).exists():
-                    (group / name).write_text((controller / name).read_text())
+    for controller in controllers():
+        group = controller / folder.name
+        group.mkdir()
+        for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group, which holds nobody
+            if (group / name).exists():
+                (group / name).write_text((controller / name).read_text())
+
+
+def controllers() -> list[Path]:
+    """Return the folders of the control groups, those of several controllers once."""
+    return [
+        folder
+        for folder in Path("/sys/fs/cgroup").iterdir()
+        if not folder.is_symlink() and (folder / "tasks").exists()
+    ]
 
 
 class ContainerNode:

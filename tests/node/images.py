@@ -1,8 +1,8 @@
 """Makes images by the lines of their Dockerfiles, and writes them as one OCI archive.
 
-The base, `docker.io/library/python:3.11-slim`, is in no package registry: a minimal Debian with
-Debian's Python takes its place. Everything else is done as it is written, one layer for each image.
-It mounts, so it wants a mount namespace of its own.
+The base, an official image of Python, is in no package registry: a minimal Debian with Debian's
+Python takes its place. Everything else is done as it is written, one layer for each image. It
+mounts, so it wants a mount namespace of its own.
 """
 
 from __future__ import annotations
@@ -150,16 +150,22 @@ def _mount_stage(stage: Stage, base: Path) -> None:
     for path in (stage.changes, stage.folder / "work", stage.root):
         path.mkdir(parents=True)
     layers = f"lowerdir={base},upperdir={stage.changes},workdir={stage.folder / 'work'}"
-    _mount("-t", "overlay", "overlay", "-o", layers, str(stage.root))
+    # What differs must be whole in its folder, whatever the machine's defaults are.
+    options = f"{layers},redirect_dir=off,metacopy=off"
+    _mount("-t", "overlay", "overlay", "-o", options, str(stage.root))
     _mount("-t", "proc", "proc", str(stage.root / "proc"))
     _mount("--rbind", "/dev", str(stage.root / "dev"))
 
 
 def _run_line(line: str, stage: Stage) -> None:
-    settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    settings = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("PIP_") or name.lower().endswith("_proxy")
+    }
     environment = {**stage.env, **stage.arguments, **settings}
     command = f"cd {shlex.quote(stage.cwd)}; {line}"
-    with _settings_of_pip(stage.root):
+    with _settings_of_machine(stage.root):
         done = subprocess.run(
             ["chroot", str(stage.root), "/bin/sh", "-euc", command],
             env=environment,
@@ -174,14 +180,14 @@ def _run_line(line: str, stage: Stage) -> None:
 
 
 @contextlib.contextmanager
-def _settings_of_pip(root: Path) -> Iterator[None]:
-    """Show what pip on this machine is told to use: its settings, certificates, local folders."""
+def _settings_of_machine(root: Path) -> Iterator[None]:
+    """Show how this machine reaches package registries: pip's settings, certificates, names."""
     listed = run([sys.executable, "-m", "pip", "config", "list"], cwd=Path("/"))
     named = re.findall(r"(?:file://)?(/[^\s'\"]+)", listed)
     shown: list[Path] = []
     made: list[Path] = []
     try:
-        for path in dict.fromkeys(["/etc/pip.conf", _CERTIFICATES, *named]):
+        for path in dict.fromkeys(["/etc/pip.conf", "/etc/resolv.conf", _CERTIFICATES, *named]):
             source, target = Path(path), root / path.lstrip("/")
             if not source.exists():
                 continue

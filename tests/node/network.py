@@ -78,32 +78,31 @@ class NodeServices:
         self._programs = programs
         self._folder = folder
         self._dns: Process | None = None
+        self._closing = contextlib.ExitStack()
         self._services = ServiceNetwork(
             api, (1, 20), network=_SERVICES, on_change=self._read_names_again
         )
 
     def __enter__(self) -> Self:
-        self._publish_server()
-        self._services.start()
-        hosts = self._folder / "hosts"
-        self._services.add_pod("node", "", ADDRESS, "node", hosts)
-        command = [
-            *("env", "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null"),
-            *("--no-hosts", "--no-resolv", f"--addn-hosts={hosts}", "--local=/#/"),
-            *(f"--listen-address={ADDRESS}", "--bind-interfaces", "--user=root"),
-        ]
-        environment = self._programs.environment
-        dns = Process(command, log=self._folder / "dnsmasq.log", env=environment)
-        end_s = time.monotonic() + _START_TIMEOUT_S
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection((ADDRESS, 53), 1):
-                break
-            if dns.poll() is not None or time.monotonic() > end_s:
-                raise RuntimeError(f"dnsmasq did not start:\n{dns.tail()}")
-            time.sleep(0.05)
-        # Only now: before it listens a signal would end it.
-        self._dns = dns
-        self._read_names_again()
+        with contextlib.ExitStack() as closing:
+            self._publish_server()
+            self._services.start()
+            closing.callback(self._services.stop)
+            hosts = self._folder / "hosts"
+            self._services.add_pod("node", "", ADDRESS, "node", hosts)
+            command = [
+                *("env", "dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null"),
+                *("--no-hosts", "--no-resolv", f"--addn-hosts={hosts}", "--local=/#/"),
+                *(f"--listen-address={ADDRESS}", "--bind-interfaces", "--user=root"),
+            ]
+            log = self._folder / "dnsmasq.log"
+            dns = Process(command, log=log, env=self._programs.environment)
+            closing.callback(dns.kill)
+            _wait_for_dns(dns)
+            # Only now: before it listens a signal would end it.
+            self._dns = dns
+            self._read_names_again()
+            self._closing = closing.pop_all()
         return self
 
     def __exit__(
@@ -112,13 +111,12 @@ class NodeServices:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._services.stop()
-        if self._dns is not None:
-            self._dns.kill()
+        self._dns = None
+        self._closing.close()
 
     def _read_names_again(self) -> None:
-        if self._dns is not None:
-            send_signal(self._dns.pid, signal.SIGHUP)
+        if (dns := self._dns) is not None:
+            send_signal(dns.pid, signal.SIGHUP)
 
     def _publish_server(self) -> None:
         """Say which address is behind the Service `kubernetes`, as API servers do themselves."""
@@ -135,3 +133,13 @@ class NodeServices:
                 "endpoints": [{"addresses": [ADDRESS], "conditions": {"ready": True}}],
             },
         )
+
+
+def _wait_for_dns(dns: Process) -> None:
+    end_s = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((ADDRESS, 53), 1):
+            return
+        if dns.poll() is not None or time.monotonic() > end_s:
+            raise RuntimeError(f"dnsmasq did not start:\n{dns.tail()}")
+        time.sleep(0.05)

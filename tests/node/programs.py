@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+import tempfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,13 @@ def why_unusable() -> str:
     """Say why this machine can run no real node; empty if it can."""
     if reason := debian.why_unusable():
         return reason
-    if missing := [name for name in ("unshare", "ip", "mount", "chroot") if not shutil.which(name)]:
+    tools = ("unshare", "setpriv", "ip", "mount", "chroot")
+    if missing := [name for name in tools if not shutil.which(name)]:
         return f"{', '.join(missing)} missing (Debian: util-linux, iproute2, mount, coreutils)"
+    if os.uname().machine != "x86_64":
+        return "images are made for x86_64 alone"
+    if Path(tempfile.gettempdir()).resolve().is_relative_to("/var"):
+        return "temporary files are below /var, which is covered: set TMPDIR"
     # Kubernetes 1.20 knows no other version.
     if not Path("/sys/fs/cgroup/memory/tasks").exists():
         return "control groups of version 1 are not mounted at /sys/fs/cgroup"
@@ -121,7 +127,7 @@ def _make_base(programs: Programs) -> None:
     )
     for package in (root / "var/cache/apt/archives").glob("*.deb"):
         package.unlink()
-    shutil.rmtree(root / "dev")  # of the machine that it runs on
+    shutil.rmtree(root / "dev")  # what debootstrap made; containers get their own
     (root / "dev").mkdir()
     archive = programs.base.with_suffix(".part")
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:

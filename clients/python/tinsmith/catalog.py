@@ -9,11 +9,8 @@ from tinsmith.types import Checkpoint, RunInfo, ServedModel
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
 
 _PAGE_SIZE = 1000
-# One whose trainer is gone still has its checkpoints.
-_STATES_WITH_CHECKPOINTS = (
-    scheduler_pb2.TrainingRun.STATE_ACTIVE,
-    scheduler_pb2.TrainingRun.STATE_MOVING,
-)
+_ACTIVE = scheduler_pb2.TrainingRun.STATE_ACTIVE
+_MOVING = scheduler_pb2.TrainingRun.STATE_MOVING
 
 
 async def list_models(core: ClientCore) -> list[ServedModel]:
@@ -37,13 +34,17 @@ async def delete_run(core: ClientCore, name: str) -> None:
 
 
 async def list_checkpoints(core: ClientCore, run: str | None) -> list[Checkpoint]:
-    """Return the checkpoints of a run, or of all runs, newest first."""
+    """Return the checkpoints of a run, or of all runs, newest first.
+
+    Of all runs, those are left out whose trainers are gone and left nobody who knows them.
+    """
     if run is not None:
         message = await core.get_run(core.run_name(run))
         return await _checkpoints_at(core, core.checkpoints_endpoint(message), message.name)
     endpoints: dict[str, Endpoint] = {}
     for message in await _all_runs(core):
-        if message.state in _STATES_WITH_CHECKPOINTS:
+        is_known = message.checkpoint_address or message.state == _ACTIVE
+        if is_known and message.state in (_ACTIVE, _MOVING):
             endpoint = core.checkpoints_endpoint(message)
             endpoints[endpoint.address] = endpoint
     found: dict[str, Checkpoint] = {}

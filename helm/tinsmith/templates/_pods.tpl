@@ -131,6 +131,8 @@ capabilities:
       fieldPath: metadata.name
 - name: TINSMITH_METRICS_ADDRESS
   value: $(POD_IP):9090
+- name: TINSMITH_TERMINATION_LOG
+  value: /dev/termination-log
 - name: TINSMITH_POD_KEY
   valueFrom:
     secretKeyRef:

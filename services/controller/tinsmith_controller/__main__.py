@@ -11,7 +11,7 @@ from tinsmith_controller.config import ControllerConfig
 from tinsmith_controller.health import HealthServer
 from tinsmith_controller.pod import ControllerPod
 from tinsmith_runtime.metrics import MetricsServer
-from tinsmith_runtime.process import run_pod
+from tinsmith_runtime.process import leave_word, run_pod
 from tinsmith_runtime.server import wait_for_signal
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ async def _serve(config: ControllerConfig) -> None:
 def _exit_lost() -> None:
     """End at once: another replica may decide now, and two must not."""
     logger.critical("another controller may have taken over")
+    leave_word("another controller may have taken over")
     os._exit(_LOST_EXIT_CODE)
 
 

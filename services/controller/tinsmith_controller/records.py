@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,13 +29,16 @@ _MEMORY_LABEL = "nvidia.com/gpu.memory"
 _KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _EPOCH_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MAX_PROBLEM = 1024
-_DISRUPTIONS = frozenset(
-    {"Evicted", "Shutdown", "NodeShutdown", "Terminated", "NodeLost", "Preempting"}
-)
-"""Why kubelets end pods that have done nothing wrong; a condition says so since 1.26."""
+_DISRUPTIONS = frozenset({"Shutdown", "NodeShutdown", "Terminated", "Preempting"})
+"""Why kubelets end or refuse pods that have done nothing wrong; since 1.26 a condition says so."""
+_EVICTED, _OF_NODE = "Evicted", ("The node was low on", "The node had condition")
+"""Pods are evicted for what they use themselves, too, and then the message begins otherwise."""
 _DEADLINE = "DeadlineExceeded"
-_TRACEBACK_LINE = re.compile(r'^  File ".*", line \d+', re.MULTILINE)
-_ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(:|$)")
+_FRAME = re.compile(r'\s+File ".*", line \d+')
+_MARGIN = re.compile(r"^\s*\| ?")
+"""Of an exception group."""
+_LOG_LINE = re.compile(r"\{|\[|\d{4}-|(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\w+: ")
+_MAX_ERROR_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,8 @@ def pod_record(content: Json) -> PodRecord:
         if entry.get("status") == "True"
     )
     reason = str(status.get("reason") or "") if phase is PodPhase.FAILED else ""
-    if reason in _DISRUPTIONS:
+    message = str(status.get("message") or "")
+    if reason in _DISRUPTIONS or (reason == _EVICTED and message.startswith(_OF_NODE)):
         conditions |= {DISRUPTION}
     view = PodView(
         name=str(metadata.get("name", "")),
@@ -259,13 +264,29 @@ def _sentence(text: str) -> str:
     """Return what a termination message comes to.
 
     That of a program which left none is the end of its log: the error of a traceback, or else the
-    last line.
+    last line. Of a log line of ours it is the problem that the line is about.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
-    start = len(lines) - 1
-    if _TRACEBACK_LINE.search(text):
-        start = max((n for n, line in enumerate(lines) if _ERROR_LINE.match(line)), default=start)
-    return " ".join(" ".join(lines[max(start, 0) :]).split())
+    lines = [_MARGIN.sub("", line) for line in text.splitlines() if line.strip()]
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    if not frames:
+        return _problem_of(lines[-1]) if lines else ""
+    rest = [line for line in lines[frames[-1] + 1 :] if not line.strip().startswith("+-")]
+    start = next((n for n, line in enumerate(rest) if not line.startswith(" ")), None)
+    if start is None:
+        return " ".join(lines[-1].split())
+    error = rest[start : start + _MAX_ERROR_LINES]
+    end = next((n for n, line in enumerate(error) if n and _LOG_LINE.match(line)), len(error))
+    return " ".join(" ".join(error[:end]).split())
+
+
+def _problem_of(line: str) -> str:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict) or "event" not in entry:
+        return " ".join(line.split())
+    return ": ".join(str(entry[key]) for key in ("event", "problem") if entry.get(key))
 
 
 def _unscheduled(status: Mapping[str, Any]) -> str:

@@ -171,7 +171,7 @@ class _View:
                 and (reaction is Reaction.RESTART_ROLE or key[1] == entry.index)
             )
         if pod.is_turned_away and reaction is not Reaction.FAIL_JOB:
-            # The node may have less than it says, a broken GPU for instance; another may have more.
+            # Placed anew, by what the node says that it has now: less, if a GPU of it broke.
             self._homeless.add((entry.role, entry.index))
 
     def _replace(self, entry: Assignment, why: str) -> None:

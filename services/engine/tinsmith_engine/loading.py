@@ -73,6 +73,13 @@ def stored_tensors(directory: Path) -> Mapping[str, Path]:
     Raises:
         ModelNotFoundError: The directory has no safetensors weights that may be read.
     """
+    try:
+        return _stored_tensors(directory)
+    except PermissionError as error:
+        raise _unreadable(Path(error.filename or directory), directory) from error
+
+
+def _stored_tensors(directory: Path) -> Mapping[str, Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         files = json.loads(index.read_text())["weight_map"]
@@ -94,11 +101,15 @@ def stored_tensors(directory: Path) -> Mapping[str, Path]:
 def _check_readable(file: Path, directory: Path) -> None:
     # safetensors says of a file that it may not read that there is none.
     if file.exists() and not os.access(file, os.R_OK):
-        raise ModelNotFoundError(
-            f"{file} can not be read by user {os.getuid()}: make it readable (chmod a+r), "
-            "or give the files to that user",
-            model=directory,
-        )
+        raise _unreadable(file, directory)
+
+
+def _unreadable(file: Path, directory: Path) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"{file} can not be read by user {os.getuid()}: make it and its folder readable "
+        "(chmod -R a+rX), or give the files to that user",
+        model=directory,
+    )
 
 
 def read_row(

@@ -137,12 +137,14 @@ class Directory:
     async def _ask(self, owner: Owner) -> tuple[str, str]:
         """Return an address, and what its absence means."""
         match owner:
-            case RunOwner(run, checkpoint, is_list):
+            case RunOwner(run, checkpoint, is_any_on_ledger):
                 found = await self._call(
                     self._stub.GetTrainingRun, scheduler_pb2.GetTrainingRunRequest(name=run)
                 )
-                if is_list:
-                    return found.checkpoint_address, f"no trainer knows the checkpoints of {run}"
+                if is_any_on_ledger:
+                    # Schedulers of before say only who holds it.
+                    address = found.checkpoint_address or found.trainer_address
+                    return address, f"no trainer knows the checkpoints of {run}"
                 if found.trainer_address or not checkpoint:
                     return found.trainer_address, f"no trainer holds {run}"
                 # Checkpoints outlive the pool that made them.

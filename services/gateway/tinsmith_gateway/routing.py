@@ -42,12 +42,12 @@ class RunOwner:
         run: Name of the run.
         checkpoint: Name of the checkpoint that the call is about, which any trainer on the ledger
             of the run can answer for; empty for the run itself.
-        is_list: Whether the call asks for the checkpoints of the run, which they can as well.
+        is_any_on_ledger: Whether they can answer for what is asked of the run, too.
     """
 
     run: str
     checkpoint: str = ""
-    is_list: bool = False
+    is_any_on_ledger: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def owner_of(
         case "tinsmith.v1.SchedulerService" | "tinsmith.v1.JobService":
             return SchedulerOwner()
         case "tinsmith.v1.TrainerService":
-            return _owner_of_run(resource, pool, is_list=method == "ListCheckpoints")
+            return _owner_of_run(resource, pool, is_any_on_ledger=method == "ListCheckpoints")
         case "tinsmith.v1.SamplerService":
             is_session = _SAMPLING_SESSION.fullmatch(resource) is not None
             return SamplingOwner(resource) if is_session else AnyOf("sampler", pool)
@@ -165,13 +165,13 @@ def owner_of(
     return None
 
 
-def _owner_of_run(resource: str, pool: str, *, is_list: bool = False) -> Owner:
+def _owner_of_run(resource: str, pool: str, *, is_any_on_ledger: bool = False) -> Owner:
     match = _RUN.fullmatch(resource)
     if match is None or match[1].endswith(_ALL_RUNS):
         # Capabilities and lists over all runs: every trainer of a deployment can answer.
         return AnyOf("trainer", pool)
     checkpoint = _CHECKPOINT.match(resource)
-    return RunOwner(match[1], checkpoint[0] if checkpoint is not None else "", is_list)
+    return RunOwner(match[1], checkpoint[0] if checkpoint is not None else "", is_any_on_ledger)
 
 
 def is_authentication_free(method: str) -> bool:

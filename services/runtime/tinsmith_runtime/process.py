@@ -22,7 +22,10 @@ ConfigT = TypeVar("ConfigT")
 
 _CAN_NOT_START = 2
 _LOST_EXIT_CODE = 3
-_TERMINATION_LOG = "TINSMITH_TERMINATION_LOG"
+TERMINATION_LOG = "TINSMITH_TERMINATION_LOG"
+"""Names the variable with the file where the cluster looks for the reason of an end."""
+_MAX_SENTENCE = 1000
+"""Characters; of 4,096 bytes a cluster keeps the end, and what is wrong stands at the beginning."""
 
 
 class Pod(Protocol):
@@ -67,10 +70,11 @@ def run_pod(
 
 def leave_word(problem: str) -> None:
     """Say in one line why the process ends where its cluster looks, if it runs in one."""
-    path = os.environ.get(_TERMINATION_LOG)
+    path = os.environ.get(TERMINATION_LOG)
     if path:
+        sentence = " ".join(problem.split())[:_MAX_SENTENCE]
         with contextlib.suppress(OSError):
-            Path(path).write_text(" ".join(problem.split()), encoding="utf-8")
+            Path(path).write_bytes(sentence.encode("utf-8", "replace"))
 
 
 async def serve_exclusive(name: str, make: Callable[[Callable[[], None]], Pod]) -> None:

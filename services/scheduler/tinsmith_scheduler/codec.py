@@ -302,13 +302,19 @@ def encode_run(
 
 
 def encode_creation(
-    run: Run, *, trainer_address: str, waiting_for: str, closed: TinsmithError
+    run: Run,
+    *,
+    trainer_address: str,
+    checkpoint_address: str,
+    waiting_for: str,
+    closed: TinsmithError,
 ) -> operations_pb2.Operation:
     """Return the operation that creates a run.
 
     Args:
         run: As it stands.
         trainer_address: `host:port` of its trainer; empty if that is not alive.
+        checkpoint_address: Of a trainer that answers for its checkpoints; empty if there is none.
         waiting_for: What an unfinished creation waits for.
         closed: The error to answer with if the run was deleted.
     """
@@ -321,7 +327,7 @@ def encode_creation(
     )
     if run.state in (RunState.ACTIVE, RunState.MOVING):
         operation.response.Pack(
-            encode_run(run, trainer_address=trainer_address, checkpoint_address=trainer_address)
+            encode_run(run, trainer_address=trainer_address, checkpoint_address=checkpoint_address)
         )
     elif run.state is RunState.FAILED:
         operation.error.CopyFrom(status_pb2.Status.FromString(run.encoded_error))

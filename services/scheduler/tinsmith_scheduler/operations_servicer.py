@@ -86,6 +86,7 @@ class OperationsServicer:
         return codec.encode_creation(
             run,
             trainer_address=self._domain.workers.trainer_address(run),
+            checkpoint_address=self._domain.workers.ledger_address(run),
             waiting_for=self._domain.creations.waiting_for(run.name),
             closed=run_closed(run),
         )

@@ -367,6 +367,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return codec.encode_creation(
             run,
             trainer_address="",
+            checkpoint_address="",
             waiting_for=self._domain.creations.waiting_for(run.name),
             closed=run_closed(run),
         )

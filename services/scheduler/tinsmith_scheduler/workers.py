@@ -130,14 +130,19 @@ class Workers:
     def ledger_address(self, run: Run) -> str:
         """Return `host:port` of a trainer that knows the checkpoints of a run; empty if none does.
 
-        That is the trainer of the run or, where several share a ledger, any on it: checkpoints
-        outlive the pool that made them.
+        That is the trainer of the run or, where several share a ledger, a shared one on it, or one
+        of the same pool: checkpoints outlive the pool that made them, and other pools are not for
+        everybody.
         """
         address = self.trainer_address(run)
-        if address or not run.ledger:
+        if address or not run.ledger or run.state not in (RunState.ACTIVE, RunState.MOVING):
             return address
-        others = (w for w in self.alive(WorkerRole.TRAINER) if w.ledger == run.ledger)
-        return next((worker.address for worker in others), "")
+        pools = {
+            worker.pool: worker.address
+            for worker in self.alive(WorkerRole.TRAINER)
+            if worker.ledger == run.ledger
+        }
+        return pools.get("") or pools.get(run.pool, "")
 
     def shared_service(self, role: WorkerRole, reach: Reach | None, key: str) -> str:
         """Return where a caller finds an environment or coordinator; empty if there is none.

@@ -24,6 +24,7 @@ from tinsmith_engine.distributed.ranks import RankFault, Ranks
 from tinsmith_engine.host import EngineHost
 from tinsmith_engine.memory import keep_freed_memory
 from tinsmith_runtime.errors import ConfigError, RanksLostError
+from tinsmith_runtime.process import leave_word
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.pod import load_engines
 
@@ -159,4 +160,5 @@ def _exit_unstarted() -> NoReturn:
 def _exit_lost(error: RanksLostError) -> NoReturn:
     """End at once: what was not committed is done again after the restart, from the ledger."""
     logger.critical("ranks lost", extra={"problem": error.message})
+    leave_word(error.message)
     os._exit(RANKS_LOST_EXIT_CODE)

@@ -20,7 +20,7 @@ from tests.e2e.cluster.control_plane import ControlPlane
 from tests.e2e.cluster.crd_server import CrdServer
 from tests.e2e.cluster.instant import Ending, Outcome
 from tests.e2e.cluster.kubelet import Kubelet
-from tests.e2e.cluster.loopback import AddressBlock
+from tests.e2e.cluster.loopback import AddressBlock, Addresses
 from tests.e2e.cluster.nodes import FakeNode
 from tests.e2e.cluster.runner import Image
 
@@ -46,7 +46,7 @@ class TestCluster:
         self,
         kubeconfig: Path,
         folder: Path,
-        addresses: AddressBlock,
+        addresses: Addresses,
         plane: ControlPlane | None = None,
     ) -> None:
         self.kubeconfig = kubeconfig

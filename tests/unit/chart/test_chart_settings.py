@@ -25,6 +25,7 @@ from tinsmith_controller.assignment.records import Policy, Share
 from tinsmith_controller.policy_file import parse_policy
 from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.process import TERMINATION_LOG
 from tinsmith_runtime.storage.settings import parse_s3_uri
 
 FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": "pod-abc12"}
@@ -104,6 +105,7 @@ def test_a_pod_accepts_its_settings(name: str, pod: str, tmp_path: Path) -> None
     manifests = render(load_values(name))
     config = _load(manifests, pod, tmp_path)
     known = {f"TINSMITH_{field.name.upper()}" for field in dataclasses.fields(config)}
+    known.add(TERMINATION_LOG)
     given = {name for name in _environment(manifests, pod) if name.startswith("TINSMITH_")}
     assert given - known == set(), "variables that the pod would not read"
 

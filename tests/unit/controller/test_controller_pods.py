@@ -9,6 +9,23 @@ import pytest
 from tinsmith_controller.observed import DISRUPTION
 from tinsmith_controller.records import pod_record
 
+_GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/app/loop.py", line 3, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/app/loop.py", line 9, in play
+    |     raise ValueError("no such player")
+    | ValueError: no such player
+    +------------------------------------
+"""
+_INVALID = """  File "/app/loop.py", line 3, in <module>
+    Config(steps="many")
+pydantic_core.ValidationError: 1 validation error for Config
+steps
+  Input should be a valid integer
+"""
 _TRACEBACK = """Traceback (most recent call last):
   File "/app/loop.py", line 3, in <module>
     load("/models")
@@ -39,6 +56,31 @@ loop.ModelError: the model is broken:
             id="the error of a traceback whose head the kubelet cut off",
         ),
         pytest.param(
+            {"exitCode": 1, "reason": "Error", "message": f"{_TRACEBACK}wandb: synced\nDone\n"},
+            "loop.ModelError: the model is broken: its file is empty",
+            id="what is logged after the error",
+        ),
+        pytest.param(
+            {"exitCode": 1, "reason": "Error", "message": _INVALID},
+            "pydantic_core.ValidationError: 1 validation error for Config steps Input should be a "
+            "valid integer",
+            id="an error of several lines",
+        ),
+        pytest.param(
+            {"exitCode": 1, "reason": "Error", "message": _GROUP},
+            "ValueError: no such player",
+            id="the error of a task in a group",
+        ),
+        pytest.param(
+            {
+                "exitCode": 3,
+                "reason": "Error",
+                "message": '{"level": "critical", "event": "fenced", "problem": "run moved"}',
+            },
+            "fenced: run moved",
+            id="a log line of ours",
+        ),
+        pytest.param(
             {"exitCode": 1, "reason": "Error", "message": "step 1\nstep 2\nno space left\n\n"},
             "no space left",
             id="the last line of a log",
@@ -64,23 +106,24 @@ def test_the_problem_of_a_pod_that_ended_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("reason", "is_turned_away", "is_disruption"),
+    ("reason", "message", "is_turned_away", "is_disruption"),
     [
-        pytest.param("OutOfnvidia.com/gpu", True, False, id="refused"),
-        pytest.param("UnexpectedAdmissionError", True, False, id="refused by a device"),
-        pytest.param("Evicted", True, True, id="put out"),
-        pytest.param("Shutdown", True, True, id="the node goes down"),
-        pytest.param("DeadlineExceeded", False, False, id="its own deadline"),
-        pytest.param("", False, False, id="a program that failed"),
+        pytest.param("OutOfnvidia.com/gpu", "not enough", True, False, id="refused"),
+        pytest.param("UnexpectedAdmissionError", "no device", True, False, id="by a device"),
+        pytest.param("Evicted", "The node was low on resource: memory.", True, True, id="put out"),
+        pytest.param("Evicted", "Pod used more than 1Mi.", True, False, id="by its own fault"),
+        pytest.param("Shutdown", "Node is shutting down.", True, True, id="the node goes down"),
+        pytest.param("DeadlineExceeded", "too long", False, False, id="its own deadline"),
+        pytest.param("", "why", False, False, id="a program that failed"),
     ],
 )
 def test_what_the_node_did_is_told_from_what_the_program_did(
-    reason: str, is_turned_away: bool, is_disruption: bool
+    reason: str, message: str, is_turned_away: bool, is_disruption: bool
 ) -> None:
-    status = {"phase": "Failed", "reason": reason, "message": "the node says why"}
+    status = {"phase": "Failed", "reason": reason, "message": message}
 
     view = pod_record({"metadata": {"name": "pod"}, "status": status}).view
 
     assert view.is_turned_away is is_turned_away
     assert (DISRUPTION in view.conditions) is is_disruption
-    assert view.problem == ": ".join(filter(None, (reason, "the node says why")))
+    assert view.problem == ": ".join(filter(None, (reason, message)))

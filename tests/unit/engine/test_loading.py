@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -21,6 +22,18 @@ def test_weights_that_may_not_be_read_are_not_said_to_be_missing(
 
     with pytest.raises(ModelNotFoundError, match="can not be read by user"):
         stored_tensors(model)
+
+
+def test_a_folder_that_may_not_be_entered_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+
+    with pytest.raises(ModelNotFoundError, match="can not be read by user"):
+        stored_tensors(tmp_path)
 
 
 def test_a_folder_without_weights_says_what_is_missing(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ RUN = "projects/p/trainingRuns/r"
             RunOwner(RUN, f"{RUN}/checkpoints/c"),
             id="checkpoint",
         ),
-        pytest.param("ListCheckpoints", RUN, RunOwner(RUN, is_list=True), id="list"),
+        pytest.param("ListCheckpoints", RUN, RunOwner(RUN, is_any_on_ledger=True), id="list"),
         pytest.param("CreateCheckpointUpload", RUN, RunOwner(RUN), id="run"),
         pytest.param("ListCheckpoints", "projects/p/trainingRuns/-", AnyOf("trainer"), id="runs"),
         pytest.param("ListCheckpointEvents", "projects/p", AnyOf("trainer"), id="project"),
@@ -69,7 +69,7 @@ def test_an_instance_is_found_at_the_environment_that_made_it() -> None:
     parent = "projects/p/environments/math"
     for worker in workers:
         name = f"{parent}/instances/{worker_tag(worker.name)}-0123456789ab"
-        owner = owner_of(ENVIRONMENT_SERVICE, "Step", name)
+        owner = owner_of(ENVIRONMENT_SERVICE, "StepInstance", name)
         assert isinstance(owner, InstanceOwner)
         assert choose_worker(owner, workers) == worker.address
         # Another one says that it is gone.

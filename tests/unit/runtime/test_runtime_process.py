@@ -44,7 +44,7 @@ def test_a_pod_that_can_not_start_says_why_where_its_cluster_looks(
 
 
 async def _break(settings: Settings) -> None:
-    raise ValueError("a bug,\nfor instance")
+    raise ValueError("a bug,\nfor instance \ud800" + " and so on" * 1000)
 
 
 def test_a_pod_that_breaks_says_so_in_one_line_beside_the_trace(
@@ -55,7 +55,9 @@ def test_a_pod_that_breaks_says_so_in_one_line_beside_the_trace(
 
     with pytest.raises(ValueError, match="a bug"):
         run_pod("scheduler", Settings, _break)
-    assert path.read_text() == "ValueError: a bug, for instance"
+    said = path.read_text()
+    assert said.startswith("ValueError: a bug, for instance ? and so on")
+    assert len(said) == 1000
 
 
 def test_a_termination_log_that_can_not_be_written_hides_nothing(

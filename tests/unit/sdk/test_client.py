@@ -181,6 +181,18 @@ def test_weights_are_saved_and_sampled(
     assert server.state.last["DeleteCheckpoint"].name == saved.name
 
 
+def test_checkpoints_of_a_run_without_a_trainer_are_listed_by_who_knows_them(
+    server: FakeServer, run: tinsmith.TrainingRun, client: tinsmith.Client
+) -> None:
+    run.save_state("first").result(timeout_s=10)
+    server.state.is_orphaned = True
+    assert client.list_checkpoints() == [], "nobody knows them at the moment"
+
+    server.state.keeper_address = server.address
+    assert len(client.list_checkpoints()) == 1
+    assert len(client.list_checkpoints(run)) == 1
+
+
 def test_a_sampler_needs_one_source(client: tinsmith.Client) -> None:
     with pytest.raises(tinsmith.ConfigurationError, match="base_model="):
         client.create_sampler(base_model="tiny", run="run-1")

@@ -445,7 +445,8 @@ class TrainerServiceServicer:
         Only those of the caller's project, published or not; expired ones are left out.
 
         Errors:
-        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name on the trainer's
+        ledger.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -227,7 +227,8 @@ class TrainerServiceStub:
     Only those of the caller's project, published or not; expired ones are left out.
 
     Errors:
-    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name on the trainer's
+      ledger.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
     UpdateCheckpoint: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.UpdateCheckpointRequest, _trainer_pb2.Checkpoint]
@@ -604,7 +605,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     Only those of the caller's project, published or not; expired ones are left out.
 
     Errors:
-    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+    * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name on the trainer's
+      ledger.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
     UpdateCheckpoint: _aio.UnaryUnaryMultiCallable[_trainer_pb2.UpdateCheckpointRequest, _trainer_pb2.Checkpoint]  # type: ignore[assignment]
@@ -1056,7 +1058,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         Only those of the caller's project, published or not; expired ones are left out.
 
         Errors:
-        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name on the trainer's
+          ledger.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
 
