@@ -39,9 +39,9 @@ def isolated() -> Path:
 @pytest.fixture(scope="session")
 def cluster(isolated: Path) -> Iterator[TestCluster]:
     """A control plane that pods reach, with DNS and Services."""
-    folder, addresses = isolated / "cluster", NodeAddresses()
-    with ControlPlane(find_control_plane(), folder / "control-plane", addresses) as plane:
-        cluster = TestCluster(plane.kubeconfig, folder, addresses, plane)
+    folder = isolated / "cluster"
+    with ControlPlane(find_control_plane(), folder / "control-plane", NodeAddresses()) as plane:
+        cluster = TestCluster(plane.kubeconfig, folder, plane=plane)
         claims = ClaimProvisioner(cluster.api, folder / "claims")
         claims.start()
         try:

@@ -20,7 +20,7 @@ from tests.e2e.cluster.control_plane import ControlPlane
 from tests.e2e.cluster.crd_server import CrdServer
 from tests.e2e.cluster.instant import Ending, Outcome
 from tests.e2e.cluster.kubelet import Kubelet
-from tests.e2e.cluster.loopback import AddressBlock, Addresses
+from tests.e2e.cluster.loopback import AddressBlock
 from tests.e2e.cluster.nodes import FakeNode
 from tests.e2e.cluster.runner import Image
 
@@ -36,7 +36,7 @@ class TestCluster:
         kubeconfig: File of an administrator.
         api: Client of an administrator.
         folder: Everything that is written: keys, data, logs, the files of pods.
-        addresses: Of its Services, and of pods that are processes.
+        addresses: Of pods that are processes; None if it has no such pods.
         authority: Vouches for its servers; None if the cluster is not ours.
     """
 
@@ -46,7 +46,7 @@ class TestCluster:
         self,
         kubeconfig: Path,
         folder: Path,
-        addresses: Addresses,
+        addresses: AddressBlock | None = None,
         plane: ControlPlane | None = None,
     ) -> None:
         self.kubeconfig = kubeconfig

@@ -71,7 +71,9 @@ class Kubelet:
         self._lock = threading.RLock()
         self._workers: dict[str, PodWorker] = {}
         self._closing = contextlib.ExitStack()
-        self._address = cluster.addresses.node
+        assert cluster.addresses is not None, "pods that are processes need addresses of loopback"
+        self._addresses = cluster.addresses
+        self._address = self._addresses.node
         self._port = 0
         self._folder = cluster.new_folder("pods")
         self._pods = Informer(
@@ -81,7 +83,7 @@ class Kubelet:
         self._host: Host | None = None
         if instant:
             outcome: Outcome = (lambda _: None) if instant is True else instant
-            self._instant = InstantPods(self._api, cluster.addresses.next_pod, outcome, ending)
+            self._instant = InstantPods(self._api, self._addresses.next_pod, outcome, ending)
             self._closing.callback(self._instant.close)
         else:
             self._host = self._make_host(images or {}, backoff_s)
@@ -208,7 +210,7 @@ class Kubelet:
                 worker.forget() if kind == "DELETED" else worker.update(pod)
             elif kind != "DELETED" and not is_silent:
                 assert self._host is not None
-                worker = PodWorker(self._host, pod, self._cluster.addresses.next_pod())
+                worker = PodWorker(self._host, pod, self._addresses.next_pod())
                 self._workers[uid] = worker
                 worker.start()
 
