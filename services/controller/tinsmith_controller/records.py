@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +17,7 @@ from tinsmith_controller.naming import (
     TEMPLATE_ANNOTATION,
 )
 from tinsmith_controller.observed import DISRUPTION, Job, PodPhase, PodView, Pool
+from tinsmith_controller.outcomes import MAX_PROBLEM, outcome
 from tinsmith_controller.quantities import QuantityError, Resources
 from tinsmith_controller.spec_codec import SpecError, decode_job, decode_pool, is_left_alone
 from tinsmith_controller.status_codec import decode_status, decode_time
@@ -28,17 +27,11 @@ _MEMORY_LABEL = "nvidia.com/gpu.memory"
 """In MiB, as NVIDIA's feature discovery writes it."""
 _KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _EPOCH_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_MAX_PROBLEM = 1024
 _DISRUPTIONS = frozenset({"Shutdown", "NodeShutdown", "Terminated", "Preempting"})
 """Why kubelets end or refuse pods that have done nothing wrong; since 1.26 a condition says so."""
 _EVICTED, _OF_NODE = "Evicted", ("The node was low on", "The node had condition")
 """Pods are evicted for what they use themselves, too, and then the message begins otherwise."""
 _DEADLINE = "DeadlineExceeded"
-_FRAME = re.compile(r'\s+File ".*", line \d+')
-_MARGIN = re.compile(r"^\s*\| ?")
-"""Of an exception group."""
-_LOG_LINE = re.compile(r"\{|\[|\d{4}-|(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\w+: ")
-_MAX_ERROR_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +139,7 @@ def pod_record(content: Json) -> PodRecord:
     labels = metadata.get("labels") or {}
     index = str(labels.get(INDEX_LABEL, "0"))
     role = (metadata.get("annotations") or {}).get(ROLE_LABEL) or labels.get(ROLE_LABEL, "")
-    exit_code, problem = _outcome(status)
+    exit_code, problem = outcome(status)
     node = str(spec.get("nodeName") or "")
     conditions = frozenset(
         str(entry.get("type"))
@@ -233,66 +226,10 @@ def _phase(value: object) -> PodPhase:
         return PodPhase.PENDING
 
 
-def _outcome(status: Mapping[str, Any]) -> tuple[int | None, str]:
-    """Return the exit code and the problem of a pod: of the container that is worst off."""
-    told = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
-    entries = [
-        *(status.get("initContainerStatuses") or []),
-        *(status.get("containerStatuses") or []),
-    ]
-    ended = [
-        entry["state"]["terminated"]
-        for entry in entries
-        if (entry.get("state") or {}).get("terminated")
-    ]
-    bad = [entry for entry in ended if entry.get("exitCode")]
-    for entry in bad or ended[:1]:
-        reason = str(entry.get("reason") or "")
-        named = "" if reason in ("Error", "Completed") else reason
-        text = _sentence(str(entry.get("message") or ""))
-        problem = told or ": ".join(filter(None, (named, text)))
-        return int(entry.get("exitCode") or 0), problem[:_MAX_PROBLEM]
-    for entry in entries:
-        waiting = (entry.get("state") or {}).get("waiting") or {}
-        reason, text = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
-        if reason and reason not in ("ContainerCreating", "PodInitializing"):
-            return None, f"{reason}: {text}"[:_MAX_PROBLEM] if text else reason
-    return None, told[:_MAX_PROBLEM]
-
-
-def _sentence(text: str) -> str:
-    """Return what a termination message comes to.
-
-    That of a program which left none is the end of its log: the error of a traceback, or else the
-    last line. Of a log line of ours it is the problem that the line is about.
-    """
-    lines = [_MARGIN.sub("", line) for line in text.splitlines() if line.strip()]
-    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
-    if not frames:
-        return _problem_of(lines[-1]) if lines else ""
-    rest = [line for line in lines[frames[-1] + 1 :] if not line.strip().startswith("+-")]
-    start = next((n for n, line in enumerate(rest) if not line.startswith(" ")), None)
-    if start is None:
-        return " ".join(lines[-1].split())
-    error = rest[start : start + _MAX_ERROR_LINES]
-    end = next((n for n, line in enumerate(error) if n and _LOG_LINE.match(line)), len(error))
-    return " ".join(" ".join(error[:end]).split())
-
-
-def _problem_of(line: str) -> str:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        entry = None
-    if not isinstance(entry, dict) or "event" not in entry:
-        return " ".join(line.split())
-    return ": ".join(str(entry[key]) for key in ("event", "problem") if entry.get(key))
-
-
 def _unscheduled(status: Mapping[str, Any]) -> str:
     for entry in status.get("conditions") or []:
         if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
-            return str(entry.get("message") or "")[:_MAX_PROBLEM]
+            return str(entry.get("message") or "")[:MAX_PROBLEM]
     return ""
 
 
