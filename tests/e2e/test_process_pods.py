@@ -63,6 +63,22 @@ def ended(pod: Json) -> Json:
     return state
 
 
+def test_a_volume_above_the_programs_does_not_hide_them(
+    cluster: TestCluster, namespace: str, kubelet: Kubelet
+) -> None:
+    root = Path(__file__).parents[2]
+    above = root.parent if len(root.parts) > 2 else root
+    pod = make_pod(
+        "covered",
+        f"import os; print(os.path.exists('{root}/pyproject.toml'))",
+        volumes=[{"name": "scratch", "emptyDir": {}}],
+        volumeMounts=[{"name": "scratch", "mountPath": str(above)}],
+    )
+    create_pod(cluster, namespace, pod)
+    cluster.wait_for_phase(namespace, "covered", "Succeeded")
+    assert kubelet.logs(namespace, "covered") == "True\n"
+
+
 def test_a_deployment_runs_as_processes_behind_its_service(
     cluster: TestCluster, namespace: str, kubelet: Kubelet
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -26,6 +27,10 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.05
 _RETRY_S = 0.5
 _IDLE_S = 1.0
+# What an image would have: a volume of the pod, such as one at /tmp, does not hide it.
+_PROGRAMS = sorted(
+    {Path(__file__).parents[3], Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()}
+)
 
 
 class _GoneError(Exception):
@@ -254,7 +259,12 @@ class PodWorker:
             mounts.append(
                 Mount(source, mount["mountPath"], mount.get("readOnly", False) or bool(written))
             )
-        return sorted(mounts, key=lambda entry: entry.target)
+        hidden = [
+            Mount(folder, str(folder), read_only=True)
+            for folder in _PROGRAMS
+            if any(folder.is_relative_to(mount.target) for mount in mounts)
+        ]
+        return sorted([*mounts, *hidden], key=lambda entry: entry.target)
 
 
 def _without_times(status: Json) -> Json:
