@@ -226,6 +226,18 @@ class Jobs:
                 raise TimeoutError(f"{name} is not {' or '.join(phases)}: {status}")
             time.sleep(0.05)
 
+    def wait_step(self, name: str, step: int, timeout_s: float) -> None:
+        """Return once a job reported a step.
+
+        Raises:
+            TimeoutError: If it does not come to that.
+        """
+        self._cluster.wait_for(
+            lambda: self.status(name).get("progress", {}).get("step", 0) >= step,
+            f"step {step} of {name}",
+            timeout_s=timeout_s,
+        )
+
 
 def gang(num_pods: int, gpus: int, **further: Any) -> Json:
     """Return the spec of a job with samplers of some GPUs and no driver: it holds nodes."""

@@ -61,14 +61,6 @@ def undisturbed(deployment: TrainingDeployment) -> dict[str, bytes]:
     return deployment.final_weights("undisturbed")
 
 
-def _wait_step(deployment: TrainingDeployment, cluster: TestCluster, job: str, step: int) -> None:
-    cluster.wait_for(
-        lambda: deployment.jobs.status(job).get("progress", {}).get("step", 0) >= step,
-        f"step {step} of {job}",
-        timeout_s=_TRAINING_S,
-    )
-
-
 def test_a_job_trains_reports_and_leaves_a_checkpoint_that_loads(
     cluster: TestCluster, deployment: TrainingDeployment
 ) -> None:
@@ -114,14 +106,11 @@ def test_a_job_that_can_not_be_run_says_why_in_one_sentence(
 
 
 def test_a_job_whose_trainer_node_is_lost_goes_on_elsewhere_with_the_same_bits(
-    cluster: TestCluster,
-    kubelet: Kubelet,
-    deployment: TrainingDeployment,
-    undisturbed: dict[str, bytes],
+    kubelet: Kubelet, deployment: TrainingDeployment, undisturbed: dict[str, bytes]
 ) -> None:
     jobs = deployment.jobs
     jobs.create("unlucky", deployment.supervised(num_steps=_STEPS))
-    _wait_step(deployment, cluster, "unlucky", 3)
+    jobs.wait_step("unlucky", 3, _TRAINING_S)
     lost = next(e for e in jobs.status("unlucky")["assignments"] if e["role"] == "trainer")
     kubelet.lose_node(lost["node"])
     try:
@@ -149,7 +138,7 @@ def test_a_preempted_job_saves_gives_way_and_goes_on_with_the_same_bits(
     jobs.create("busy", _holding(deployment, 2))
     jobs.wait_phase("busy", "Running", timeout_s=_TRAINING_S)
     jobs.create("patient", deployment.supervised(num_steps=_STEPS))
-    _wait_step(deployment, cluster, "patient", 3)
+    jobs.wait_step("patient", 3, _TRAINING_S)
 
     urgent = _holding(deployment, 2)
     jobs.create("hurried", {**urgent, "scheduling": {"priorityClassName": "urgent"}})

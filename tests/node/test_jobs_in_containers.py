@@ -38,14 +38,6 @@ def undisturbed(deployment: TrainingDeployment) -> dict[str, bytes]:
     return deployment.final_weights("undisturbed")
 
 
-def _wait_step(deployment: TrainingDeployment, cluster: TestCluster, job: str, step: int) -> None:
-    cluster.wait_for(
-        lambda: deployment.jobs.status(job).get("progress", {}).get("step", 0) >= step,
-        f"step {step} of {job}",
-        timeout_s=_TRAINING_S,
-    )
-
-
 def _pod(deployment: TrainingDeployment, job: str, role: str) -> Json:
     [pod] = [
         pod
@@ -60,7 +52,7 @@ def test_a_job_trains_in_confined_containers_and_leaves_its_checkpoint(
 ) -> None:
     jobs = deployment.jobs
     jobs.create("words", deployment.supervised(num_steps=8))
-    _wait_step(deployment, cluster, "words", 1)
+    jobs.wait_step("words", 1, _TRAINING_S)
     trainer = _pod(deployment, "words", "trainer")["metadata"]["name"]
     seen = cluster.kubectl("exec", "-n", jobs.namespace, trainer, "--", "python", "-c", _TRY)
 
@@ -78,14 +70,11 @@ def test_a_job_trains_in_confined_containers_and_leaves_its_checkpoint(
 
 
 def test_a_killed_trainer_starts_again_and_the_weights_have_the_same_bits(
-    cluster: TestCluster,
-    node: ContainerNode,
-    deployment: TrainingDeployment,
-    undisturbed: dict[str, bytes],
+    node: ContainerNode, deployment: TrainingDeployment, undisturbed: dict[str, bytes]
 ) -> None:
     jobs = deployment.jobs
     jobs.create("killed", deployment.supervised(num_steps=_STEPS))
-    _wait_step(deployment, cluster, "killed", 3)
+    jobs.wait_step("killed", 3, _TRAINING_S)
     for pid in node.processes_of(_pod(deployment, "killed", "trainer")):
         send_signal(pid, signal.SIGKILL)
 
@@ -100,7 +89,7 @@ def test_a_deleted_trainer_drains_and_the_weights_have_the_same_bits(
 ) -> None:
     jobs = deployment.jobs
     jobs.create("drained", deployment.supervised(num_steps=_STEPS))
-    _wait_step(deployment, cluster, "drained", 3)
+    jobs.wait_step("drained", 3, _TRAINING_S)
     trainer = _pod(deployment, "drained", "trainer")["metadata"]["name"]
     cluster.kubectl("delete", "pod", "-n", jobs.namespace, trainer, "--wait=false")
 
