@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.e2e.cluster import UnavailableError, prepare
 from tests.e2e.cluster.debian import say
-from tests.node.container_node import FOLDER, controllers, prepare_namespaces
+from tests.node.container_node import FOLDER, control_groups, prepare_namespaces
 from tests.node.images import PODS
 from tests.node.programs import Programs, find_programs
 
@@ -70,7 +70,7 @@ def make_images(programs: Programs, folder: Path) -> None:
 def _remove_control_groups(name: str) -> None:
     """Remove the groups of containers that have ended; they outlive every namespace."""
     end_s = time.monotonic() + 10.0
-    for top in (controller / name for controller in controllers()):
+    for top in (hierarchy / name for hierarchy in control_groups()):
         groups = [path for path in top.rglob("*") if path.is_dir()]
         for group in [*sorted(groups, reverse=True), top]:
             while True:

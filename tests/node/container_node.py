@@ -59,21 +59,19 @@ def prepare_namespaces(folder: Path) -> None:
         file = folder / name.replace("/", ".")
         file.write_text(f"{value}\n")
         run(["mount", "--bind", file, f"/proc/sys/{name}"], cwd=cwd)
-    for controller in controllers():
-        group = controller / folder.name
+    for hierarchy in control_groups():
+        if not (hierarchy / "tasks").exists():
+            continue  # version 2, where runc makes what it needs
+        group = hierarchy / folder.name
         group.mkdir()
         for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group, which holds nobody
             if (group / name).exists():
-                (group / name).write_text((controller / name).read_text())
+                (group / name).write_text((hierarchy / name).read_text())
 
 
-def controllers() -> list[Path]:
-    """Return the folders of the control groups, those of several controllers once."""
-    return [
-        folder
-        for folder in Path("/sys/fs/cgroup").iterdir()
-        if not folder.is_symlink() and (folder / "tasks").exists()
-    ]
+def control_groups() -> list[Path]:
+    """Return the hierarchies of control groups; one of several controllers has several names."""
+    return [folder for folder in Path("/sys/fs/cgroup").iterdir() if not folder.is_symlink()]
 
 
 class ContainerNode:
