@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ import grpc
 
 from bench.processes import Child
 from tinsmith.v1 import episode_pb2, episode_pb2_grpc
+from tinsmith_local.process import free_port
 from tinsmith_runtime.auth import ApiKey
 
 _START_TIMEOUT_S = 60.0
@@ -32,8 +32,8 @@ class EpisodePods:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self.key = str(ApiKey.generate())
-        self.address = f"127.0.0.1:{_free_port()}"
-        self._scheduler_address = f"127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
+        self._scheduler_address = f"127.0.0.1:{free_port()}"
         self._settings = dict(settings or {})
         self._stack = contextlib.ExitStack()
         self._coordinator: Child | None = None
@@ -111,9 +111,3 @@ def episode_pods(folder: Path, settings: Mapping[str, str] | None = None) -> Ite
         yield pods
     finally:
         pods.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

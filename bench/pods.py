@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import time
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +10,7 @@ from typing import Self
 
 import tinsmith
 from bench.processes import Child
+from tinsmith_local.process import free_port
 from tinsmith_runtime.auth import ApiKey
 
 _START_TIMEOUT_S = 120.0
@@ -28,8 +28,8 @@ class Pods:
     """
 
     def __init__(self, folder: Path, model: Path, base_model: str) -> None:
-        self.scheduler_address = f"127.0.0.1:{_free_port()}"
-        self.gateway_address = f"127.0.0.1:{_free_port()}"
+        self.scheduler_address = f"127.0.0.1:{free_port()}"
+        self.gateway_address = f"127.0.0.1:{free_port()}"
         self.api_key = str(ApiKey.generate())
         self._base_model = base_model
         shared = {
@@ -91,9 +91,3 @@ class Pods:
     ) -> None:
         for child in reversed(self._children.values()):
             child.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.cluster import FakeNode, Informer, Json, Kubelet, TestCluster, path
-from tests.e2e.cluster.loopback import free_port
 from tests.e2e.deployment import Jobs, controller_process, scheduler_process
 from tests.e2e.history import History
 from tests.e2e.lab import training
+from tinsmith_local.process import free_port
 
 GPUS_PER_NODE = 8
 WEIGHTS: Mapping[str, float] = {"gold": 2.0, "silver": 1.0, "bronze": 1.0}

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.e2e.cluster import Json, TestCluster, path
-from tests.e2e.cluster.loopback import free_port
+from tinsmith_local.process import free_port
 
 GROUP_VERSION = "tinsmith.dev/v1alpha1"
 POD_KEY = "pod-key-of-a-test-deployment"

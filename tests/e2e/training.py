@@ -13,7 +13,6 @@ from typing import Any
 
 import tinsmith
 from tests.e2e.cluster import FakeNode, Image, Json, Kubelet, TestCluster, path
-from tests.e2e.cluster.loopback import free_port
 from tests.e2e.deployment import (
     POD_KEY,
     Jobs,
@@ -26,6 +25,7 @@ from tests.fakes.chart_rig import load_values, of_kind, render
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, running_s3_server
 from tinsmith.names import DEFAULT_PROJECT
+from tinsmith_local.process import free_port
 from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.auth import ApiKey
 

@@ -15,7 +15,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from tinsmith_local.process import free_port
 
 USER = "tinsmith"
 PASSWORD = "password-of-the-tests"
@@ -68,7 +69,7 @@ class PostgresServer:
     ) -> None:
         self.folder = folder
         self.host = host
-        self.port = port or _free_port(host)
+        self.port = port or free_port(host)
         self._data = folder / "data"
         self._settings = {**SETTINGS, **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
@@ -272,13 +273,6 @@ def _run(command: list[str]) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"{command} failed: {done.stderr}{done.stdout}")
     return done.stdout
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,7 @@ import grpc
 import tinsmith
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer
+from tinsmith_local.process import free_port
 from tinsmith_runtime.auth import ApiKey
 
 BASE_MODEL = "tiny"
@@ -297,13 +297,6 @@ def _wait_until_served(
                 assert process.poll() is None, f"{pod} ended: {log}"
             assert time.monotonic() < deadline_s, "the pods did not register in time"
             pause.wait(_POLL_S)
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def create_key(deployment: Deployment, project: str) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from tests.fakes.certificates import make_certificates
-from tests.integration.servers import BASE_MODEL, EmbeddedThread, free_port
+from tests.integration.servers import BASE_MODEL, EmbeddedThread
 
 import tinsmith
 from tinsmith import transport
+from tinsmith_local.process import free_port
 
 
 @pytest.fixture

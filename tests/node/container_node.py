@@ -21,11 +21,11 @@ from tests.e2e.cluster import Json, TestCluster
 from tests.e2e.cluster.api import ApiError
 from tests.e2e.cluster.control_plane import write_kubeconfig
 from tests.e2e.cluster.debian import run
-from tests.e2e.cluster.loopback import free_port
 from tests.e2e.cluster.processes import Process
 from tests.node.images import PAUSE
 from tests.node.network import ADDRESS, pod_network, prepare_network
 from tests.node.programs import Programs
+from tinsmith_local.process import free_port
 
 FOLDER = "TINSMITH_NODE_FOLDER"
 """Variable of the tests: where the images are, and that the namespaces are theirs alone."""

@@ -12,7 +12,7 @@ from tinsmith_controller.assignment.decide import decide
 from tinsmith_controller.assignment.records import Decisions, Key
 from tinsmith_controller.cluster import ApiError
 from tinsmith_controller.conditions import Phase
-from tinsmith_controller.job_plan import Limits
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.metrics import (
     ASSIGNMENT_SECONDS,
     DECISIONS,

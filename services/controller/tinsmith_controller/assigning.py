@@ -20,7 +20,7 @@ from tinsmith_controller.assignment.records import (
 from tinsmith_controller.conditions import ENDED, LEAVING, Phase
 from tinsmith_controller.failures import backoff_left_s
 from tinsmith_controller.grants import grant, grant_pool
-from tinsmith_controller.job_plan import Limits
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.observed import Job, Pool
 from tinsmith_controller.quantities import Resources
 from tinsmith_controller.records import NodeRecord, PodRecord, PriorityRecord, WorkloadRecord
@@ -177,7 +177,7 @@ def _stage(
         return Stage.LEAVING if status.assignments else None
     if status.assigned_time is not None:
         return Stage.HOLDING
-    pause_s = backoff_left_s(status, now, base_s=limits.backoff_base_s, max_s=limits.backoff_max_s)
+    pause_s = backoff_left_s(status, now, limits)
     if status.phase is not Phase.QUEUED or item.key in blocked or pause_s > 0:
         return None
     spec = item.spec

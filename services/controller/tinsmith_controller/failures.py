@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.observed import DISRUPTION, PodView
 from tinsmith_controller.spec import DRIVER, FailureRule, Reaction
 from tinsmith_controller.status import Failure, Status
@@ -62,12 +63,12 @@ def describe(pod: PodView, reason: str) -> Failure:
     )
 
 
-def backoff_left_s(status: Status, now: datetime.datetime, *, base_s: float, max_s: float) -> float:
+def backoff_left_s(status: Status, now: datetime.datetime, limits: Limits) -> float:
     """Return how long nothing is started after a pod ended; it doubles with each failure."""
     if status.last_restart_time is None:
         return 0.0
     num_doublings = min(max(0, status.restart_count - 1), _MAX_DOUBLINGS)
-    pause_s = min(max_s, base_s * 2.0**num_doublings)
+    pause_s = min(limits.backoff_max_s, limits.backoff_base_s * 2.0**num_doublings)
     return max(0.0, pause_s - (now - status.last_restart_time).total_seconds())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tinsmith_controller import conditions
 from tinsmith_controller.conditions import ENDED, Phase
@@ -23,6 +23,7 @@ from tinsmith_controller.failures import (
 )
 from tinsmith_controller.grants import grant
 from tinsmith_controller.leaving import leave
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.naming import sampler_selector
 from tinsmith_controller.observed import Job, Observed, PodPhase, PodView
 from tinsmith_controller.plans import Event, Plan, PodDeletion
@@ -42,17 +43,6 @@ from tinsmith_controller.upkeep import Upkeep, tend
 _FULL = "full"
 _DEFAULT_GRACE_S = 120
 """To save in, for a job whose spec can not be read any more."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Settings of the controller that plans depend on."""
-
-    backoff_base_s: float = 10.0
-    """Pause after the first failure; doubled by each further one."""
-    backoff_max_s: float = 300.0
-    endpoint: str = ""
-    """Address of the gateway, which jobs that serve are reached at."""
 
 
 def plan_job(job: Job, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
@@ -275,7 +265,7 @@ class _Planner:
             )
         needs_nodes = any(role.is_placed and role.replicas for role in spec.roles)
         obstacle = self._observed.obstacle
-        pause_s = self._pause_s()
+        pause_s = backoff_left_s(self._status, self._now, self._limits)
         if not needs_nodes and not obstacle and pause_s <= 0:
             granted = grant(replace(self._job, status=status), (), self._now)
             return self._planned(granted, requeue_s=0.0)
@@ -297,21 +287,13 @@ class _Planner:
         ).delete
         return self._planned(status, delete=delete, requeue_s=pause_s or None)
 
-    def _pause_s(self) -> float:
-        return backoff_left_s(
-            self._status,
-            self._now,
-            base_s=self._limits.backoff_base_s,
-            max_s=self._limits.backoff_max_s,
-        )
-
     # Holding nodes.
 
     def _hold(self, spec: JobSpec) -> Plan:
         too_long = overdue(spec, self._status, self._now)
         if too_long is not None:
             return self._fail(too_long)
-        pause_s = self._pause_s()
+        pause_s = backoff_left_s(self._status, self._now, self._limits)
         kept = tend(
             self._job.key.name,
             spec.roles,
@@ -335,7 +317,9 @@ class _Planner:
             if spec.role(SAMPLER)
             else "",
         )
-        self._status = self._readiness(spec, status, kept, self._pause_s())
+        self._status = self._readiness(
+            spec, status, kept, backoff_left_s(self._status, self._now, self._limits)
+        )
         too_late = late(spec, self._status, kept, self._now)
         if too_late is not None:
             return self._fail(too_late)

@@ -20,7 +20,7 @@ from tinsmith_controller.deployment import Deployment
 from tinsmith_controller.election import Election, NotLeaderError
 from tinsmith_controller.events import EventRecorder
 from tinsmith_controller.job_desk import DeskError, JobDesk, SchedulerDesk
-from tinsmith_controller.job_plan import Limits
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCILES
 from tinsmith_controller.policy_file import PolicyFile
 from tinsmith_controller.reconciler import Reconciler, RetryLaterError

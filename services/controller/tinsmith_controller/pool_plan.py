@@ -12,7 +12,7 @@ from dataclasses import replace
 from tinsmith_controller import conditions
 from tinsmith_controller.conditions import PoolPhase
 from tinsmith_controller.failures import backoff_left_s, describe
-from tinsmith_controller.job_plan import Limits
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.naming import sampler_selector
 from tinsmith_controller.observed import Observed, PodView, Pool
 from tinsmith_controller.plans import Event, Plan, PodDeletion
@@ -39,7 +39,7 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         observed,
         # Of the reactions this is the one that replaces a single pod; failures are counted below.
         react=lambda _: Reaction.IGNORE,
-        may_create=_pause_s(status, now, limits) <= 0 and not observed.rejection,
+        may_create=backoff_left_s(status, now, limits) <= 0 and not observed.rejection,
     )
     events = [Event(conditions.POD_LOST, why, is_warning=True) for why in kept.lost]
     for pod, _ in kept.failures:
@@ -63,7 +63,7 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         if pool.spec.role(SAMPLER)
         else "",
     )
-    pause_s = _pause_s(status, now, limits)
+    pause_s = backoff_left_s(status, now, limits)
     status = _readiness(status, kept, pause_s, observed.rejection, now)
     outdated = _outdated(observed) if kept.is_ready and not kept.delete else None
     if outdated is not None:
@@ -122,10 +122,6 @@ def _calm(status: Status, now: datetime.datetime) -> Status:
     if last is not None and (now - last).total_seconds() > _QUIET_S:
         return replace(status, restart_count=0, last_restart_time=None)
     return status
-
-
-def _pause_s(status: Status, now: datetime.datetime, limits: Limits) -> float:
-    return backoff_left_s(status, now, base_s=limits.backoff_base_s, max_s=limits.backoff_max_s)
 
 
 def _readiness(

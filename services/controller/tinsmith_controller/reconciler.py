@@ -30,7 +30,8 @@ from tinsmith_controller.deployment import Deployment
 from tinsmith_controller.election import Election
 from tinsmith_controller.events import EventRecorder
 from tinsmith_controller.job_desk import DeskError, JobDesk, JobIdentity, KeySpentError
-from tinsmith_controller.job_plan import Limits, plan_job
+from tinsmith_controller.job_plan import plan_job
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.manifests import make_key_secret, make_pod, make_services, template_of
 from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id, secret_name
 from tinsmith_controller.observed import Job, Observed, PodView, Pool, Report

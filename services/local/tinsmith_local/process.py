@@ -130,8 +130,8 @@ class ServerProcess:
         return self._state_dir / "local.json"
 
 
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on at the moment."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a port of an address of this machine that nobody listens on at the moment."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((address, 0))
         return int(listener.getsockname()[1])

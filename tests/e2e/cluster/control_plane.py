@@ -20,9 +20,10 @@ from urllib3.exceptions import HTTPError
 
 from tests.e2e.cluster.api import ApiClient, ApiError
 from tests.e2e.cluster.binaries import Binaries
-from tests.e2e.cluster.loopback import Addresses, free_port
+from tests.e2e.cluster.loopback import Addresses
 from tests.e2e.cluster.pki import Authority, KeyPair, make_signing_key
 from tests.e2e.cluster.processes import Process
+from tinsmith_local.process import free_port
 
 START_TIMEOUT_S = 90.0
 _POLL_S = 0.05

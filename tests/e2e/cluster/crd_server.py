@@ -19,8 +19,8 @@ from urllib3.exceptions import HTTPError
 
 from tests.e2e.cluster.api import ApiClient, ApiError, Json, path
 from tests.e2e.cluster.control_plane import ControlPlane, write_kubeconfig
-from tests.e2e.cluster.loopback import free_port
 from tests.e2e.cluster.processes import Process
+from tinsmith_local.process import free_port
 
 _TIMEOUT_S = 60.0
 _POLL_S = 0.05

@@ -83,11 +83,3 @@ class AddressBlock:
     def close(self) -> None:
         """Give the block back."""
         self._claim.close()
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -12,7 +12,8 @@ import pytest
 from tinsmith_controller.assignment.records import Key, Placement
 from tinsmith_controller.conditions import Phase
 from tinsmith_controller.grants import grant
-from tinsmith_controller.job_plan import Limits, plan_job
+from tinsmith_controller.job_plan import plan_job
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.observed import Job, Observed, PodPhase, PodView, Report
 from tinsmith_controller.plans import Plan
 from tinsmith_controller.quantities import Resources

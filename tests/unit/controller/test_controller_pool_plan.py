@@ -8,7 +8,7 @@ from dataclasses import replace
 from tinsmith_controller.assignment.records import Key, Placement
 from tinsmith_controller.conditions import PoolPhase
 from tinsmith_controller.grants import grant_pool
-from tinsmith_controller.job_plan import Limits
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.observed import Observed, PodPhase, PodView, Pool
 from tinsmith_controller.plans import Plan
 from tinsmith_controller.pool_plan import plan_pool

@@ -1,0 +1,16 @@
+"""What the settings of the controller say about plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Settings of the controller that plans depend on."""
+
+    backoff_base_s: float = 10.0
+    """Pause after the first failure; doubled by each further one."""
+    backoff_max_s: float = 300.0
+    endpoint: str = ""
+    """Address of the gateway, which jobs that serve are reached at."""
