@@ -15,8 +15,15 @@ import yaml
 from tests.e2e.cluster import ApiError, CrdServer, Json, TestCluster, path
 
 _CRD = Path(__file__).parents[2] / "k8s" / "crd" / "trainingjobs.tinsmith.dev.yaml"
-# A group of its own: the other tests have theirs at the server without rules.
+# A group and names of their own: the other tests have theirs at the server without rules, and
+# `kubectl` looks a short name like `trainingjob` up over all groups.
 GROUP = "rules.tinsmith.dev"
+_NAMES = {
+    "kind": "RuledJob",
+    "listKind": "RuledJobList",
+    "plural": "ruledjobs",
+    "singular": "ruledjob",
+}
 MODEL = {"name": "tiny", "source": "hf://org/tiny"}
 TRAINING: Json = {
     "method": {"type": "grpo"},
@@ -29,18 +36,17 @@ TRAINING: Json = {
 def jobs(cluster: TestCluster, crd_server: CrdServer) -> Iterator[str]:
     """The path of jobs in a namespace."""
     definition = yaml.safe_load(_CRD.read_text())
-    definition["metadata"]["name"] = f"trainingjobs.{GROUP}"
-    definition["spec"]["group"] = GROUP
-    definition["spec"]["names"]["categories"] = []
+    definition["metadata"]["name"] = f"{_NAMES['plural']}.{GROUP}"
+    definition["spec"] |= {"group": GROUP, "names": _NAMES}
     crd_server.install(definition)
     with cluster.namespace() as namespace:
-        yield path(f"{GROUP}/v1alpha1", "trainingjobs", namespace)
+        yield path(f"{GROUP}/v1alpha1", _NAMES["plural"], namespace)
 
 
 def _job(name: str, spec: Json) -> Json:
     return {
         "apiVersion": f"{GROUP}/v1alpha1",
-        "kind": "TrainingJob",
+        "kind": _NAMES["kind"],
         "metadata": {"name": name},
         "spec": spec,
     }
