@@ -162,6 +162,25 @@ def test_a_preempted_job_saves_gives_way_and_goes_on_with_the_same_bits(
     assert deployment.final_weights("patient") == undisturbed
 
 
+def test_a_job_that_is_edited_while_suspended_goes_on_from_what_it_has(
+    deployment: TrainingDeployment,
+) -> None:
+    jobs = deployment.jobs
+    jobs.create("edited", deployment.supervised(num_steps=_STEPS))
+    jobs.wait_step("edited", 2, _TRAINING_S)
+    jobs.patch("edited", {"suspend": True})
+    saved = jobs.wait_phase("edited", "Suspended", timeout_s=_TRAINING_S)["checkpoint"]["latest"]
+    num_steps = saved["step"] + 2
+    method = {"maxSteps": num_steps, "parameters": {"learning_rate": 1e-3}}
+    jobs.patch("edited", {"suspend": False, "method": method})
+    final = jobs.wait_phase("edited", "Succeeded", timeout_s=_TRAINING_S)["checkpoint"]["final"]
+
+    run = saved["name"].partition("/checkpoints/")[0]
+    assert final["name"] == f"{run}/checkpoints/final"
+    with deployment.client() as client:
+        assert client.get_checkpoint(final["name"]).version == num_steps
+
+
 def test_a_laptop_trains_on_a_pool_through_the_gateway(
     cluster: TestCluster, deployment: TrainingDeployment
 ) -> None:

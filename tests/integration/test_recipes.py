@@ -6,12 +6,14 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integration.servers import Deployment
 
 import tinsmith
 from tinsmith.recipes import arithmetic, rl, supervised
+from tinsmith.recipes.observer import Observer
 from tinsmith.recipes.run_log import RunLog, read_metrics
 
 SUPERVISED = supervised.Config(
@@ -94,6 +96,33 @@ def test_an_interrupt_while_a_step_is_awaited_repeats_no_step(
         resumed = supervised.main(config, client)
         assert client.get_checkpoint(resumed.checkpoint).version == config.num_steps
         assert weights_sha256(client, resumed.checkpoint) == weights_sha256(client, calm.checkpoint)
+
+
+class Editable(Observer):
+    """Of a run whose settings may change on the way."""
+
+    may_change = True
+
+
+def test_a_run_that_may_change_goes_on_with_other_settings(
+    embedded: Deployment, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(SUPERVISED, adapter="lora", output_dir=tmp_path, num_steps=3)
+    with embedded.client() as client:
+
+        def train(observer: Observer | None = None, **changes: Any) -> tuple[str, int]:
+            summary = supervised.main(dataclasses.replace(config, **changes), client, observer)
+            return summary.run, client.get_checkpoint(summary.checkpoint).version
+
+        run, version = train()
+        assert version == 3
+        assert train(Editable(), num_steps=5, learning_rate=1e-4) == (run, 5)
+        # Fewer than it did: nothing is trained, and nothing is lost.
+        assert train(Editable(), num_steps=2, checkpoint="early") == (run, 5)
+        other, version = train(Editable(), rank=2)
+        assert (other != run, version) == (True, 3)
+        # At a desk another setting is another experiment.
+        assert train(rank=2, learning_rate=1e-3)[0] != other
 
 
 def test_rl_on_problems_takes_steps_and_scores_held_out_ones(

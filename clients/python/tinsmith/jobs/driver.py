@@ -47,6 +47,8 @@ _TERMINATION_LOG = "/dev/termination-log"
 class DriverObserver(Observer):
     """Reports what a recipe does, and stops it where that is safe.
 
+    Who edits a job, more steps or another learning rate, means the job that there is: it goes on.
+
     Args:
         job: What is reported to.
         client: Deletes saves that are not kept.
@@ -59,6 +61,7 @@ class DriverObserver(Observer):
         self, job: Job, client: Client, directory: Path, method: Method, state: DriverState
     ) -> None:
         self.begin_from = method.resume_from
+        self.may_change = True
         self._job = job
         self._client = client
         self._directory = directory
@@ -78,6 +81,10 @@ class DriverObserver(Observer):
 
     def began(self, run: str, first_step: int) -> None:
         """Report the run."""
+        if self._saves and first_step == 0:
+            _LOG.warning("spec.model or spec.adapter has changed: another run begins")
+            # They belong to the run before, and are no longer on the way.
+            self._saves = []
         self._job.report(run=run, step=first_step, max_steps=self._method.config.num_steps)
         _LOG.info("run %s begins at step %d", run, first_step)
 
@@ -152,7 +159,7 @@ def _drive(
     state = DriverState.decode(job.state)
     state.restore(directory)
     saved = _last_save(directory)
-    if saved is not None and saved.step >= method.config.num_steps:
+    if saved is not None and _is_last(saved, method):
         # Ended after its last save, and before it could say so.
         return Outcome.OUTCOME_SUCCEEDED
 
@@ -202,6 +209,13 @@ def main() -> int:
         if isinstance(error, ConfigurationError):
             return _MISCONFIGURED
         return _MAY_PASS if _may_pass(error) else _FAILED
+
+
+def _is_last(saved: SavedState, method: Method) -> bool:
+    """Whether a save is the one at the end, rather than one before a change of maxSteps."""
+    is_final: bool = saved.checkpoint.rpartition("/")[2] == method.config.checkpoint
+    has_all: bool = saved.step >= method.config.num_steps
+    return is_final and has_all
 
 
 def _last_save(directory: Path) -> SavedState | None:

@@ -21,13 +21,15 @@ class SavedState:
         run: Resource name of the run.
         checkpoint: Resource name of its checkpoint.
         step: Steps that the checkpoint contains.
-        fingerprint: Hash of the settings; others do not resume it.
+        fingerprint: Hash of the settings.
+        weights: Model and adapter that it trains, in words; empty in a state that does not say.
     """
 
     run: str
     checkpoint: str
     step: int
     fingerprint: str
+    weights: str = ""
 
 
 class Observer:
@@ -37,10 +39,13 @@ class Observer:
         begin_from: Resource name of a training checkpoint that a new run begins from; empty for
             initial weights.
         has_sampler: Whether what was held out can be scored by sampling.
+        may_change: Whether settings may change on the way. Then only another model or adapter
+            begins a new run; else any other setting does.
     """
 
     begin_from: str = ""
     has_sampler: bool = True
+    may_change: bool = False
 
     def began(self, run: str, first_step: int) -> None:
         """Note the run, and the steps that an earlier part of it did."""

@@ -1,7 +1,9 @@
 """A run that survives Ctrl-C: the same command goes on where the last save left it.
 
 The state file names a training checkpoint and the step that it was saved at. Batches depend on seed
-and step alone, so a resumed run sees the data that an undisturbed one would have seen.
+and step alone, so a resumed run sees the data that an undisturbed one would have seen. Other
+settings begin a new run, unless the observer says that they may change on the way: a job that is
+edited goes on from what it has.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class ResumableRun:
     Attributes:
         run: The run.
         first_step: Steps that an earlier part of it did.
+        last_step: Steps that it ends with: those of the settings, or those that it did already.
         is_resumed: Whether there was an earlier part.
     """
 
@@ -60,15 +63,19 @@ class ResumableRun:
         self._directory = config.output_dir
         self._directory.mkdir(parents=True, exist_ok=True)
         self._fingerprint = _fingerprint(config)
-        state = self._read_state()
-        self.is_resumed = state is not None and state.step < config.num_steps
-        if state is not None and self.is_resumed:
+        self._weights = _describe_weights(config)
+        state = self._read_state(config.num_steps)
+        self.is_resumed = state is not None
+        # What was computed once under other settings can not be compared with what comes.
+        self._is_unchanged = state is not None and state.fingerprint == self._fingerprint
+        if state is not None:
             self.run = client.get_run(state.run)
             self.run.load_state_with_optimizer(state.checkpoint).result()
             self.first_step = state.step
         else:
             self.run = _create_run(config, client, self._observer.begin_from)
             self.first_step = 0
+        self.last_step = max(config.num_steps, self.first_step)
         self._observer.began(self.run.name, self.first_step)
 
     def save(self, step: int, name: str = "") -> str:
@@ -80,7 +87,7 @@ class ResumableRun:
             # Saved by a part of this run that ended before it could note so.
             self._client.delete_checkpoint(f"{self.run.name}/checkpoints/{checkpoint}")
             saved = self.run.save_state(checkpoint).result()
-        state = SavedState(self.run.name, saved.name, step, self._fingerprint)
+        state = SavedState(self.run.name, saved.name, step, self._fingerprint, self._weights)
         _replace(self._directory / STATE_FILE, asdict(state))
         self._observer.saved(state)
         return saved.name
@@ -88,12 +95,14 @@ class ResumableRun:
     def once(self, name: str, compute: Callable[[], ValueT]) -> ValueT:
         """Return a value of the whole run, such as a first score: computed in its first part.
 
+        A part with other settings computes it again, and so does not compare what differs.
+
         Args:
             name: Of the file that keeps it.
             compute: Returns something that JSON can hold.
         """
         path = self._directory / f"{name}.json"
-        if self.is_resumed and path.is_file():
+        if self._is_unchanged and path.is_file():
             stored: ValueT = json.loads(path.read_text(encoding="utf-8"))
             return stored
         with self._observer.interruptible():
@@ -110,12 +119,16 @@ class ResumableRun:
         """Return what surrounds work that changes no weights, and may be given up at any point."""
         return self._observer.interruptible()
 
-    def _read_state(self) -> SavedState | None:
+    def _read_state(self, num_steps: int) -> SavedState | None:
+        """Return what is gone on from, if anything."""
         path = self._directory / STATE_FILE
         if not path.is_file():
             return None
         state = SavedState(**json.loads(path.read_text(encoding="utf-8")))
-        return state if state.fingerprint == self._fingerprint else None
+        is_unchanged = state.fingerprint == self._fingerprint
+        if self._observer.may_change:
+            return state if is_unchanged or state.weights == self._weights else None
+        return state if is_unchanged and state.step < num_steps else None
 
 
 def _create_run(config: RunConfig, client: Client, begin_from: str) -> TrainingRun:
@@ -129,6 +142,12 @@ def _create_run(config: RunConfig, client: Client, begin_from: str) -> TrainingR
     return client.create_lora_training_run(
         config.base_model, config.rank, seed=config.seed, display_name=display_name
     )
+
+
+def _describe_weights(config: RunConfig) -> str:
+    """Name what a checkpoint must have been trained as for this configuration to go on from it."""
+    adapter = f"lora of rank {config.rank}" if config.adapter == "lora" else config.adapter
+    return f"{config.base_model}, {adapter}"
 
 
 def _fingerprint(config: RunConfig) -> str:

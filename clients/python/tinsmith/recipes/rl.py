@@ -114,7 +114,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     with log:
         before = progress.once("before", source.score)
         _train(config, source, progress, log)
-        checkpoint = progress.save(config.num_steps, config.checkpoint)
+        checkpoint = progress.save(progress.last_step, config.checkpoint)
         after = source.score()
         summary = Summary(
             progress.run.name,

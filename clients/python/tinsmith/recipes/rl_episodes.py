@@ -119,7 +119,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     with log:
         before = progress.once("before", lambda: _score(config, groups, tasks))
         _train(config, groups, tasks, progress, log)
-        checkpoint = progress.save(config.num_steps, config.checkpoint)
+        checkpoint = progress.save(progress.last_step, config.checkpoint)
         summary = _summarize(progress.run, checkpoint, before, _score(config, groups, tasks))
         log.say(
             f"validation reward {summary.before:.3f} -> {summary.after:.3f} on "

@@ -87,7 +87,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
         if progress.is_resumed:
             log.say(f"resumed {run.name} at step {progress.first_step}")
         _train(config, task, progress, log)
-        checkpoint = progress.save(config.num_steps, config.checkpoint)
+        checkpoint = progress.save(progress.last_step, config.checkpoint)
         after = _score(task, progress)
         for key, value in after.metrics.items():
             log.say(f"{key}: {before.metrics.get(key, float('nan')):.3f} -> {value:.3f}")
