@@ -67,6 +67,26 @@ def test_a_pod_that_fails_on_a_cordoned_node_goes_on_elsewhere(lab: Lab) -> None
         lab.jobs.wait_phase("moves", "Running")
 
 
+def test_a_node_that_refuses_a_pod_is_left_alone_though_it_says_that_it_has_room(
+    lab: Lab,
+) -> None:
+    with lab.nodes(2), History(lab.cluster, [lab.namespace]) as history:
+        lab.jobs.create("refused", training(gpus=8))
+        nodes = [_of(lab.jobs.wait_phase("refused", "Running"), "trainer")[0]["node"]]
+        _refuse(lab, "refused")
+        lab.cluster.wait_for(lambda: _node_of(lab, "refused", 0) not in ("", *nodes))
+        nodes += [_of(lab.jobs.wait_phase("refused", "Running"), "trainer")[0]["node"]]
+        _refuse(lab, "refused")
+        lab.waits("refused", "2 that refused its pods lately")
+        status = lab.jobs.status("refused")
+        assert {entry["node"] for entry in status["refusals"]} == set(nodes)
+        assert "UnexpectedAdmissionError: GPU 3 is broken" in status["failure"]["message"]
+        # Others are not concerned.
+        lab.jobs.create("other", training(gpus=8))
+        lab.jobs.wait_phase("other", "Running")
+    assert not history.violations()
+
+
 def test_a_node_that_is_deleted_is_a_lost_one(lab: Lab) -> None:
     with lab.nodes(2), History(lab.cluster, [lab.namespace]) as history:
         lab.jobs.create("gone", training(gpus=8))
@@ -113,3 +133,11 @@ def _node_of(lab: Lab, job: str, index: int) -> str:
 
 def _another(lab: Lab) -> FakeNode:
     return FakeNode(name=lab.node(1), gpus=8)
+
+
+def _refuse(lab: Lab, job: str) -> None:
+    """Say what a kubelet says that does not take a pod."""
+    name = lab.pod(job, "trainer")["metadata"]["name"]
+    told = {"reason": "UnexpectedAdmissionError", "message": "GPU 3 is broken"}
+    url = path("v1", "pods", lab.namespace, name)
+    lab.cluster.api.patch(f"{url}/status", {"status": {"phase": "Failed", **told}})

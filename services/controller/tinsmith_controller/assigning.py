@@ -18,7 +18,7 @@ from tinsmith_controller.assignment.records import (
     Workload,
 )
 from tinsmith_controller.conditions import ENDED, LEAVING, Phase
-from tinsmith_controller.failures import backoff_left_s
+from tinsmith_controller.failures import avoided_nodes, backoff_left_s
 from tinsmith_controller.grants import grant, grant_pool
 from tinsmith_controller.limits import Limits
 from tinsmith_controller.observed import Job, Pool
@@ -158,7 +158,7 @@ def _workload(
         stage=stage,
         pods=() if stage is Stage.LEAVING or item.key in blocked else missing,
         placed=placed,
-        rules=spec.scheduling.rules,
+        rules=replace(spec.scheduling.rules, avoided=avoided_nodes(status, now, limits)),
         is_gang=is_job,
         is_preemptible=is_job and spec.scheduling.is_preemptible,
         assigned=status.assigned_time,

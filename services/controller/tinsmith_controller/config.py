@@ -17,6 +17,7 @@ _POSITIVE = (
     "resync_interval_s",
     "backoff_base_s",
     "backoff_max_s",
+    "refusal_s",
     "sync_timeout_s",
 )
 
@@ -78,6 +79,8 @@ class ControllerConfig:
     backoff_base_s: float = 10.0
     """Pause after a job's first failure; doubled by each further one."""
     backoff_max_s: float = 300.0
+    refusal_s: float = 300.0
+    """How long a node that refused a pod of a job gets no pods of that job."""
     sync_timeout_s: float = 60.0
     """How long the first list of the cluster may take."""
     metrics_address: str | None = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from tinsmith_controller.limits import Limits
 from tinsmith_controller.observed import DISRUPTION, PodView
 from tinsmith_controller.spec import DRIVER, FailureRule, Reaction
-from tinsmith_controller.status import Failure, Status
+from tinsmith_controller.status import Failure, Refusal, Status
 
 _AGENT = "agent"
 _SETTINGS_EXIT_CODE = 2
@@ -19,6 +20,7 @@ RECIPE_RULES = (
 """With 1 our own driver says that a restart would not help; other programs may mean anything."""
 _SIGTERM_EXIT_CODE = 128 + 15
 _MAX_DOUBLINGS = 16
+_MAX_REFUSALS = 16
 
 
 def react(pod: PodView, rules: Sequence[FailureRule]) -> Reaction:
@@ -70,6 +72,32 @@ def backoff_left_s(status: Status, now: datetime.datetime, limits: Limits) -> fl
     num_doublings = min(max(0, status.restart_count - 1), _MAX_DOUBLINGS)
     pause_s = min(limits.backoff_max_s, limits.backoff_base_s * 2.0**num_doublings)
     return max(0.0, pause_s - (now - status.last_restart_time).total_seconds())
+
+
+def with_refusals(
+    status: Status, nodes: Collection[str], now: datetime.datetime, limits: Limits
+) -> Status:
+    """Return the status with the nodes that refused a pod just now, without those of long ago.
+
+    What a node says that it has can be wrong, and nobody corrects it: a GPU that broke. Without a
+    memory the pod would go there again until its job has failed.
+    """
+    earlier = [
+        entry
+        for entry in status.refusals
+        if entry.node not in nodes and not _is_over(entry, now, limits)
+    ]
+    found = (*earlier, *(Refusal(node, now) for node in sorted(nodes)))
+    return replace(status, refusals=found[-_MAX_REFUSALS:])
+
+
+def avoided_nodes(status: Status, now: datetime.datetime, limits: Limits) -> frozenset[str]:
+    """Return the nodes that get no pods of the workload now."""
+    return frozenset(entry.node for entry in status.refusals if not _is_over(entry, now, limits))
+
+
+def _is_over(refusal: Refusal, now: datetime.datetime, limits: Limits) -> bool:
+    return (now - refusal.time).total_seconds() >= limits.refusal_s
 
 
 def _role_word(role: str) -> str:

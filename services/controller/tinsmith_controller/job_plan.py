@@ -20,6 +20,7 @@ from tinsmith_controller.failures import (
     describe,
     react,
     was_told_to_stop,
+    with_refusals,
 )
 from tinsmith_controller.grants import grant
 from tinsmith_controller.leaving import leave
@@ -317,6 +318,7 @@ class _Planner:
             if spec.role(SAMPLER)
             else "",
         )
+        status = with_refusals(status, kept.refused, self._now, self._limits)
         self._status = self._readiness(
             spec, status, kept, backoff_left_s(self._status, self._now, self._limits)
         )

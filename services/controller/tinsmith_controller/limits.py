@@ -12,5 +12,7 @@ class Limits:
     backoff_base_s: float = 10.0
     """Pause after the first failure; doubled by each further one."""
     backoff_max_s: float = 300.0
+    refusal_s: float = 300.0
+    """How long a node that refused a pod of a workload gets no pods of it."""
     endpoint: str = ""
     """Address of the gateway, which jobs that serve are reached at."""

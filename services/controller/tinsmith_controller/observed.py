@@ -44,6 +44,8 @@ class PodView:
         conditions: Types of its conditions that are True.
         template: Hash of what it was made from.
         is_turned_away: Whether its node refused to run it, or put it out.
+        is_refused: Whether its node refused to run it though it had said that it has room. A node
+            that goes down or lacks something says so itself.
     """
 
     name: str
@@ -59,6 +61,7 @@ class PodView:
     conditions: frozenset[str] = frozenset()
     template: str = ""
     is_turned_away: bool = False
+    is_refused: bool = False
 
     @property
     def has_ended(self) -> bool:

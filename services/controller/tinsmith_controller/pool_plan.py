@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tinsmith_controller import conditions
 from tinsmith_controller.conditions import PoolPhase
-from tinsmith_controller.failures import backoff_left_s, describe
+from tinsmith_controller.failures import backoff_left_s, describe, with_refusals
 from tinsmith_controller.limits import Limits
 from tinsmith_controller.naming import sampler_selector
 from tinsmith_controller.observed import Observed, PodView, Pool
@@ -63,6 +63,7 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         if pool.spec.role(SAMPLER)
         else "",
     )
+    status = with_refusals(status, kept.refused, now, limits)
     pause_s = backoff_left_s(status, now, limits)
     status = _readiness(status, kept, pause_s, observed.rejection, now)
     outdated = _outdated(observed) if kept.is_ready and not kept.delete else None

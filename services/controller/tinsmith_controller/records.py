@@ -165,6 +165,7 @@ def pod_record(content: Json) -> PodRecord:
         template=str((metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")),
         # Kubelets give a reason to the pod itself when they, and not its containers, ended it.
         is_turned_away=bool(reason) and reason != _DEADLINE,
+        is_refused=bool(reason) and reason not in {_DEADLINE, _EVICTED, *_DISRUPTIONS},
     )
     return PodRecord(owner, owner_uid, view, node, _requested(spec), view.has_ended)
 

@@ -82,6 +82,14 @@ class Failure:
     exit_code: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A node that refused a pod of the workload."""
+
+    node: str
+    time: datetime.datetime
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
     """The status of a job or pool; which fields are set depends on its kind."""
@@ -96,6 +104,8 @@ class Status:
     sampler_selector: str = ""
     restart_count: int = 0
     last_restart_time: datetime.datetime | None = None
+    refusals: tuple[Refusal, ...] = ()
+    """The last ones, of different nodes."""
     preempted_by: Key | None = None
     progress: Progress | None = None
     latest: Saved | None = None

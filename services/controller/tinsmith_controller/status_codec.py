@@ -18,6 +18,7 @@ from tinsmith_controller.status import (
     Assignment,
     Failure,
     Progress,
+    Refusal,
     RoleStatus,
     Saved,
     Status,
@@ -58,6 +59,9 @@ def encode_status(status: Status) -> dict[str, Any]:
         "samplerReplicas": _num_assigned(status, SAMPLER),
         "samplerSelector": status.sampler_selector,
         "endpoint": status.endpoint,
+        "refusals": [
+            {"node": entry.node, "time": encode_time(entry.time)} for entry in status.refusals
+        ],
         "preemptedBy": _encode_key(status.preempted_by),
         "conditions": [_encode_condition(entry) for entry in status.conditions],
         "assignments": [_encode_assignment(entry) for entry in status.assignments],
@@ -128,6 +132,11 @@ def decode_status(value: object, *, is_pool: bool = False) -> Status:
         sampler_selector=_text(fields.get("samplerSelector")),
         restart_count=_int(fields.get("restartCount")),
         last_restart_time=decode_time(fields.get("lastRestartTime")),
+        refusals=tuple(
+            Refusal(_text(entry.get("node")), time)
+            for entry in _objects(fields, "refusals")
+            if (time := decode_time(entry.get("time"))) is not None
+        ),
         preempted_by=_decode_key(fields.get("preemptedBy")),
         progress=_progress(_object(fields.get("progress"))),
         latest=_saved(_object(checkpoint.get("latest"))),

@@ -35,6 +35,7 @@ class Upkeep:
         delete: Pods to delete.
         failures: Pods that failed, and what that means.
         lost: Sentences about pods that are gone without a fault of the job.
+        refused: Nodes that refused a pod.
         num_stopped: Pods that ended without a failure though nobody told them to.
         num_unplaced: Pods that need a node and have none.
         not_ready: Sentences about pods that are not ready.
@@ -48,6 +49,7 @@ class Upkeep:
     delete: tuple[PodDeletion, ...]
     failures: tuple[tuple[PodView, Reaction], ...]
     lost: tuple[str, ...]
+    refused: frozenset[str]
     num_stopped: int
     num_unplaced: int
     not_ready: tuple[str, ...]
@@ -88,6 +90,7 @@ def tend(
         delete=_to_delete(status, observed, assignments, wanted),
         failures=tuple(view.failures),
         lost=tuple(view.lost),
+        refused=frozenset(view.refused),
         num_stopped=view.num_stopped,
         num_unplaced=_num_unplaced(wanted, assignments),
         not_ready=tuple(_not_ready(observed, wanted, assignments)),
@@ -122,6 +125,7 @@ class _View:
         self.epoch = status.epoch
         self.failures: list[tuple[PodView, Reaction]] = []
         self.lost: list[str] = []
+        self.refused: set[str] = set()
         self.stale: set[tuple[str, int]] = set()
         self.num_stopped = 0
         self._homeless: set[tuple[str, int]] = set()
@@ -171,8 +175,9 @@ class _View:
                 and (reaction is Reaction.RESTART_ROLE or key[1] == entry.index)
             )
         if pod.is_turned_away and reaction is not Reaction.FAIL_JOB:
-            # Placed anew, by what the node says that it has now: less, if a GPU of it broke.
             self._homeless.add((entry.role, entry.index))
+            if pod.is_refused and entry.node:
+                self.refused.add(entry.node)
 
     def _replace(self, entry: Assignment, why: str) -> None:
         self.lost.append(why)

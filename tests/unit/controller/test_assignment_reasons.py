@@ -50,6 +50,26 @@ from tinsmith_controller.assignment.records import Node, Rules, Stage, Taint, Wo
             id="gpu-memory",
         ),
         pytest.param(
+            [job("a", [8] * 2, rules=Rules(avoided=frozenset({"n0", "gone"})))],
+            nodes(2),
+            "needs 2 pods with 8 GPUs each at once; the cluster has room for 1 pod with 8 GPUs "
+            "when no other job runs",
+            id="avoided-one",
+        ),
+        pytest.param(
+            [job("a", [8], rules=Rules(avoided=frozenset({"n0"}))), job("h", on={"n1": 8})],
+            nodes(2),
+            "needs 1 pod with 8 GPUs; 0 of 2 nodes have 8 free GPUs (8 GPUs free in all, 8 of "
+            "them on nodes that refused its pods lately)",
+            id="avoided-free",
+        ),
+        pytest.param(
+            [job("a", [8], rules=Rules(avoided=frozenset({"n0", "n1"})))],
+            nodes(2),
+            "none of the 2 nodes can be used: 2 that refused its pods lately",
+            id="avoided-all",
+        ),
+        pytest.param(
             [job("a", [1], rules=Rules(node_selector={"zone": "a", "disk": "ssd"}))],
             nodes(2),
             "no node that would do has the label disk=ssd and zone=a",

@@ -11,6 +11,7 @@ import pytest
 
 from tinsmith_controller.assignment.records import Key, Placement
 from tinsmith_controller.conditions import Phase
+from tinsmith_controller.failures import avoided_nodes
 from tinsmith_controller.grants import grant
 from tinsmith_controller.job_plan import plan_job
 from tinsmith_controller.limits import Limits
@@ -19,6 +20,7 @@ from tinsmith_controller.plans import Plan
 from tinsmith_controller.quantities import Resources
 from tinsmith_controller.spec_codec import SpecError, decode_job
 from tinsmith_controller.status import Saved, Status
+from tinsmith_controller.status_codec import decode_status, encode_status
 
 NOW = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
 KEY = Key("TrainingJob", "team-a", "math")
@@ -226,13 +228,19 @@ def test_a_pod_that_its_node_turns_away_is_placed_anew_and_counts() -> None:
     life = Life(make_job())
     life.run()
     life.fail("trainer", 0, "OutOfnvidia.com/gpu: Node didn't have enough resource")
-    life.set_pod(life.pod("trainer"), exit_code=None, is_turned_away=True)
+    life.set_pod(life.pod("trainer"), exit_code=None, is_turned_away=True, is_refused=True)
 
     status = life.step().status
 
     assert status.assigned_to("trainer", 0) is None
     assert status.assigned_to("sampler", 0) is not None
     assert status.restart_count == 1
+    # It says that it has room, as before; it is left alone for a while.
+    assert avoided_nodes(status, life.now, LIMITS) == {"n1"}
+    assert avoided_nodes(decode_status(encode_status(status)), life.now, LIMITS) == {"n1"}
+    status = life.step(after_s=LIMITS.refusal_s).status
+    assert avoided_nodes(status, life.now, LIMITS) == set()
+    assert status.refusals == ()
 
 
 @pytest.mark.parametrize(

@@ -106,24 +106,31 @@ def test_the_problem_of_a_pod_that_ended_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("reason", "message", "is_turned_away", "is_disruption"),
+    ("reason", "message", "is_turned_away", "is_refused", "is_disruption"),
     [
-        pytest.param("OutOfnvidia.com/gpu", "not enough", True, False, id="refused"),
-        pytest.param("UnexpectedAdmissionError", "no device", True, False, id="by a device"),
-        pytest.param("Evicted", "The node was low on resource: memory.", True, True, id="put out"),
-        pytest.param("Evicted", "Pod used more than 1Mi.", True, False, id="by its own fault"),
-        pytest.param("Shutdown", "Node is shutting down.", True, True, id="the node goes down"),
-        pytest.param("DeadlineExceeded", "too long", False, False, id="its own deadline"),
-        pytest.param("", "why", False, False, id="a program that failed"),
+        pytest.param("OutOfnvidia.com/gpu", "not enough", True, True, False, id="refused"),
+        pytest.param("UnexpectedAdmissionError", "no device", True, True, False, id="by a device"),
+        pytest.param(
+            "Evicted", "The node was low on resource: memory.", True, False, True, id="put out"
+        ),
+        pytest.param(
+            "Evicted", "Pod used more than 1Mi.", True, False, False, id="by its own fault"
+        ),
+        pytest.param(
+            "Shutdown", "Node is shutting down.", True, False, True, id="the node goes down"
+        ),
+        pytest.param("DeadlineExceeded", "too long", False, False, False, id="its own deadline"),
+        pytest.param("", "why", False, False, False, id="a program that failed"),
     ],
 )
 def test_what_the_node_did_is_told_from_what_the_program_did(
-    reason: str, message: str, is_turned_away: bool, is_disruption: bool
+    reason: str, message: str, is_turned_away: bool, is_refused: bool, is_disruption: bool
 ) -> None:
     status = {"phase": "Failed", "reason": reason, "message": message}
 
     view = pod_record({"metadata": {"name": "pod"}, "status": status}).view
 
     assert view.is_turned_away is is_turned_away
+    assert view.is_refused is is_refused
     assert (DISRUPTION in view.conditions) is is_disruption
     assert view.problem == ": ".join(filter(None, (reason, message)))

@@ -1096,6 +1096,7 @@ class TrainingJobStatus(_message.Message):
     ACTIVE_SECONDS_FIELD_NUMBER: _builtins.int
     COMPLETION_TIME_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
     observed_generation: _builtins.int
     """Gives the generation of the spec that this is about."""
     phase: _builtins.str
@@ -1166,6 +1167,10 @@ class TrainingJobStatus(_message.Message):
     def completion_time(self) -> _timestamp_pb2.Timestamp:
         """Says when it ended."""
 
+    @_builtins.property
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobRefusal]:
+        """Lists nodes that refused a pod of it; for a while they get no other."""
+
     def __init__(
         self,
         *,
@@ -1192,10 +1197,11 @@ class TrainingJobStatus(_message.Message):
         active_seconds: _builtins.int = ...,
         completion_time: _timestamp_pb2.Timestamp | None = ...,
         endpoint: _builtins.str = ...,
+        refusals: _abc.Iterable[Global___JobRefusal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assigned_time", b"assigned_time", "checkpoint", b"checkpoint", "completion_time", b"completion_time", "failure", b"failure", "last_restart_time", b"last_restart_time", "progress", b"progress", "queued_time", b"queued_time", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "assigned_gpus", b"assigned_gpus", "assigned_time", b"assigned_time", "assignments", b"assignments", "checkpoint", b"checkpoint", "completion_time", b"completion_time", "conditions", b"conditions", "endpoint", b"endpoint", "epoch", b"epoch", "failure", b"failure", "last_restart_time", b"last_restart_time", "nodes_summary", b"nodes_summary", "observed_generation", b"observed_generation", "phase", b"phase", "preempted_by", b"preempted_by", "progress", b"progress", "queued_time", b"queued_time", "restart_count", b"restart_count", "role_statuses", b"role_statuses", "sampler_replicas", b"sampler_replicas", "sampler_selector", b"sampler_selector", "start_time", b"start_time", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_seconds", b"active_seconds", "assigned_gpus", b"assigned_gpus", "assigned_time", b"assigned_time", "assignments", b"assignments", "checkpoint", b"checkpoint", "completion_time", b"completion_time", "conditions", b"conditions", "endpoint", b"endpoint", "epoch", b"epoch", "failure", b"failure", "last_restart_time", b"last_restart_time", "nodes_summary", b"nodes_summary", "observed_generation", b"observed_generation", "phase", b"phase", "preempted_by", b"preempted_by", "progress", b"progress", "queued_time", b"queued_time", "refusals", b"refusals", "restart_count", b"restart_count", "role_statuses", b"role_statuses", "sampler_replicas", b"sampler_replicas", "sampler_selector", b"sampler_selector", "start_time", b"start_time", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1286,6 +1292,34 @@ class JobAssignment(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobAssignment: _TypeAlias = JobAssignment  # noqa: Y015
+
+@_typing.final
+class JobRefusal(_message.Message):
+    """A node that refused a pod."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """Names the node."""
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp:
+        """Says when it did so last."""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobRefusal: _TypeAlias = JobRefusal  # noqa: Y015
 
 @_typing.final
 class JobRoleStatus(_message.Message):

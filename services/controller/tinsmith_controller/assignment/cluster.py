@@ -146,17 +146,21 @@ class Cluster:
     def obstacles(self, rules: Rules, *, has_gpus: bool) -> dict[Obstacle, Mask]:
         """Return the nodes that will not do by the reason why not, their room apart, [N]."""
         found = [find_obstacle(kind, rules, has_gpus=has_gpus) for kind in self._kinds]
-        return {
+        by_obstacle = {
             obstacle: np.array([each is obstacle for each in found], dtype=np.bool_)[self._kind_of]
             for obstacle in Obstacle
         }
+        fine = np.array([each is None for each in found], dtype=np.bool_)[self._kind_of]
+        by_obstacle[Obstacle.AVOIDED] = fine & self._avoided(rules)
+        return by_obstacle
 
     def eligible(self, rules: Rules, *, has_gpus: bool) -> Mask:
         """Return which nodes will do, their room apart, [N]."""
         key = (rules_key(rules), has_gpus)
         if key not in self._masks:
             found = [find_obstacle(kind, rules, has_gpus=has_gpus) is None for kind in self._kinds]
-            self._masks[key] = np.array(found, dtype=np.bool_)[self._kind_of]
+            mask = np.array(found, dtype=np.bool_)[self._kind_of]
+            self._masks[key] = mask & ~self._avoided(rules)
         return self._masks[key]
 
     def level(self, label: str) -> tuple[Indices, int]:
@@ -194,6 +198,11 @@ class Cluster:
                 since_s = seconds(workload.assigned or workload.created)
             np.maximum.at(self.youngest, spread.nodes, since_s)
 
+    def _avoided(self, rules: Rules) -> Mask:
+        mask = np.zeros(len(self.nodes), dtype=np.bool_)
+        mask[[self._index[name] for name in rules.avoided if name in self._index]] = True
+        return mask
+
     def _find_kinds(self) -> tuple[list[Node], Indices]:
         # Nodes that no rule can tell apart; thousands of nodes are a handful of kinds.
         kinds: dict[Hashable, int] = {}
@@ -223,6 +232,7 @@ def rules_key(rules: Rules) -> Hashable:
         rules.min_gpu_memory_gib,
         rules.required_level,
         rules.preferred_level,
+        rules.avoided,
     )
 
 

@@ -20,6 +20,7 @@ class Obstacle(enum.Enum):
     CORDON = "cordon"
     NOT_READY = "not ready"
     TAINT = "taint"
+    AVOIDED = "avoided"
 
 
 def tolerates(toleration: Toleration, taint: Taint) -> bool:
@@ -49,7 +50,9 @@ def is_repelled(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> b
 
 
 def find_obstacle(node: Node, rules: Rules, *, has_gpus: bool) -> Obstacle | None:
-    """Return the first reason why the node will not do, or None if it will.
+    """Return the first reason why a node of this kind will not do, or None if it will.
+
+    Nodes that are avoided are not looked at here: that is about their names.
 
     A cordon holds even for pods that tolerate the taint that it comes with: somebody wants the
     node empty.

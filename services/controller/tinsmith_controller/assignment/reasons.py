@@ -28,12 +28,14 @@ _STATES = (
     (Obstacle.CORDON, "{} cordoned"),
     (Obstacle.NOT_READY, "{} not ready"),
     (Obstacle.TAINT, "{} with taints that it does not tolerate"),
+    (Obstacle.AVOIDED, "{} that refused its pods lately"),
 )
 
 _ON_NODES = (
     (Obstacle.CORDON, "cordoned nodes"),
     (Obstacle.NOT_READY, "nodes that are not ready"),
     (Obstacle.TAINT, "nodes with taints that it does not tolerate"),
+    (Obstacle.AVOIDED, "nodes that refused its pods lately"),
 )
 
 

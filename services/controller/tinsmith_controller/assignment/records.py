@@ -110,6 +110,8 @@ class Rules:
     """Label of nodes; all pods of the workload, placed ones included, on one value of it."""
     preferred_level: str = ""
     """Label of nodes; as few values as possible."""
+    avoided: frozenset[str] = frozenset()
+    """Nodes by name that are left alone, whatever they have."""
 
 
 class Stage(enum.Enum):
