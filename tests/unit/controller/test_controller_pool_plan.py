@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tinsmith_controller.assignment.records import Key, Placement
 from tinsmith_controller.conditions import PoolPhase
+from tinsmith_controller.failures import avoided_nodes
 from tinsmith_controller.grants import grant_pool
 from tinsmith_controller.limits import Limits
 from tinsmith_controller.observed import Observed, PodPhase, PodView, Pool
@@ -101,6 +102,20 @@ def test_a_replica_that_fails_is_made_again_after_a_pause_and_others_stay() -> N
     assert [entry.index for entry in created] == [failed.index]
     assert created[0].pod != failed.name
     assert other.name in life.pods
+
+
+def test_a_replica_that_its_node_refuses_wants_another_node() -> None:
+    life = Life()
+    life.run()
+    refused = min(life.pods.values(), key=lambda pod: pod.index)
+    life.pods[refused.name] = replace(
+        refused, phase=PodPhase.FAILED, is_ready=False, is_turned_away=True, is_refused=True
+    )
+
+    status = life.step().status
+
+    assert status.assigned_to("trainer", refused.index) is None
+    assert avoided_nodes(status, life.now, LIMITS) == {refused.node}
 
 
 def test_pods_that_are_out_of_date_are_replaced_one_by_one() -> None:
