@@ -70,6 +70,7 @@ def test_a_status_that_somebody_forged_does_no_harm(lab: Lab, kubelet: Kubelet) 
         },
         {"phase": "Queued", "assignedTime": None, "stopTime": "0001-01-01T00:00:00Z"},
         {"startTime": "9999-12-31T23:59:59Z", "assignedTime": "9999-12-31T23:59:59Z"},
+        {"refusals": [{"node": "x"}, {"node": lab.node(0), "time": "9999-12-31T23:59:59Z"}]},
         {"preemptedBy": "a/b/c/d"},
         {"preemptedBy": "TrainingJob/x/y"},
         {"epoch": 2**62, "restartCount": 2**31 - 1},

@@ -97,7 +97,8 @@ def avoided_nodes(status: Status, now: datetime.datetime, limits: Limits) -> fro
 
 
 def _is_over(refusal: Refusal, now: datetime.datetime, limits: Limits) -> bool:
-    return (now - refusal.time).total_seconds() >= limits.refusal_s
+    # Of a time that is yet to come nobody knows where it is from.
+    return abs((now - refusal.time).total_seconds()) >= limits.refusal_s
 
 
 def _role_word(role: str) -> str:

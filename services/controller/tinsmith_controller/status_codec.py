@@ -133,9 +133,9 @@ def decode_status(value: object, *, is_pool: bool = False) -> Status:
         restart_count=_int(fields.get("restartCount")),
         last_restart_time=decode_time(fields.get("lastRestartTime")),
         refusals=tuple(
-            Refusal(_text(entry.get("node")), time)
+            Refusal(node, time)
             for entry in _objects(fields, "refusals")
-            if (time := decode_time(entry.get("time"))) is not None
+            if (node := _text(entry.get("node"))) and (time := decode_time(entry.get("time")))
         ),
         preempted_by=_decode_key(fields.get("preemptedBy")),
         progress=_progress(_object(fields.get("progress"))),

@@ -83,6 +83,7 @@ _STATUS: dict[str, Any] = {
     "assignments": [{"pod": "p", "role": "trainer", "index": 0, "node": "n", "gpus": 1}],
     "roleStatuses": [{"name": "trainer", "desired": 1, "ready": 1}],
     "preemptedBy": "TrainingJob/a/b",
+    "refusals": [{"node": "n", "time": "2026-01-01T00:00:00Z"}],
     "progress": {
         "step": 5,
         "maxSteps": 10,
