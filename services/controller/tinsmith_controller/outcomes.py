@@ -17,6 +17,8 @@ _FRAME = re.compile(r'\s+File ".*", line \d+')
 _MARGIN = re.compile(r"^\s*\| ?")
 """Of an exception group."""
 _LOG_LINE = re.compile(r"\{|\[|\d{4}-|(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\w+: ")
+_FATAL, _EXTENSIONS = "Fatal Python error", "Extension modules: "
+"""How the report begins and ends that a process leaves which native code aborted."""
 _MAX_ERROR_LINES = 5
 
 
@@ -54,6 +56,9 @@ def _sentence(text: str) -> str:
     last line. Of a log line of ours it is the problem that the line is about.
     """
     lines = [_MARGIN.sub("", line) for line in text.splitlines() if line.strip()]
+    if lines and lines[-1].startswith(_EXTENSIONS):
+        fatal = next((line for line in lines if line.startswith(_FATAL)), _FATAL)
+        return f"{fatal}; its log has the stacks"
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     if not frames:
         return _problem_of(lines[-1]) if lines else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import os
 from collections.abc import Callable, Coroutine
@@ -22,6 +23,7 @@ ConfigT = TypeVar("ConfigT")
 
 _CAN_NOT_START = 2
 _LOST_EXIT_CODE = 3
+_STDERR = 2
 TERMINATION_LOG = "TINSMITH_TERMINATION_LOG"
 """Names the variable with the file where the cluster looks for the reason of an end."""
 _MAX_SENTENCE = 1000
@@ -56,6 +58,8 @@ def run_pod(
     parser.add_argument("--config", type=Path, help="TOML file; TINSMITH_* variables win")
     arguments = parser.parse_args()
     configure_logging(pod)
+    # What native code aborts leaves the stacks of its threads in the log, and not only a number.
+    faulthandler.enable(_STDERR)
     try:
         asyncio.run(serve(load_config(config_class, path=arguments.config)))
     except (ConfigError, TinsmithError) as error:

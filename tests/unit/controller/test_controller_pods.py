@@ -26,6 +26,14 @@ pydantic_core.ValidationError: 1 validation error for Config
 steps
   Input should be a valid integer
 """
+_ABORTED = """double free or corruption (fasttop)
+Fatal Python error: Aborted
+
+Current thread 0x00007f2a (most recent call first):
+  File "/app/loop.py", line 3 in load
+
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
 _TRACEBACK = """Traceback (most recent call last):
   File "/app/loop.py", line 3, in <module>
     load("/models")
@@ -65,6 +73,16 @@ loop.ModelError: the model is broken:
             "pydantic_core.ValidationError: 1 validation error for Config steps Input should be a "
             "valid integer",
             id="an error of several lines",
+        ),
+        pytest.param(
+            {"exitCode": 134, "reason": "Error", "message": _ABORTED},
+            "Fatal Python error: Aborted; its log has the stacks",
+            id="native code aborted",
+        ),
+        pytest.param(
+            {"exitCode": 134, "reason": "Error", "message": _ABORTED[70:]},
+            "Fatal Python error; its log has the stacks",
+            id="native code aborted in many threads",
         ),
         pytest.param(
             {"exitCode": 1, "reason": "Error", "message": _GROUP},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,3 +69,29 @@ def test_a_termination_log_that_can_not_be_written_hides_nothing(
 
     assert run_pod("scheduler", Settings, _refuse) == 2
     assert "the port is taken" in capfd.readouterr().err
+
+
+_ABORTS = """
+import os
+from dataclasses import dataclass
+from tinsmith_runtime.process import run_pod
+
+@dataclass(frozen=True)
+class Settings:
+    port: int = 1
+
+async def compute(settings):
+    os.abort()
+
+run_pod("trainer", Settings, compute)
+"""
+
+
+def test_a_pod_that_native_code_aborts_leaves_its_stacks() -> None:
+    command = [sys.executable, "-c", _ABORTS]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert "in compute" in done.stderr

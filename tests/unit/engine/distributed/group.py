@@ -6,6 +6,7 @@ file, so no port is ever chosen, and every wait has a deadline.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import subprocess
@@ -79,6 +80,7 @@ def main() -> None:
     """Run the scenario that the command line names, as one rank."""
     scenario, folder, meeting, rank, world_size, timeout_s = sys.argv[1:]
     torch.set_num_threads(1)
+    faulthandler.enable()
     ranks = Ranks.start(
         store=Path(meeting),
         rank=int(rank),
