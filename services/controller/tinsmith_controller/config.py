@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith.names import is_valid_id
+from tinsmith_controller.limits import Limits
 from tinsmith_runtime.errors import ConfigError
 
 _POSITIVE = (
@@ -123,6 +124,15 @@ class ControllerConfig:
                 raise ConfigError(f"projects: {entry!r} is not namespace=project")
             found[namespace] = project
         return found
+
+    def limits(self) -> Limits:
+        """Return what plans depend on."""
+        return Limits(
+            backoff_base_s=self.backoff_base_s,
+            backoff_max_s=self.backoff_max_s,
+            refusal_s=self.refusal_s,
+            endpoint=self.gateway_address,
+        )
 
     def pull_secrets(self) -> tuple[str, ...]:
         """Return the names of image pull secrets."""

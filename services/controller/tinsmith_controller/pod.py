@@ -20,7 +20,6 @@ from tinsmith_controller.deployment import Deployment
 from tinsmith_controller.election import Election, NotLeaderError
 from tinsmith_controller.events import EventRecorder
 from tinsmith_controller.job_desk import DeskError, JobDesk, SchedulerDesk
-from tinsmith_controller.limits import Limits
 from tinsmith_controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCILES
 from tinsmith_controller.policy_file import PolicyFile
 from tinsmith_controller.reconciler import Reconciler, RetryLaterError
@@ -76,11 +75,7 @@ class ControllerPod:
             on_gone=lambda uid: self._reconciler.forget(uid),
         )
         deployment = _deployment(config, self._cluster)
-        limits = Limits(
-            backoff_base_s=config.backoff_base_s,
-            backoff_max_s=config.backoff_max_s,
-            endpoint=config.gateway_address,
-        )
+        limits = config.limits()
         self._reconciler = Reconciler(
             self._cluster,
             self._stores,

@@ -1,4 +1,4 @@
-"""Queue, election, informers and the queues file, with clocks and servers of our own."""
+"""Settings, queue, election, informers and the queues file, with clocks and servers of our own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ import pytest
 
 from tinsmith_controller.assignment.records import Policy, Share
 from tinsmith_controller.cluster import JOBS, ApiError, Json, Resource
+from tinsmith_controller.config import ControllerConfig
 from tinsmith_controller.election import BELIEF, Election, NotLeaderError
 from tinsmith_controller.informers import Informer
+from tinsmith_controller.limits import Limits
 from tinsmith_controller.policy_file import PolicyFile, parse_policy
 from tinsmith_controller.quantities import QuantityError, Resources, parse_quantity
 from tinsmith_controller.work_queue import WorkQueue
@@ -31,6 +33,26 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def test_what_is_set_about_plans_reaches_them() -> None:
+    config = ControllerConfig(
+        namespaces="team-a",
+        scheduler_address="scheduler:7070",
+        gateway_address="gateway:7077",
+        pod_key="k",
+        storage_uri="s3://bucket",
+        image_repository="tinsmith",
+        image_tag="1",
+        lease_namespace="tinsmith",
+        backoff_base_s=1.0,
+        backoff_max_s=2.0,
+        refusal_s=3.0,
+    )
+
+    assert config.limits() == Limits(
+        backoff_base_s=1.0, backoff_max_s=2.0, refusal_s=3.0, endpoint="gateway:7077"
+    )
 
 
 class TestWorkQueue:
