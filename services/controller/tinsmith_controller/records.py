@@ -150,6 +150,8 @@ def pod_record(content: Json) -> PodRecord:
     message = str(status.get("message") or "")
     if reason in _DISRUPTIONS or (reason == _EVICTED and message.startswith(_OF_NODE)):
         conditions |= {DISRUPTION}
+    # Kubelets give a reason to the pod itself when they, and not its containers, ended it.
+    is_turned_away = bool(reason) and reason != _DEADLINE
     view = PodView(
         name=str(metadata.get("name", "")),
         uid=str(metadata.get("uid", "")),
@@ -163,9 +165,8 @@ def pod_record(content: Json) -> PodRecord:
         problem=problem or _unscheduled(status),
         conditions=conditions,
         template=str((metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")),
-        # Kubelets give a reason to the pod itself when they, and not its containers, ended it.
-        is_turned_away=bool(reason) and reason != _DEADLINE,
-        is_refused=bool(reason) and reason not in {_DEADLINE, _EVICTED, *_DISRUPTIONS},
+        is_turned_away=is_turned_away,
+        is_refused=is_turned_away and reason != _EVICTED and reason not in _DISRUPTIONS,
     )
     return PodRecord(owner, owner_uid, view, node, _requested(spec), view.has_ended)
 

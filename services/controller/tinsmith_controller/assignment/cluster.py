@@ -26,6 +26,8 @@ Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 CPU, MEMORY, GPUS, PODS = range(4)
+_NUMBERS = {obstacle: number for number, obstacle in enumerate(Obstacle)}
+_NO_OBSTACLE = -1
 _LARGEST = 2**60
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -145,22 +147,14 @@ class Cluster:
 
     def obstacles(self, rules: Rules, *, has_gpus: bool) -> dict[Obstacle, Mask]:
         """Return the nodes that will not do by the reason why not, their room apart, [N]."""
-        found = [find_obstacle(kind, rules, has_gpus=has_gpus) for kind in self._kinds]
-        by_obstacle = {
-            obstacle: np.array([each is obstacle for each in found], dtype=np.bool_)[self._kind_of]
-            for obstacle in Obstacle
-        }
-        fine = np.array([each is None for each in found], dtype=np.bool_)[self._kind_of]
-        by_obstacle[Obstacle.AVOIDED] = fine & self._avoided(rules)
-        return by_obstacle
+        found = self._first_obstacles(rules, has_gpus=has_gpus)
+        return {obstacle: found == number for obstacle, number in _NUMBERS.items()}
 
     def eligible(self, rules: Rules, *, has_gpus: bool) -> Mask:
         """Return which nodes will do, their room apart, [N]."""
         key = (rules_key(rules), has_gpus)
         if key not in self._masks:
-            found = [find_obstacle(kind, rules, has_gpus=has_gpus) is None for kind in self._kinds]
-            mask = np.array(found, dtype=np.bool_)[self._kind_of]
-            self._masks[key] = mask & ~self._avoided(rules)
+            self._masks[key] = self._first_obstacles(rules, has_gpus=has_gpus) == _NO_OBSTACLE
         return self._masks[key]
 
     def level(self, label: str) -> tuple[Indices, int]:
@@ -198,10 +192,16 @@ class Cluster:
                 since_s = seconds(workload.assigned or workload.created)
             np.maximum.at(self.youngest, spread.nodes, since_s)
 
-    def _avoided(self, rules: Rules) -> Mask:
-        mask = np.zeros(len(self.nodes), dtype=np.bool_)
-        mask[[self._index[name] for name in rules.avoided if name in self._index]] = True
-        return mask
+    def _first_obstacles(self, rules: Rules, *, has_gpus: bool) -> Indices:
+        """Return the number of the first reason why each node will not do, [N]."""
+        of_kinds = [find_obstacle(kind, rules, has_gpus=has_gpus) for kind in self._kinds]
+        numbers = [_NO_OBSTACLE if each is None else _NUMBERS[each] for each in of_kinds]
+        found: Indices = np.array(numbers, dtype=np.int64)[self._kind_of]
+        for name in rules.avoided:
+            i = self._index.get(name)
+            if i is not None and found[i] == _NO_OBSTACLE:
+                found[i] = _NUMBERS[Obstacle.AVOIDED]
+        return found
 
     def _find_kinds(self) -> tuple[list[Node], Indices]:
         # Nodes that no rule can tell apart; thousands of nodes are a handful of kinds.
