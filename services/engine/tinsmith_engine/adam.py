@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from tinsmith_engine.values import AdamParams
 
 # Far above the square root of the smallest number that float32 holds exactly, 1e-38.
 _LEAST_EPS = 1e-15
+_NORM_BLOCK = 4096
 _LARGEST_CHANGE = 1e18
 
 
@@ -71,7 +73,12 @@ def clip_factor(grad_norm: float, max_norm: float) -> float:
 
 def grad_norm(grad_P: Tensor) -> float:
     """Return the L2 norm of a gradient row; infinite or NaN if the row is, or if it overflows."""
-    return math.sqrt(max(float(torch.dot(grad_P, grad_P)), 0.0))
+    # By blocks of one length: a dot product of the whole row would be shared out between the
+    # threads, and summed in another order for another number of them.
+    whole = len(grad_P) - len(grad_P) % _NORM_BLOCK
+    parts = (grad_P[:whole].view(-1, _NORM_BLOCK), grad_P[whole:].view(1, -1))
+    norms = torch.cat([torch.linalg.vector_norm(part, dim=1) for part in parts])
+    return math.sqrt(float(np.square(norms.double().cpu().numpy()).sum()))
 
 
 @dataclass(frozen=True, slots=True)

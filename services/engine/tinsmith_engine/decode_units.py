@@ -1,10 +1,10 @@
 """Linear layers of a decode batch: rows of many adapters over one frozen weight.
 
-Bits of a row must not depend on its neighbours, while a matrix product may round differently when
-its shape changes. So shapes are fixed: the frozen product runs in tiles of 16 rows, the last one
-filled up, and LoRA products run as batches of 4-row tiles, each tile with one adapter. Adapters are
-stacked once per composition of the batch, which changes far less often than a token is made. Their
-ranks are filled up with zeros: at small ones a tile's bits would depend on its place in the batch.
+Frozen products are those of training (`products.py`): one for all rows, the last tile filled up.
+LoRA products run as batches of 4-row tiles, each tile with one adapter, so that shapes are fixed.
+Adapters are stacked once per composition of the batch, which changes far less often than a token is
+made. Their ranks are filled up with zeros: at small ones a tile's bits would depend on its place in
+the batch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ from tinsmith_engine.experts import AdaptedExperts, ExpertUnit
 from tinsmith_engine.linear import LinearUnit, Saved
 from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.mlp import DenseMlp
-from tinsmith_engine.row_ladder import RowLadder
+from tinsmith_engine.products import KSplit
 
-ROW_TILE = 16
 _LORA_TILE = 4
 _RANK_STEP = 8
-_TILES = RowLadder((ROW_TILE,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +55,12 @@ class UnitMix:
     scales: Tensor
     """[tiles, 1, 1]."""
 
-    def add_forward_(self, y: Tensor, x: Tensor) -> None:
+    def add_forward_(self, y: Tensor, x: Tensor, split: KSplit) -> None:
         """Add each row's own adapter to y [N, out]."""
         tiles = self.tiles
         num_tiles = len(tiles.adapters)
         tiled = x.index_select(0, tiles.sources).view(num_tiles, _LORA_TILE, -1)
-        projected = torch.bmm(tiled, self.a).mul_(self.scales)
+        projected = split.batched(tiled, self.a).mul_(self.scales)
         rank = self.b[0].shape[1]
         parts = [
             torch.bmm(projected[:, :, index * rank : (index + 1) * rank], b)
@@ -77,15 +75,15 @@ class UnitMix:
 
 @dataclass(frozen=True, slots=True)
 class DecodeUnit(LinearUnit):
-    """A unit for decode batches, whose number of rows is a multiple of the tile."""
+    """A unit for decode batches."""
 
     mixes: tuple[UnitMix, ...] = ()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Saved]:
         """Return y [N, out] for x [N, in]."""
-        y = _TILES.product(x, self.weight.t(), self.bias)
+        y = self.split.product(x, self.weight.t(), self.bias)
         for mix in self.mixes:
-            mix.add_forward_(y, x)
+            mix.add_forward_(y, x, self.split)
         return y, ()
 
 
@@ -118,7 +116,7 @@ def decode_weights(
         worn = [(rows, adapters[adapter].experts(index)) for adapter, rows in runs]
         return ExpertUnit(
             weight=plain.weight,
-            ladder=_TILES,
+            split=plain.split,
             adapted=tuple(AdaptedExperts(rows, lora) for rows, lora in worn if lora is not None),
         )
 
@@ -146,7 +144,7 @@ def decode_weights(
 
 
 def _plain(unit: LinearUnit) -> DecodeUnit:
-    return DecodeUnit(weight=unit.weight, ladder=unit.ladder, bias=unit.bias)
+    return DecodeUnit(weight=unit.weight, split=unit.split, bias=unit.bias)
 
 
 def _runs_of_rows(adapter_of_row: Sequence[int | None]) -> list[tuple[int, slice]]:

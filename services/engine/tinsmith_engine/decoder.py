@@ -11,6 +11,7 @@ Trainer and sampler share this forward, which is why their log-probabilities agr
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,9 +35,9 @@ from tinsmith_engine.linear import Saved
 from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.mlp import given
 from tinsmith_engine.models import Pass, RunTensors
-from tinsmith_engine.ops import Ops, add_norm_gradient_
+from tinsmith_engine.ops import Ops, add_norm_gradient_, row_pieces
 from tinsmith_engine.packing import SEGMENT_ROWS
-from tinsmith_engine.row_ladder import Ladders, padded_rows
+from tinsmith_engine.products import KSplit
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.units import LayerSpec, UnitSpec, unit_specs
 from tinsmith_engine.values import ImageInput
@@ -81,7 +82,7 @@ class Decoder:
         config: Shapes and flags.
         layout: Where each weight lies in the row.
         base_row: The weights, in the dtype of the passes.
-        ladders: See `row_ladder`.
+        split: How the sums of products are cut.
         ops: The elementwise operations.
         tape_rows: Passes with more rows keep only the input of each layer, and compute the rest
             again in the backward: gradient checkpointing. It changes no bit.
@@ -95,7 +96,7 @@ class Decoder:
         config: DecoderConfig,
         layout: RowLayout,
         base_row: Tensor,
-        ladders: Ladders,
+        split: KSplit,
         ops: Ops,
         *,
         tape_rows: int,
@@ -106,17 +107,35 @@ class Decoder:
         self.other_modules: Sequence[str] = vision.linear_modules if vision is not None else ()
         self._vision = vision
         self.full_layout = layout
-        self.row_quantum = padded_rows(SEGMENT_ROWS, ladders.layers.quantum)
+        self.row_quantum = SEGMENT_ROWS
         self._specs: Sequence[LayerSpec] = [
             unit for layer in range(config.num_layers) for unit in layer_units(config, layer)
         ] + [head_unit(config)]
         self.lora_units: Sequence[UnitSpec] = unit_specs(self._specs)
         self._base_row = base_row
-        self._ladders = ladders
+        self.split = split
         self.ops = ops
         self._tape_rows = tape_rows
         self._frequencies = config.inverse_frequencies.to(base_row.device)
         self._rope_axes = None if config.rope_axes is None else config.rope_axes.to(base_row.device)
+
+    def first_layers(self) -> Decoder:
+        """Return a decoder of the first layers, as few as show every kind, over the same weights.
+
+        It computes nonsense, and rounds it as the whole decoder does.
+        """
+        layers = range(self.config.num_layers)
+        has_experts = [self.config.experts_of(layer) is not None for layer in layers]
+        num_layers = 1 + max(has_experts.index(kind) for kind in set(has_experts))
+        return Decoder(
+            dataclasses.replace(self.config, num_layers=num_layers),
+            self.full_layout,
+            self._base_row,
+            self.split,
+            self.ops,
+            tape_rows=self._tape_rows,
+            vision=self._vision,
+        )
 
     def initial_row(self) -> Tensor:
         """Return the base model's weights, in the base model's dtype."""
@@ -127,13 +146,13 @@ class Decoder:
         if run is not None and not run.is_full:
             return bind_adapters(self._specs, self._base_row.dtype, run)
         return bind_weights(
-            self.config, self.full_layout, self._base_row, run, self._ladders, self.ops
+            self.config, self.full_layout, self._base_row, run, self.split, self.ops
         )
 
     def head_adapter(self, bound: Bound, index: int) -> LoraUnit | None:
         """Return the adapter of the unembedding of one run of a stack, or None."""
         unit = bound.linear(-1) if isinstance(bound, AdapterWeights) else None
-        return None if unit is None else unit.run(index)
+        return None if unit is None else unit.alone(index)
 
     def score(self, one: Pass[Bound], *, needs_gradient: bool) -> list[HeadScores]:
         """Score the heads of a pass; with `needs_gradient`, also add to the gradient rows."""
@@ -143,7 +162,7 @@ class Decoder:
         weights = wear(one.weights, one.adapted, rows.token_rows, one.routes)
         keeps_all = len(rows) <= self._tape_rows
         tape = Tape(keeps_all=keeps_all) if needs_gradient else None
-        attention = PackedAttention(rows, keeps_graph=needs_gradient and keeps_all)
+        attention = PackedAttention(rows, self.split, keeps_graph=needs_gradient and keeps_all)
         with torch.no_grad():
             cos, sin = self.rotary(rows.positions_N)
             embedded = self.embed(weights, rows.tokens_N, one.images)
@@ -156,7 +175,7 @@ class Decoder:
             if tape is not None and dnormed is not None:
                 dx = self._norm_backward(norm, dnormed, hidden, inverse_rms, None)
                 if not keeps_all:
-                    attention = PackedAttention(rows, keeps_graph=True)
+                    attention = PackedAttention(rows, self.split, keeps_graph=True)
                 self._backward(weights, rows.tokens_N, cos, sin, attention, tape, dx)
         return scores
 
@@ -180,9 +199,12 @@ class Decoder:
         if positions_N.dim() == 2:
             by_frequency = positions_N.float()[self._rope_axes].t()
         angles = by_frequency * self._frequencies
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        cos, sin = torch.empty_like(angles), torch.empty_like(angles)
+        for rows in row_pieces(*angles.shape, torch.get_num_threads()):
+            torch.cos(angles[rows], out=cos[rows])
+            torch.sin(angles[rows], out=sin[rows])
         scale, dtype = self.config.rope_scale, self._base_row.dtype
-        return (cos * scale).to(dtype), (sin * scale).to(dtype)
+        return (cos * scale).to(dtype)[:, None], (sin * scale).to(dtype)[:, None]
 
     def forward(
         self,

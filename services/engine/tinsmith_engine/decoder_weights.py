@@ -20,12 +20,12 @@ from tinsmith_engine.decoder_config import DecoderConfig, head_unit, layer_units
 from tinsmith_engine.expert_lora import ExpertLora
 from tinsmith_engine.experts import AdaptedExperts, ExpertUnit, MoeMlp
 from tinsmith_engine.linear import AdaptedRows, LinearUnit
-from tinsmith_engine.lora import LoraUnit
+from tinsmith_engine.lora import RANK_STEP, LoraUnit
 from tinsmith_engine.mlp import DenseMlp
 from tinsmith_engine.models import BoundRows, RunTensors
 from tinsmith_engine.ops import EAGER, Ops
+from tinsmith_engine.products import KSplit
 from tinsmith_engine.routing import Routes
-from tinsmith_engine.row_ladder import Ladders
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.units import ExpertSpecs, LayerSpec, UnitSpec
 from tinsmith_engine.values import IntArray
@@ -100,14 +100,14 @@ def bind_weights(
     layout: RowLayout,
     base_row: Tensor,
     run: RunTensors | None,
-    ladders: Ladders,
+    split: KSplit,
     ops: Ops = EAGER,
 ) -> DecoderWeights:
     """Return the weights of a full-parameter run, or of the base model."""
     row, grad_row = base_row, None
     if run is not None:
         row, grad_row = run.theta_P.to(base_row.dtype), run.grad_P
-    return _Binder(config, layout, row, grad_row, ladders, ops).bind()
+    return _Binder(config, layout, row, grad_row, split, ops).bind()
 
 
 def bind_adapters(
@@ -121,8 +121,13 @@ def bind_adapters(
     if grad_RP is not None and grad_RP.dim() == 1:
         grad_RP = grad_RP[None]
     # See `lora`: a batch of one is another kernel then.
-    is_doubled = len(theta_RP) == 1 and (dtype != torch.float32 or theta_RP.device.type == "cuda")
-    dense_RP = theta_RP.repeat(2, 1) if is_doubled else theta_RP
+    is_doubled = len(theta_RP) == 1 and (
+        dtype != torch.float32
+        or theta_RP.device.type == "cuda"
+        or _rank(specs, run.layout) % RANK_STEP != 0
+    )
+    # A view: in float32 theta changes under it.
+    dense_RP = theta_RP.expand(2, -1) if is_doubled else theta_RP
     return AdapterWeights(
         tuple(
             ExpertLora.of(spec, run.layout, theta_RP, grad_RP, run.scale)
@@ -131,6 +136,13 @@ def bind_adapters(
             for spec in specs
         )
     )
+
+
+def _rank(specs: Sequence[LayerSpec], layout: RowLayout) -> int:
+    """Return the rank of an adapter, which all of its matrices share."""
+    units = (spec if isinstance(spec, UnitSpec) else spec.first for spec in specs)
+    names = (unit.b_names[0] for unit in units)
+    return next(layout.entries[name].shape[1] for name in names if name in layout)
 
 
 def wear(
@@ -216,10 +228,10 @@ class _WornLayers(Sequence[LayerWeights]):
 
 
 def bind_layer(
-    config: DecoderConfig, layout: RowLayout, row: Tensor, index: int, ladders: Ladders, ops: Ops
+    config: DecoderConfig, layout: RowLayout, row: Tensor, index: int, split: KSplit, ops: Ops
 ) -> LayerWeights:
     """Return one frozen layer, from a row that may hold no other."""
-    return _Binder(config, layout, row, None, ladders, ops).layer(index)
+    return _Binder(config, layout, row, None, split, ops).layer(index)
 
 
 def _adapters(bound: DecoderWeights | AdapterWeights) -> AdapterWeights:
@@ -234,7 +246,7 @@ class _Binder:
     layout: RowLayout
     row: Tensor
     grad_row: Tensor | None
-    ladders: Ladders
+    split: KSplit
     ops: Ops
 
     def bind(self) -> DecoderWeights:
@@ -247,7 +259,7 @@ class _Binder:
             final_norm=self._norm(f"{self.config.prefix}.norm.weight"),
             head=dataclasses.replace(
                 self._unit(head, [embedding] if self.config.is_tied else ["lm_head.weight"]),
-                ladder=self.ladders.head,
+                split=self.split,
             ),
             trains_input=self.grad_row is not None,
         )
@@ -285,7 +297,7 @@ class _Binder:
         return MoeMlp(
             router=LinearUnit(
                 weight=self.layout.view(self.row, router),
-                ladder=self.ladders.layers,
+                split=self.split,
                 weight_grad=self._grad([router]),
             ),
             gate_up=self._experts(gate_up),
@@ -300,7 +312,7 @@ class _Binder:
         grad = self._grad(names)
         return ExpertUnit(
             weight=self.layout.fused(self.row, names).view(shape),
-            ladder=self.ladders.experts,
+            split=self.split,
             weight_grad=None if grad is None else grad.view(shape),
         )
 
@@ -313,7 +325,7 @@ class _Binder:
         has_bias = biases[0] in self.layout
         return LinearUnit(
             weight=self.layout.fused(self.row, weights),
-            ladder=self.ladders.layers,
+            split=self.split,
             bias=self.layout.fused(self.row, biases) if has_bias else None,
             weight_grad=self._grad(weights),
             bias_grad=self._grad(biases) if has_bias else None,

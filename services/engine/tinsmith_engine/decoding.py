@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.decode_units import ROW_TILE, decode_weights
+from tinsmith_engine.decode_units import decode_weights
 from tinsmith_engine.decoder import Bound, Decoder
 from tinsmith_engine.decoder_weights import AdapterWeights, DecoderWeights, wear
 from tinsmith_engine.fallback import FallbackModel
@@ -28,7 +28,6 @@ from tinsmith_engine.linear import AdaptedRows, LinearUnit
 from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.models import BoundRows
 from tinsmith_engine.packing import PackedRows, pack
-from tinsmith_engine.row_ladder import padded_rows
 from tinsmith_engine.values import ImageInput, Published
 from tinsmith_engine.versions import VersionStore
 
@@ -111,7 +110,9 @@ class CachedDecoding:
         bound, lora = self._prompt_weights(weights, rows)
         with torch.no_grad():
             cos, sin = self._decoder.rotary(rows.positions_N)
-            attention = PrefillAttention(self._cache, slots[0], num_tokens, rows)
+            attention = PrefillAttention(
+                self._cache, slots[0], num_tokens, rows, self._decoder.split
+            )
             placed = [(image.position, image) for image in images]
             embedded = self._decoder.embed(bound, rows.tokens_N, placed)
             hidden = self._decoder.forward(bound, embedded, cos, sin, attention, None)
@@ -151,7 +152,7 @@ class CachedDecoding:
     def _head_rows(
         self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor, start: int, stop: int
     ) -> Tensor:
-        num_rows = padded_rows(stop - start, weights.head.ladder.quantum)
+        num_rows = weights.head.split.rows_for(stop - start)
         filling = hidden[start : start + 1].expand(num_rows - (stop - start), -1)
         chunk = torch.cat([hidden[start:stop], filling])
         return self._logits(weights, head, chunk)[: stop - start]
@@ -175,7 +176,7 @@ class CachedDecoding:
         return logits
 
     def _decode_part(self, serial: int | None, rows: Sequence[DecodeRow]) -> Tensor:
-        num_rows = -(-len(rows) // ROW_TILE) * ROW_TILE
+        num_rows = self._decoder.split.rows_for(len(rows))
         weights = self._compose(serial, rows, num_rows)
         filling = [0] * (num_rows - len(rows))
         positions = [len(row.tokens) - 1 for row in rows]

@@ -9,6 +9,7 @@ run as it found it: gradients are restored from a copy, not by subtraction.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,7 @@ from tinsmith_engine.values import (
 from tinsmith_engine.versions import VersionStore
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
+    ExactnessUnavailableError,
     NoGradientError,
     NonFiniteLossError,
     TinsmithError,
@@ -90,7 +92,7 @@ class Engine:
         micro_batch_tokens: int = 2048,
         pass_rows: int = 8192,
         tape_rows: int = 16_384,
-        exact: bool = True,
+        exact: bool | None = None,
         compiled: bool | None = None,
     ) -> Engine:
         """Load a base model.
@@ -107,17 +109,21 @@ class Engine:
             pass_rows: Tokens of all runs in one pass. Changes no bit.
             tape_rows: A pass with more tokens keeps only the input of each layer for the backward,
                 and computes the rest again: gradient checkpointing. Changes no bit.
-            exact: Whether a run's bits must not depend on what is computed beside it.
+            exact: Whether a run's bits must not depend on what is computed beside it, nor on the
+                number of threads. None keeps that promise where the machine can, and else says in
+                the log and in `info.exactness` that it does not.
             compiled: Whether norms, rotary embedding and SwiGLU are compiled at start; None does so
                 on a GPU alone. Part of the numerics fingerprint.
 
         Raises:
-            ExactnessUnavailableError: This machine can not keep that promise for the model.
+            ExactnessUnavailableError: `exact` is True, and this machine can not keep that promise
+                for the model.
             ConfigError: The kernels can not be compiled.
             ModelNotFoundError: There is no such model, or not in a form that can be loaded.
             CheckpointIncompatibleError: The weights do not fit the model's configuration.
         """
-        loaded = load_model(
+        load = functools.partial(
+            load_model,
             model_dir,
             dtype=dtype,
             device=device,
@@ -125,21 +131,22 @@ class Engine:
             num_threads=num_threads,
             micro_batch_tokens=micro_batch_tokens,
             tape_rows=tape_rows,
-            exact=exact,
             compiled=torch.device(device).type == "cuda" if compiled is None else compiled,
         )
-        if loaded.info.exactness == "exact":
-            check_exactness(
-                cls(
-                    loaded,
-                    max_rows=NUM_PROBE_RUNS,
-                    micro_batch_tokens=micro_batch_tokens,
-                    pass_rows=pass_rows,
-                )
-            )
-        return cls(
-            loaded, max_rows=max_rows, micro_batch_tokens=micro_batch_tokens, pass_rows=pass_rows
-        )
+        sizes = {"micro_batch_tokens": micro_batch_tokens, "pass_rows": pass_rows}
+        loaded = load(exact=exact)
+        try:
+            if loaded.info.exactness == "exact":
+                probed = dataclasses.replace(loaded, model=loaded.model.first_layers())
+                check_exactness(cls(probed, max_rows=NUM_PROBE_RUNS, **sizes))
+        except ExactnessUnavailableError as error:
+            if exact:
+                raise
+            logger.warning("%s", error)
+            # Given up before the weights are read again: two copies may not fit.
+            del loaded, probed
+            loaded = load(exact=False)
+        return cls(loaded, max_rows=max_rows, **sizes)
 
     # Runs.
 

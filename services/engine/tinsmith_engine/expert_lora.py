@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tinsmith_engine.products import KSplit
 from tinsmith_engine.routing import GroupBatch
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.units import ExpertSpecs
@@ -66,7 +67,7 @@ class ExpertLora:
         return len(self.a)
 
     def add_forward_(
-        self, y: Tensor, x: Tensor, batches: Sequence[GroupBatch]
+        self, y: Tensor, x: Tensor, batches: Sequence[GroupBatch], split: KSplit
     ) -> tuple[Tensor, ...]:
         """Add `scale B A x` to y; return `scale x A^T` of each batch for the backward.
 
@@ -74,11 +75,12 @@ class ExpertLora:
             y: Rows of pairs [M, out].
             x: Rows of pairs [M, in].
             batches: The groups of the runs.
+            split: How long sums are cut.
         """
         saved = []
         for batch in batches:
             a = self.a[batch.runs, batch.experts]
-            projected = torch.bmm(batch.spread(x), a.transpose(1, 2)).mul_(self.scale)
+            projected = split.batched(batch.spread(x), a.transpose(1, 2)).mul_(self.scale)
             parts = [
                 torch.bmm(
                     projected[:, :, ranks],
@@ -97,6 +99,7 @@ class ExpertLora:
         saved: Sequence[Tensor],
         dx: Tensor,
         batches: Sequence[GroupBatch],
+        split: KSplit,
         *,
         accumulates: bool,
     ) -> None:
@@ -108,6 +111,7 @@ class ExpertLora:
             saved: What `add_forward_` returned.
             dx: Rows of pairs [M, in].
             batches: The groups of the runs.
+            split: How long sums are cut.
             accumulates: Whether the gradient views hold something; if not they are overwritten,
                 with zeros for experts that no token went to.
         """
@@ -119,15 +123,15 @@ class ExpertLora:
             parts = []
             for index, columns, ranks in self._parts():
                 dy_part = dy_groups[:, :, columns]
-                parts.append(torch.bmm(dy_part, self.b[index][batch.runs, batch.experts]))
+                parts.append(split.batched(dy_part, self.b[index][batch.runs, batch.experts]))
                 if self.b_grad:
-                    db = torch.bmm(dy_part.transpose(1, 2), projected[:, :, ranks])
+                    db = split.batched(dy_part.transpose(1, 2), projected[:, :, ranks])
                     _add_at(self.b_grad[index], batch, db)
             dprojected = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).mul_(self.scale)
             if self.a_grad is not None:
-                da = torch.bmm(dprojected.transpose(1, 2), batch.spread(x))
+                da = split.batched(dprojected.transpose(1, 2), batch.spread(x))
                 _add_at(self.a_grad, batch, da)
-            batch.add_to_(dx, torch.bmm(dprojected, self.a[batch.runs, batch.experts]))
+            batch.add_to_(dx, split.batched(dprojected, self.a[batch.runs, batch.experts]))
 
     def _parts(self) -> Iterator[tuple[int, slice, slice]]:
         """Yield each part's index, columns of the output and columns of `x A^T`."""

@@ -1,10 +1,10 @@
 """A mixture of experts in place of a block's MLP, with its backward.
 
 The router's softmax and choice are row-wise. Pairs of token and expert are rows of their own
-(`routing.py`): each expert's frozen weight multiplies a block of them, issued through a row ladder
-of the experts' own shapes, and adapters are added by group (`expert_lora.py`). A token's routing
-weight is multiplied into the activation before the down projection, which is narrower than what
-comes out of it; the projection has no bias, so the result is the same.
+(`routing.py`): each expert's frozen weight multiplies a block of them (`products.py`), and adapters
+are added by group (`expert_lora.py`). A token's routing weight is multiplied into the activation
+before the down projection, which is narrower than what comes out of it; the projection has no bias,
+so the result is the same.
 
 The router wears no adapter and is trained in full-parameter runs only, but the gradient of the
 hidden states always flows through it. Filling rows are not routed: they get zeros and give none.
@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from tinsmith_engine.expert_lora import ExpertLora
-from tinsmith_engine.linear import LinearUnit, Saved, add_product_
+from tinsmith_engine.linear import LinearUnit, Saved
 from tinsmith_engine.mlp import given
 from tinsmith_engine.ops import swiglu, swiglu_backward
+from tinsmith_engine.products import KSplit
 from tinsmith_engine.routing import Dispatch, GroupBatch, Routes
-from tinsmith_engine.row_ladder import RowLadder
 from tinsmith_engine.values import IntArray
 
 Groups = tuple[tuple[GroupBatch, ...], ...]
@@ -49,7 +49,7 @@ class ExpertUnit:
 
     weight: Tensor
     """[E, out, in]."""
-    ladder: RowLadder
+    split: KSplit
     weight_grad: Tensor | None = None
     """Float32 view of the gradient row of a full-parameter run."""
     adapted: tuple[AdaptedExperts, ...] = ()
@@ -62,9 +62,9 @@ class ExpertUnit:
         """Return y [M, out] for x [M, in], and what `backward` needs of the adapters."""
         y = x.new_empty(len(x), self.weight.shape[1])
         for expert, rows in dispatch.blocks:
-            self.ladder.product(x[rows], self.weight[expert].t(), out=y[rows])
+            self.split.product(x[rows], self.weight[expert].t(), out=y[rows])
         return y, tuple(
-            one.lora.add_forward_(y, x, batches)
+            one.lora.add_forward_(y, x, batches, self.split)
             for one, batches in zip(self.adapted, groups, strict=True)
         )
 
@@ -77,11 +77,11 @@ class ExpertUnit:
         """
         dx = torch.empty_like(x)
         for expert, rows in dispatch.blocks:
-            self.ladder.product(dy[rows], self.weight[expert], out=dx[rows])
+            self.split.product(dy[rows], self.weight[expert], out=dx[rows])
             if self.weight_grad is not None:
-                add_product_(self.weight_grad[expert], dy[rows].t(), x[rows])
+                self.split.add_product_(self.weight_grad[expert], dy[rows].t(), x[rows])
         for one, kept, batches in zip(self.adapted, saved, groups, strict=True):
-            one.lora.backward(dy, x, kept, dx, batches, accumulates=one.accumulates)
+            one.lora.backward(dy, x, kept, dx, batches, self.split, accumulates=one.accumulates)
         return dx
 
 
@@ -131,7 +131,7 @@ class MoeMlp:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         num_experts = len(self.gate_up.weight)
         tokens = np.arange(len(x)) if self.tokens is None else self.tokens
-        dispatch = Dispatch.of(experts, tokens, num_experts, self.gate_up.ladder.quantum)
+        dispatch = Dispatch.of(experts, tokens, num_experts, self.gate_up.split.row_tile)
         if self.routes is not None:
             self.routes[self.layer] = Routes(num_experts, dispatch.experts_TK)
         groups = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,23 +22,29 @@ from tinsmith_engine.decoder_config import (
 )
 from tinsmith_engine.decoder_weights import LayerWeights, bind_weights
 from tinsmith_engine.devices import prepare_device
+from tinsmith_engine.exactness import NOT_KEPT, REMEDY
 from tinsmith_engine.experts import MoeMlp
 from tinsmith_engine.fallback import FallbackModel
-from tinsmith_engine.head import chunk_rows
 from tinsmith_engine.images import read_image_rules
 from tinsmith_engine.loading import load_hf_config, read_row, resolve_model, stored_tensors
 from tinsmith_engine.mlp import DenseMlp
 from tinsmith_engine.models import Model
 from tinsmith_engine.ops import EAGER, Ops
 from tinsmith_engine.packing import PADDING_RULE, SEGMENT_ROWS
-from tinsmith_engine.row_ladder import Ladders, RowLadder, probe_ladder
+from tinsmith_engine.products import (
+    WHOLE,
+    Factor,
+    KSplit,
+    candidates,
+    check_split,
+    with_small_products,
+)
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.values import ImageRules, ModelInfo
 from tinsmith_engine.vision import VisionTower
-from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_runtime.errors import ExactnessUnavailableError, InvalidFieldError
 
-Factor = tuple[torch.Tensor, torch.Tensor | None]
-"""Weight [in, out] and bias of a product."""
+logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -64,14 +71,14 @@ class DecoderFiles:
     device: torch.device
     ops: Ops
     tape_rows: int
-    exact: bool
+    exact: bool | None
     stored_as: Mapping[str, str]
     """The name in the files of each tensor of the layout."""
     vision: VisionTower | None
 
 
-def whole_decoder(files: DecoderFiles) -> tuple[Decoder, Ladders]:
-    """Return the decoder with all weights in this process, and its ladders."""
+def whole_decoder(files: DecoderFiles) -> Decoder:
+    """Return the decoder with all weights in this process."""
     row = read_row(
         files.directory,
         files.layout,
@@ -80,20 +87,17 @@ def whole_decoder(files: DecoderFiles) -> tuple[Decoder, Ladders]:
         fused_experts(files.config),
         files.stored_as,
     )
-    ladders = Ladders()
-    if files.exact:
-        weights = bind_weights(files.config, files.layout, row, None, ladders)
-        ladders = find_ladders(weights.layers, weights.head.weight)
-    decoder = Decoder(
+    weights = bind_weights(files.config, files.layout, row, None, WHOLE)
+    split = find_split(weights.layers, weights.head.weight, exact=files.exact)
+    return Decoder(
         files.config,
         files.layout,
         row,
-        ladders,
+        split,
         files.ops,
         tape_rows=files.tape_rows,
         vision=files.vision,
     )
-    return decoder, ladders
 
 
 def load_model(
@@ -105,9 +109,9 @@ def load_model(
     num_threads: int | None,
     micro_batch_tokens: int,
     tape_rows: int,
-    exact: bool,
+    exact: bool | None,
     compiled: bool,
-    build: Callable[[DecoderFiles], tuple[Decoder, Ladders]] = whole_decoder,
+    build: Callable[[DecoderFiles], Decoder] = whole_decoder,
     more_details: Mapping[str, object] | None = None,
 ) -> LoadedModel:
     """Load a base model; see `Engine.load`.
@@ -138,7 +142,7 @@ def load_model(
         if config.rope_axes is not None:
             images = read_image_rules(directory, hf_config)
             vision = VisionTower.load(directory, hf_config, images, DTYPES[dtype], place)
-        model, ladders = build(
+        decoder = build(
             DecoderFiles(
                 directory,
                 config,
@@ -152,16 +156,16 @@ def load_model(
                 vision,
             )
         )
-        found = {"ops": ops.name, "rows": _rungs(ladders.layers), "head_rows": _rungs(ladders.head)}
-        if config.moe is not None:
-            found["expert_rows"] = _rungs(ladders.experts)
-        exactness = "exact" if exact else "fast"
+        model, split = decoder, decoder.split
+        found = {"ops": ops.name, "k_split": str(split)}
+        exactness = "exact" if split.is_exact else "fast"
         vocab_size, max_positions = config.vocab_size, config.max_positions
     details = {
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "device": device if place.type == "cpu" else torch.cuda.get_device_name(place),
-        "threads": torch.get_num_threads(),
+        # Exact sums have one order whatever the number of threads.
+        **({} if exactness == "exact" else {"threads": torch.get_num_threads()}),
         "dtype": dtype,
         "exactness": exactness,
         "micro_batch_tokens": micro_batch_tokens,
@@ -185,42 +189,34 @@ def load_model(
     return LoadedModel(model, info, place, str(model_dir))
 
 
-def _rungs(ladder: RowLadder) -> str:
-    return "/".join(map(str, ladder.rungs)) or "any"
+def find_split(layers: Sequence[LayerWeights], head: torch.Tensor, *, exact: bool | None) -> KSplit:
+    """Return how the sums of a model's products are cut on this machine.
 
-
-def find_ladders(layers: Sequence[LayerWeights], head: torch.Tensor) -> Ladders:
-    """Find the row counts at which the frozen products of layers, and of the head, agree."""
-    factors, expert_factors = _layer_factors(layers)
-    return Ladders(
-        layers=probe_ladder(factors),
-        head=probe_ladder([(head.t(), None), (head, None)], max_rows=chunk_rows(len(head))),
-        experts=_expert_ladder(expert_factors) if expert_factors else RowLadder(()),
-    )
-
-
-def _expert_ladder(factors: Sequence[Factor]) -> RowLadder:
-    """Find the ladder of the experts' products.
-
-    An expert gets few of a pass's rows, and each expert's are filled up to the lowest rung: a low
-    one is worth more than high ones.
+    Raises:
+        ExactnessUnavailableError: `exact` is True, and rows do not keep their bits however sums
+            are cut.
     """
-    ladder = probe_ladder(factors)
-    for most in (256, 64, SEGMENT_ROWS):
-        if ladder.quantum == SEGMENT_ROWS:
-            break
-        ladder = min(ladder, probe_ladder(factors, max_rows=most), key=lambda one: one.quantum)
-    return ladder
+    if exact is False:
+        return WHOLE
+    factors = [*_layer_factors(layers), (head.t(), None), (head, None)]
+    for split in candidates(head.dtype, head.device):
+        if check_split(split, factors):
+            return with_small_products(split, factors)
+    problem = "matrix products of this model give a row other bits beside other rows"
+    if exact:
+        raise ExactnessUnavailableError(f"{problem}; {REMEDY}")
+    logger.warning("%s: %s", problem, NOT_KEPT)
+    return WHOLE
 
 
-def _layer_factors(layers: Sequence[LayerWeights]) -> tuple[list[Factor], list[Factor]]:
-    """Return the factors of forward and backward, those of experts apart.
+def _layer_factors(layers: Sequence[LayerWeights]) -> list[Factor]:
+    """Return the factors of forward and backward.
 
     Layers have the shapes of one of two: the first with a dense MLP, the first with experts.
     """
     first = layers[0]
     units = [first.qkv, first.o]
-    experts: list[Factor] = []
+    factors: list[Factor] = []
     for kind in (DenseMlp, MoeMlp):
         mlp = next((layer.mlp for layer in layers if isinstance(layer.mlp, kind)), None)
         if isinstance(mlp, DenseMlp):
@@ -228,8 +224,7 @@ def _layer_factors(layers: Sequence[LayerWeights]) -> tuple[list[Factor], list[F
         elif mlp is not None:
             units.append(mlp.router)
             for weight in (mlp.gate_up.weight[0], mlp.down.weight[0]):
-                experts += [(weight.t(), None), (weight, None)]
-    factors: list[Factor] = []
+                factors += [(weight.t(), None), (weight, None)]
     for unit in units:
         factors += [(unit.weight.t(), unit.bias), (unit.weight, None)]
-    return factors, experts
+    return factors

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tinsmith_engine.head import HeadScores, KnownLosses, NoLosses, RowLosses
 from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.models import Pass, RunTensors
+from tinsmith_engine.products import WHOLE
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.units import UnitSpec
 from tinsmith_runtime.errors import ModelNotFoundError
@@ -95,6 +96,10 @@ class FallbackModel:
                 model=directory,
             ) from error
         return cls(module, module.get_output_embeddings())
+
+    def first_layers(self) -> FallbackModel:
+        """Return the model itself: it promises no bits, and is not checked."""
+        return self
 
     def initial_row(self) -> Tensor:
         """Return the base model's weights, in the base model's dtype."""
@@ -222,7 +227,7 @@ class _AddLora(torch.autograd.Function):
         del anchor
         flat = x.flatten(0, -2).contiguous()
         out = y.clone()
-        projected = unit.add_forward_(out.view(-1, y.shape[-1]), flat)
+        projected = unit.add_forward_(out.view(-1, y.shape[-1]), flat, WHOLE)
         ctx.save_for_backward(flat, projected)
         ctx.unit, ctx.input_shape = unit, x.shape
         return out
@@ -231,7 +236,7 @@ class _AddLora(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         flat, projected = ctx.saved_tensors
         dx = torch.zeros_like(flat) if ctx.needs_input_grad[1] else None
-        ctx.unit.backward(dy.flatten(0, -2).contiguous(), flat, projected, dx)
+        ctx.unit.backward(dy.flatten(0, -2).contiguous(), flat, projected, dx, WHOLE)
         return dy, None if dx is None else dx.view(ctx.input_shape), None, None
 
 

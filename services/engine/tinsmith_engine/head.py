@@ -21,10 +21,12 @@ from torch import Tensor
 from tinsmith_engine.linear import AdaptedRows, LinearUnit, Saved
 from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.losses import TokenLoss
-from tinsmith_engine.row_ladder import RowLadder, padded_rows
+from tinsmith_engine.ops import exponentials_, row_sums
+from tinsmith_engine.products import ROW_TILE, padded_rows
 
-_CHUNK_NUMBERS = 1 << 19
-_MIN_CHUNK_ROWS, _MAX_CHUNK_ROWS = 32, 128
+# Memory of the logits of a chunk, 128 MB in float32. Products of fewer rows are slower by half.
+_CHUNK_NUMBERS = 1 << 25
+_MIN_CHUNK_ROWS, _MAX_CHUNK_ROWS = 32, 256
 
 
 class RowLosses(Protocol):
@@ -61,13 +63,14 @@ class HeadScores(NamedTuple):
 
 def chunk_rows(vocab_size: int) -> int:
     """Return how many rows have logits at a time, at most: a function of the model alone."""
-    return max(_MIN_CHUNK_ROWS, min(_MAX_CHUNK_ROWS, _CHUNK_NUMBERS // vocab_size))
+    rows = max(_MIN_CHUNK_ROWS, min(_MAX_CHUNK_ROWS, _CHUNK_NUMBERS // vocab_size))
+    return rows - rows % ROW_TILE
 
 
 def log_probabilities(logits: Tensor) -> Tensor:
     """Return the log-probability of every token for logits [c, V], as `run_head` computes it."""
     shifted = logits.float() - logits.amax(dim=1, keepdim=True)
-    return shifted - shifted.exp().sum(dim=1, keepdim=True).log()
+    return shifted - row_sums(exponentials_(shifted.clone())).log()
 
 
 def run_head(
@@ -109,11 +112,11 @@ def _run_chunks(
     losses: RowLosses,
     dhidden: Tensor | None,
 ) -> HeadScores:
-    num_rows, ladder = len(group.rows), unit.ladder
+    num_rows = len(group.rows)
     logprobs = hidden.new_empty(group.targets.shape, dtype=torch.float32)
     loss = torch.empty_like(logprobs)
     start = 0
-    for size in _chunks(num_rows, ladder, chunk_rows(unit.weight.shape[0])):
+    for size in _chunks(num_rows, unit.split.row_tile, chunk_rows(unit.weight.shape[0])):
         rows = slice(start, min(start + size, num_rows))
         start += size
         chunk = _Chunk.of(unit, hidden, group, rows, size)
@@ -126,12 +129,10 @@ def _run_chunks(
     return HeadScores(logprobs, loss)
 
 
-def _chunks(num_rows: int, ladder: RowLadder, limit: int) -> list[int]:
+def _chunks(num_rows: int, tile: int, limit: int) -> list[int]:
     """Return the rows of each chunk, padding of the last one included."""
-    if not ladder.rungs:
-        full, left = divmod(num_rows, limit)
-        return [limit] * full + ([left] if left else [])
-    return ladder.parts(padded_rows(num_rows, ladder.quantum))
+    full, left = divmod(padded_rows(num_rows, tile), limit)
+    return [limit] * full + ([left] if left else [])
 
 
 class _Chunk:
@@ -144,8 +145,8 @@ class _Chunk:
         highest = logits.amax(dim=1, keepdim=True)
         shifted = logits.float().sub_(highest)
         chosen = shifted.gather(1, targets)
-        self._exponentials = shifted.exp_()
-        self._sums = self._exponentials.sum(dim=1, keepdim=True)
+        self._exponentials = exponentials_(shifted)
+        self._sums = row_sums(self._exponentials)
         self.logprobs = chosen - self._sums.log()
 
     @classmethod

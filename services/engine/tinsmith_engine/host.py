@@ -45,7 +45,7 @@ class EngineHost:
         device: str,
         num_threads: int | None,
         max_rows: int,
-        exact: bool = True,
+        exact: bool | None = None,
         compiled: bool | None = None,
         load: Callable[..., Engine] = Engine.load,
     ) -> EngineHost:

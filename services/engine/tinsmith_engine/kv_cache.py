@@ -19,6 +19,7 @@ from torch import Tensor
 from tinsmith_engine.attention import PackedAttention
 from tinsmith_engine.decoder_config import DecoderConfig
 from tinsmith_engine.packing import PackedRows
+from tinsmith_engine.products import KSplit
 
 _LENGTH_STEP = 64
 
@@ -69,9 +70,11 @@ class KvCache:
 class PrefillAttention:
     """Causal attention within one prompt, as in training; leaves its keys and values in a slot."""
 
-    def __init__(self, cache: KvCache, slot: int, num_tokens: int, rows: PackedRows) -> None:
+    def __init__(
+        self, cache: KvCache, slot: int, num_tokens: int, rows: PackedRows, split: KSplit
+    ) -> None:
         self._cache, self._slot, self._num_tokens = cache, slot, num_tokens
-        self._packed = PackedAttention(rows, keeps_graph=False)
+        self._packed = PackedAttention(rows, split, keeps_graph=False)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attended values [N, Hq, D]."""

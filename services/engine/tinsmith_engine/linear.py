@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_engine.lora import LoraUnit
-from tinsmith_engine.row_ladder import RowLadder
+from tinsmith_engine.products import KSplit
 
 Saved = tuple[Tensor, ...]
 """What a unit's backward needs of its forward, beside x: an entry for each adapted stack."""
@@ -36,7 +36,7 @@ class LinearUnit:
 
     weight: Tensor
     """[out, in]."""
-    ladder: RowLadder
+    split: KSplit
     bias: Tensor | None = None
     weight_grad: Tensor | None = None
     """Float32 view of the gradient row of a full-parameter run."""
@@ -49,16 +49,18 @@ class LinearUnit:
 
     def forward(self, x: Tensor) -> tuple[Tensor, Saved]:
         """Return y [N, out] for x [N, in], and what `backward` needs of the adapters."""
-        y = self.ladder.product(x, self.weight.t(), self.bias)
-        return y, tuple(one.lora.add_forward_(y[one.rows], x[one.rows]) for one in self.adapted)
+        y = self.split.product(x, self.weight.t(), self.bias)
+        return y, tuple(
+            one.lora.add_forward_(y[one.rows], x[one.rows], self.split) for one in self.adapted
+        )
 
     def backward(
         self, dy: Tensor, x: Tensor, saved: Saved, *, needs_dx: bool = True
     ) -> Tensor | None:
         """Add the parameter gradients to the runs' rows; return the gradient for x if wanted."""
-        dx = self.ladder.product(dy, self.weight) if needs_dx else None
+        dx = self.split.product(dy, self.weight) if needs_dx else None
         if self.weight_grad is not None:
-            add_product_(self.weight_grad, dy.t(), x)
+            self.split.add_product_(self.weight_grad, dy.t(), x)
         if self.bias_grad is not None:
             self.bias_grad.add_(dy.sum(0, dtype=torch.float32))
         for one, projected in zip(self.adapted, saved, strict=True):
@@ -67,14 +69,7 @@ class LinearUnit:
                 x[one.rows],
                 projected,
                 None if dx is None else dx[one.rows],
+                self.split,
                 accumulates=one.accumulates,
             )
         return dx
-
-
-def add_product_(grad: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add `left @ right` to a float32 gradient, whatever the dtype of the factors."""
-    if left.dtype == grad.dtype:
-        grad.addmm_(left, right)
-    else:
-        grad.add_(left @ right)

@@ -4,9 +4,10 @@ Runs whose rows lie in the arena at one stride, whose segments have one length a
 have one shape are a *stack*: each of their products is a single batched product over views of the
 arena, and their gradients are written to it directly. A batched product gives each run the same
 bits whatever the size of the batch, so who shares a stack changes nothing but the time; but a batch
-of one is another kernel where the dtype is not float32. There a run that is alone is computed
-twice, as a batch of two; and long segments, which gain nothing from a batch, are batches of one
-whether they are in a stack or not.
+of one is another kernel where the dtype is not float32, and is shared out between the threads in
+odd parts where the rank is no multiple of 4. There a run that is alone is computed twice, as a
+batch of two; and long segments, which gain nothing from a batch, are batches of one whether they
+are in a stack or not. Long sums are cut as those of frozen products are (`products.py`).
 
 Everything is scaled once, on the narrow side: `p = scale x A^T`, so that `y += p B^T`,
 `dB += dy^T p`, and with `dp = scale dy B`, `dA += dp^T x`, `dx += dp A`.
@@ -14,15 +15,19 @@ Everything is scaled once, on the narrow side: `p = scale x A^T`, so that `y += 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tinsmith_engine.products import KSplit
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.units import UnitSpec
 
+RANK_STEP = 4
+"""Ranks of a multiple of this are shared out between threads without a remainder."""
 _LONGEST_STACKED = 256
 """Rows of a segment up to which runs are stacked, where the dtype is not float32."""
 
@@ -85,12 +90,25 @@ class LoraUnit:
             scale=self.scale,
         )
 
-    def add_forward_(self, y: Tensor, x: Tensor) -> Tensor:
+    def alone(self, index: int) -> LoraUnit:
+        """Return the unit of one of the stacked runs as it goes through a pass by itself."""
+        unit = self.run(index)
+        if self.a.dtype != torch.float32 or self.b[0].shape[-1] % RANK_STEP == 0:
+            return unit
+        return dataclasses.replace(
+            unit,
+            a=unit.a.expand(2, -1, -1),
+            b=tuple(b.expand(2, -1, -1) for b in unit.b),
+            is_doubled=True,
+        )
+
+    def add_forward_(self, y: Tensor, x: Tensor, split: KSplit) -> Tensor:
         """Add `scale B A x` to y; return `scale x A^T` for the backward.
 
         Args:
             y: [R * n, out], the rows of each run after those of the one before.
             x: [R * n, in].
+            split: How long sums are cut.
 
         Returns:
             [R, n, parts * rank].
@@ -98,20 +116,20 @@ class LoraUnit:
         if self._goes_alone(x):
             return torch.cat(
                 [
-                    self.run(index)._add_forward_(y[rows], x[rows])
+                    self.run(index)._add_forward_(y[rows], x[rows], split)
                     for index, rows in enumerate(self._segments(x))
                 ]
             )
         if self.is_doubled:
             y_twice = torch.cat([y, y])
-            projected = self._add_forward_(y_twice, torch.cat([x, x]))
+            projected = self._add_forward_(y_twice, torch.cat([x, x]), split)
             y.copy_(y_twice[: len(y)])
             return projected
-        return self._add_forward_(y, x)
+        return self._add_forward_(y, x, split)
 
-    def _add_forward_(self, y: Tensor, x: Tensor) -> Tensor:
+    def _add_forward_(self, y: Tensor, x: Tensor, split: KSplit) -> Tensor:
         y_RN, x_RN = self._by_run(y), self._by_run(x)
-        projected = torch.bmm(x_RN, self.a.transpose(1, 2)).mul_(self.scale)
+        projected = split.batched(x_RN, self.a.transpose(1, 2)).mul_(self.scale)
         for index, columns, ranks in self._parts():
             y_RN[:, :, columns].baddbmm_(projected[:, :, ranks], self.b[index].transpose(1, 2))
         return projected
@@ -122,6 +140,7 @@ class LoraUnit:
         x: Tensor,
         projected: Tensor,
         dx: Tensor | None,
+        split: KSplit,
         *,
         accumulates: bool = True,
     ) -> None:
@@ -132,6 +151,7 @@ class LoraUnit:
             x: [R * n, in].
             projected: What `add_forward_` returned.
             dx: [R * n, in].
+            split: How long sums are cut.
             accumulates: Whether the gradient views hold something; if not they are overwritten.
         """
         if self._goes_alone(x):
@@ -141,38 +161,54 @@ class LoraUnit:
                     x[rows],
                     projected[index : index + 1],
                     None if dx is None else dx[rows],
+                    split,
                     accumulates=accumulates,
                 )
             return
         if self.is_doubled:
             dx_twice = None if dx is None else torch.cat([dx, dx])
             self._backward(
-                torch.cat([dy, dy]), torch.cat([x, x]), projected, dx_twice, accumulates=accumulates
+                torch.cat([dy, dy]),
+                torch.cat([x, x]),
+                projected,
+                dx_twice,
+                split,
+                accumulates=accumulates,
             )
             if dx is not None and dx_twice is not None:
                 dx.copy_(dx_twice[: len(dx)])
             return
-        self._backward(dy, x, projected, dx, accumulates=accumulates)
+        self._backward(dy, x, projected, dx, split, accumulates=accumulates)
 
     def _backward(
-        self, dy: Tensor, x: Tensor, projected: Tensor, dx: Tensor | None, *, accumulates: bool
+        self,
+        dy: Tensor,
+        x: Tensor,
+        projected: Tensor,
+        dx: Tensor | None,
+        split: KSplit,
+        *,
+        accumulates: bool,
     ) -> None:
         dy_RN, x_RN = self._by_run(dy), self._by_run(x)
         parts = []
         for index, columns, ranks in self._parts():
-            parts.append(torch.bmm(dy_RN[:, :, columns], self.b[index]))
+            parts.append(split.batched(dy_RN[:, :, columns], self.b[index]))
             if self.b_grad:
                 _take_product_(
                     self.b_grad[index],
                     dy_RN[:, :, columns].transpose(1, 2),
                     projected[:, :, ranks],
-                    accumulates,
+                    split,
+                    accumulates=accumulates,
                 )
         dprojected = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).mul_(self.scale)
         if self.a_grad is not None:
-            _take_product_(self.a_grad, dprojected.transpose(1, 2), x_RN, accumulates)
+            _take_product_(
+                self.a_grad, dprojected.transpose(1, 2), x_RN, split, accumulates=accumulates
+            )
         if dx is not None:
-            self._by_run(dx).baddbmm_(dprojected, self.a)
+            split.add_batched_(self._by_run(dx), dprojected, self.a)
 
     def _goes_alone(self, x: Tensor) -> bool:
         """Whether each run's segment is long enough to be a product of its own."""
@@ -196,22 +232,28 @@ class LoraUnit:
             start = stop
 
 
-def _take_product_(grad: Tensor, left: Tensor, right: Tensor, accumulates: bool) -> None:
+def _take_product_(
+    grad: Tensor, left: Tensor, right: Tensor, split: KSplit, *, accumulates: bool
+) -> None:
     """Add `left @ right` to float32 gradients [R, ...], or put it there."""
     if left.dtype != grad.dtype:
         # Of a lone run that is computed twice, the first is taken.
-        product = _product_for(grad, left, right)[: len(grad)]
+        product = _product_for(grad, left, right, split)[: len(grad)]
         if accumulates:
             grad.add_(product)
         else:
             grad.copy_(product)
+    elif len(left) != len(grad):
+        # A lone run that is computed twice: its gradient goes through the same batch of two.
+        twice = grad.repeat(len(left), 1, 1)
+        split.add_batched_(twice, left, right, adds=accumulates)
+        grad.copy_(twice[: len(grad)])
     else:
-        # beta 0 does not read what is there, so it may be anything, NaN included.
-        grad.baddbmm_(left, right, beta=1 if accumulates else 0)
+        split.add_batched_(grad, left, right, adds=accumulates)
 
 
-def _product_for(grad: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def _product_for(grad: Tensor, left: Tensor, right: Tensor, split: KSplit) -> Tensor:
     """Return `left @ right`, in the gradient's dtype where the device sums in it anyway."""
     if grad.device.type == "cuda":
         return torch.bmm(left, right, out_dtype=grad.dtype)
-    return torch.bmm(left, right)
+    return split.batched(left, right)

@@ -84,6 +84,9 @@ class Model(Protocol, Generic[BoundT]):
     other_modules: Sequence[str]
     """Module paths of linear layers that take no adapter and are in no unit."""
 
+    def first_layers(self) -> Model[BoundT]:
+        """Return a smaller model that rounds as this one does, for the check at start."""
+
     def initial_row(self) -> Tensor:
         """Return the base model's weights as a row of `full_layout`."""
 

@@ -5,18 +5,28 @@ arithmetic of a small batch, and it would keep temporaries that these formulas d
 backward takes what its forward returned. Reductions run in float32 whatever the dtype of the
 activations.
 
+Vector kernels treat the numbers left over at the end of a thread's share one by one, and round an
+exponential differently there. So where a function has one, shares end where vectors do
+(`row_pieces`): a row then has the same bits whatever the rows beside it and the threads.
+
 There are two sets of the same operations: these, and compiled ones (`compiled_ops.py`), which sweep
 over memory once for each. They round differently, so an engine takes one set at start and keeps it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
 from torch import Tensor
+
+_GRAIN_NUMBERS = 32768
+"""Numbers below which torch takes one thread (`at::internal::GRAIN_SIZE`)."""
+_VECTOR_STEP = 64
+"""Numbers of one round of a vector kernel: two vectors, 32 lanes each in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +115,65 @@ def norm_rotate_backward(
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return `silu(gate) * up` for the halves of [N, 2 I]."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    for rows in row_pieces(*out.shape, torch.get_num_threads()):
+        gate, up = gate_up[rows].chunk(2, dim=-1)
+        torch.ops.aten.silu.out(gate, out=out[rows]).mul_(up)
+    return out
 
 
 def swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
     """Return the gradient for both halves, [N, 2 I]."""
-    gate, up = gate_up.chunk(2, dim=-1)
     out = torch.empty_like(gate_up)
-    dgate, dup = out.chunk(2, dim=-1)
-    torch.mul(dy, F.silu(gate), out=dup)
-    torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=dgate)
+    for rows in row_pieces(*dy.shape, torch.get_num_threads()):
+        gate, up = gate_up[rows].chunk(2, dim=-1)
+        dgate, dup = out[rows].chunk(2, dim=-1)
+        torch.mul(dy[rows], F.silu(gate), out=dup)
+        torch.ops.aten.silu_backward.grad_input(dy[rows] * up, gate, grad_input=dgate)
     return out
+
+
+def exponentials_(x: Tensor) -> Tensor:
+    """Return `exp(x)` for rows [N, V], which may be written to."""
+    filling = -x.shape[1] % _VECTOR_STEP
+    if filling:
+        # So that no row ends in the middle of a vector.
+        x = F.pad(x, (0, filling), value=float("-inf"))
+    for rows in row_pieces(*x.shape, torch.get_num_threads()):
+        x[rows].exp_()
+    return x[:, : x.shape[1] - filling]
+
+
+def row_sums(x: Tensor) -> Tensor:
+    """Return the sums of rows [N, V], as [N, 1]."""
+    # A lone row would be shared out between the threads, and summed in another order.
+    rows = x.repeat(2, 1) if len(x) == 1 else x
+    return rows.sum(dim=1, keepdim=True)[: len(x)]
+
+
+@functools.lru_cache(maxsize=4096)
+def row_pieces(num_rows: int, width: int, num_threads: int) -> tuple[slice, ...]:
+    """Part rows of an elementwise operation so that no thread's share ends within a vector.
+
+    One piece, unless the number of threads is not a power of two.
+    """
+    pieces = []
+    start = 0
+    while start < num_rows:
+        stop = num_rows
+        while stop > start + 1 and not _ends_with_vectors(stop - start, width, num_threads):
+            stop -= 1
+        pieces.append(slice(start, stop))
+        start = stop
+    return tuple(pieces)
+
+
+def _ends_with_vectors(num_rows: int, width: int, num_threads: int) -> bool:
+    """Whether the shares of `at::parallel_for` end with a row or, in whole vectors, within one."""
+    num_numbers = num_rows * width
+    shares = min(num_threads, -(-num_numbers // _GRAIN_NUMBERS))
+    share = -(-num_numbers // max(shares, 1))
+    return shares <= 1 or share % width == 0 or (share % _VECTOR_STEP == width % _VECTOR_STEP == 0)
 
 
 EAGER = Ops(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.row_ladder import padded_rows
+from tinsmith_engine.products import padded_rows
 from tinsmith_engine.values import IntArray
 
 SEGMENT_ROWS = 16

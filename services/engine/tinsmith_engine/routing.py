@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tinsmith_engine.row_ladder import padded_rows
+from tinsmith_engine.products import padded_rows
 from tinsmith_engine.values import IntArray
 
 _ROW_STEP = 16

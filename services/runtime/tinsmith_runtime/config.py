@@ -103,6 +103,8 @@ def _convert(field: str, value: object, hint: Any) -> object:
     if types.NoneType in options and value in ("", None):
         return None
     wanted = next(option for option in options if option is not types.NoneType)
+    if types.NoneType in options and wanted is bool and value == "auto":
+        return None
     try:
         if wanted is bool:
             return _convert_bool(value)

@@ -37,10 +37,11 @@ class TrainerConfig:
     """Of the base model: float32 or bfloat16; adapters are always float32."""
     device: str = "cpu"
     num_threads: int = 0
-    """Threads of one operation; 0 takes all cores. Part of the numerics fingerprint."""
-    exact: bool = True
-    """Whether a run's bits must not depend on what is computed beside it; the pod refuses to start
-    where the machine can not keep that."""
+    """Threads of one operation; 0 takes all cores. Changes no bit of an exact engine."""
+    exact: bool | None = None
+    """Whether a run's bits must depend neither on what is computed beside it nor on the number of
+    threads: true refuses to start where the machine cannot keep that; auto, the default, starts
+    without the promise there and says so; false does not try."""
     compiled: bool | None = None
     """Whether elementwise kernels are compiled at start, which takes a compiler and up to a minute;
     unset does so on a GPU alone. Trainer and sampler must agree."""

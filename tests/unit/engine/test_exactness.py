@@ -6,6 +6,7 @@ each operation; what is mixed shares passes, stacks and head chunks with whoever
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from tinsmith_engine import (
     RunState,
 )
 from tinsmith_engine.exactness import NUM_PROBE_RUNS, check_exactness
-from tinsmith_engine.row_ladder import RowLadder, probe_ladder
+from tinsmith_engine.products import KSplit
 from tinsmith_engine.values import BatchRequest
 from tinsmith_runtime.errors import ExactnessUnavailableError, TinsmithError
 
@@ -37,8 +38,8 @@ Random = np.random.Generator
 
 MICRO_BATCH_TOKENS = 96
 NUM_CHUNKS = 4
-MIXES_PER_CHUNK = {1: 34, 2: 4}
-"""By threads, for each of two dtypes: 304 mixes in all. Two threads crawl where cores are few."""
+MIXES_PER_CHUNK = {1: 30, 2: 4, 3: 3}
+"""By threads, for each of two dtypes: 296 mixes in all. More threads crawl where cores are few."""
 ABSENT = "absent"
 """A run that lies among the others and asks for nothing."""
 
@@ -72,7 +73,7 @@ class Threads(NamedTuple):
     params=[
         pytest.param((dtype, threads), id=f"{dtype}-{threads}-threads")
         for dtype in ("float32", "bfloat16")
-        for threads in (1, 2)
+        for threads in (1, 2, 3)
     ],
 )
 def loaded(request: pytest.FixtureRequest, long_dir: Path) -> Threads:
@@ -89,17 +90,19 @@ def loaded(request: pytest.FixtureRequest, long_dir: Path) -> Threads:
             engine.create_run(ABSENT, LoraConfig(rank=8, seed=0))
             state = filled_state(engine.export_state(ABSENT), np.random.default_rng(0))
             engine.import_state(ABSENT, with_gradient(state))
-        return Threads(Rig(load(long_dir, **options), mixing), num_threads)
+        # Whoever is alone has one thread: the number of them changes no bit.
+        return Threads(Rig(load(long_dir, dtype=dtype, num_threads=1), mixing), num_threads)
     finally:
         torch.set_num_threads(1)
 
 
-@pytest.fixture
-def rig(loaded: Threads) -> Iterator[Rig]:
-    """A rig, with its threads for the time of one test."""
-    torch.set_num_threads(loaded.num_threads)
-    yield loaded.rig
-    torch.set_num_threads(1)
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
 
 
 # Random work.
@@ -298,14 +301,16 @@ def bits_mixed(random: Random, engine: Engine, tenants: Sequence[Tenant]) -> dic
 # Two threads that share a busy core with others spin at each barrier: ten times the usual seconds.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
-def test_a_run_gets_the_bits_that_it_gets_alone(rig: Rig, chunk: int) -> None:
+def test_a_run_gets_the_bits_that_it_gets_alone(loaded: Threads, chunk: int) -> None:
+    rig = loaded.rig
     before = [state_bits(engine, ABSENT) for engine in rig.mixing]
-    num_mixes = MIXES_PER_CHUNK[torch.get_num_threads()]
+    num_mixes = MIXES_PER_CHUNK[loaded.num_threads]
     for number in range(chunk * num_mixes, (chunk + 1) * num_mixes):
         random = np.random.default_rng(number)
         num_tenants = int(random.choice([2, 3, 3, 4, 6]))
         tenants = [random_tenant(random, rig.alone, f"run-{i}") for i in range(num_tenants)]
-        mixed = bits_mixed(random, rig.mixing[number % len(rig.mixing)], tenants)
+        with threads(loaded.num_threads):
+            mixed = bits_mixed(random, rig.mixing[number % len(rig.mixing)], tenants)
         for tenant in tenants:
             wanted = bits_alone(rig.alone, tenant)
             for part in Bits._fields:
@@ -461,15 +466,16 @@ def position_dependent_mm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def size_dependent_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a frozen product of a pass depend on how many rows the pass has."""
-    real = RowLadder.product
+    """Make a frozen product depend on the rows of the pass, where the check of products is blind."""
+    real = KSplit.product
+    monkeypatch.setattr("tinsmith_engine.factory.check_split", lambda split, factors: True)
 
     def product(
-        self: RowLadder, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self: KSplit, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         return real(self, x, weight, bias) * (1 + 1e-6 * len(x))
 
-    monkeypatch.setattr(RowLadder, "product", product)
+    monkeypatch.setattr(KSplit, "product", product)
 
 
 def stack_dependent_bmm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -482,65 +488,58 @@ def stack_dependent_bmm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "bmm", bmm)
 
 
+def thread_dependent_bmm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a batched product depend on the number of threads."""
+    real = torch.bmm
+
+    def bmm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return real(left, right) * (1 + 1e-6 * torch.get_num_threads())
+
+    monkeypatch.setattr(torch, "bmm", bmm)
+
+
 @pytest.mark.parametrize(
     ("patch", "says"),
     [
-        pytest.param(position_dependent_mm, "another place", id="row-position"),
+        pytest.param(position_dependent_mm, "beside other rows", id="row-position"),
         pytest.param(size_dependent_products, "than alone", id="rows-of-a-pass"),
         pytest.param(stack_dependent_bmm, "than alone", id="runs-of-a-stack"),
+        pytest.param(thread_dependent_bmm, "with 2 threads than alone", id="threads"),
     ],
 )
-def test_an_engine_refuses_kernels_that_let_tenants_meet(
-    qwen3_dir: Path, monkeypatch: pytest.MonkeyPatch, patch: Patch, says: str
+def test_kernels_that_let_tenants_meet(
+    qwen3_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    patch: Patch,
+    says: str,
 ) -> None:
-    assert load(qwen3_dir).info.exactness == "exact"
+    sound = load(qwen3_dir)
+    assert sound.info.exactness == "exact"
+    assert "threads=" not in sound.info.fingerprint
     patch(monkeypatch)
     with pytest.raises(ExactnessUnavailableError, match=says) as refusal:
-        load(qwen3_dir)
-    assert "exact=false" in str(refusal.value)
-    fast = load(qwen3_dir, exact=False)
+        load(qwen3_dir, exact=True)
+    assert "--exact auto" in str(refusal.value)
+    caplog.clear()
+    fast = load(qwen3_dir)
+    assert [says in record.getMessage() for record in caplog.records] == [True]
     assert fast.info.exactness == "fast"
     assert "exactness=fast" in fast.info.fingerprint
+    assert "threads=" in fast.info.fingerprint
     fast.create_run(RUN, LoraConfig(rank=8, seed=3))
     for outcome in fast.compute(life_requests(0)):
         assert isinstance(outcome, ForwardResult)
+
+
+def test_an_engine_that_is_told_to_be_fast_checks_nothing(
+    qwen3_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert load(qwen3_dir, exact=False).info.exactness == "fast"
+    assert caplog.records == []
 
 
 def test_the_probe_leaves_no_run_behind(qwen3_dir: Path) -> None:
     engine = load(qwen3_dir, max_rows=NUM_PROBE_RUNS)
     check_exactness(engine)
     assert engine.runs() == []
-
-
-def test_a_ladder_keeps_the_rungs_that_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.randn(8, 12, generator=torch.Generator().manual_seed(0))
-    assert probe_ladder([(weight, None)], max_rows=256).rungs == (256, 128, 64, 32, 16)
-    real = torch.mm
-
-    def mm(x: torch.Tensor, right: torch.Tensor, **options: Any) -> torch.Tensor:
-        found: torch.Tensor = real(x, right, **options)
-        if len(x) in (16, 128):
-            found *= 1 + 1e-5
-        if len(x) == 256:
-            found[0] *= 1 + 1e-5
-        return found
-
-    # The highest rung does not agree with itself; the one below it agrees with one other.
-    monkeypatch.setattr(torch, "mm", mm)
-    assert probe_ladder([(weight, None)], max_rows=256).rungs == (128, 16)
-    assert probe_ladder([(weight, None)], max_rows=64).rungs == (64, 32)
-
-
-def test_a_ladder_serves_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    easy, hard = (torch.randn(8, out, generator=generator) for out in (12, 20))
-    real = torch.addmm
-
-    def addmm(
-        bias: torch.Tensor, x: torch.Tensor, right: torch.Tensor, **options: Any
-    ) -> torch.Tensor:
-        found: torch.Tensor = real(bias, x, right, **options)
-        return found.mul_(1 + 1e-5) if len(x) == 32 else found
-
-    monkeypatch.setattr(torch, "addmm", addmm)
-    assert probe_ladder([(easy, None), (hard, torch.ones(20))], max_rows=64).rungs == (64, 16)

@@ -1,4 +1,4 @@
-"""How passes are planned: rungs of rows, stacks of runs, packed rows, attention buckets."""
+"""How passes are planned: stacks of runs, packed rows, attention buckets."""
 
 from __future__ import annotations
 
@@ -16,52 +16,10 @@ from tinsmith_engine.packing import (
     segment_rows,
     split_batch,
 )
-from tinsmith_engine.row_ladder import RowLadder, padded_rows
 from tinsmith_engine.rows import Arena, RowLayout
 from tinsmith_engine.stacks import Wearer, fill_passes, stack_wearers
 
 CPU = torch.device("cpu")
-
-
-# Row ladders.
-
-
-@pytest.mark.parametrize(
-    ("rungs", "num_rows", "parts"),
-    [
-        pytest.param((), 77, [77], id="no-rungs-any-count"),
-        pytest.param((64, 32, 16), 16, [16], id="one-rung"),
-        pytest.param((64, 32, 16), 112, [64, 32, 16], id="largest-first"),
-        pytest.param((64, 32, 16), 208, [64, 64, 64, 16], id="repeated"),
-        pytest.param((512, 64), 640, [512, 64, 64], id="rungs-missing-between"),
-        pytest.param((64,), 0, [], id="nothing"),
-    ],
-)
-def test_rows_are_taken_apart_into_rungs(
-    rungs: tuple[int, ...], num_rows: int, parts: list[int]
-) -> None:
-    assert RowLadder(rungs).parts(num_rows) == parts
-
-
-def test_rows_must_fill_the_lowest_rung() -> None:
-    ladder = RowLadder((64, 16))
-    assert (ladder.quantum, RowLadder(()).quantum) == (16, 1)
-    assert [padded_rows(rows, ladder.quantum) for rows in (0, 1, 16, 17)] == [0, 16, 16, 32]
-    with pytest.raises(ValueError, match="24 rows are no multiple of 16"):
-        ladder.parts(24)
-
-
-@pytest.mark.parametrize("rungs", [(), (16,), (64, 16), (128, 64, 32, 16)])
-@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
-def test_a_product_of_rungs_is_the_product(rungs: tuple[int, ...], has_bias: bool) -> None:
-    # Small integers: sums are exact in float32 whatever their order.
-    generator = torch.Generator().manual_seed(0)
-    x, weight, bias = (
-        torch.randint(-9, 10, shape, generator=generator).float()
-        for shape in ((208, 24), (24, 40), (40,))
-    )
-    found = RowLadder(rungs).product(x, weight, bias if has_bias else None)
-    assert torch.equal(found, x @ weight + (bias if has_bias else 0.0))
 
 
 # Stacks and passes.

@@ -146,6 +146,7 @@ def test_what_is_not_scored_is_not_computed(
         return head_rows(self, weights, head, hidden, start, stop)
 
     monkeypatch.setattr(CachedDecoding, "_head_rows", counted)
+    monkeypatch.setattr("tinsmith_engine.decoding.chunk_rows", lambda vocab_size: 128)
     scores(
         Sampler(engine),
         prompt_tokens=LONG,
@@ -153,8 +154,8 @@ def test_what_is_not_scored_is_not_computed(
         prompt_logprobs=True,
         prompt_logprobs_last_n=5,
     )
-    # The row after the prompt, and the last chunk of 128: positions 128 to 198.
-    assert rows == [1, 71]
+    # The row after the prompt, and the chunk that holds the last positions.
+    assert rows == [1, (len(LONG) - 1) % chunk_rows(VOCAB)]
 
 
 def test_scores_change_no_token(tmp_path: Path) -> None:

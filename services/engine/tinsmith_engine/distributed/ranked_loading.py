@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import logging
 from pathlib import Path
 
 from tinsmith_engine.distributed.ranked_engine import RankedEngine
@@ -9,7 +12,9 @@ from tinsmith_engine.distributed.ranks import Ranks
 from tinsmith_engine.distributed.sharded_decoder import ShardedDecoder, sharded_decoder
 from tinsmith_engine.exactness import NUM_PROBE_RUNS, check_exactness
 from tinsmith_engine.factory import load_model, whole_decoder
-from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.errors import ConfigError, ExactnessUnavailableError
+
+logger = logging.getLogger(__name__)
 
 
 def load_ranked_engine(
@@ -24,7 +29,7 @@ def load_ranked_engine(
     micro_batch_tokens: int = 2048,
     pass_rows: int = 8192,
     tape_rows: int = 16_384,
-    exact: bool = True,
+    exact: bool | None = None,
     compiled: bool | None = None,
 ) -> RankedEngine:
     """Load a base model; all ranks call this with the same arguments.
@@ -49,7 +54,8 @@ def load_ranked_engine(
         ModelNotFoundError: See `Engine.load`.
         CheckpointIncompatibleError: See `Engine.load`.
     """
-    loaded = load_model(
+    load = functools.partial(
+        load_model,
         model_dir,
         dtype=dtype,
         device=str(ranks.device),
@@ -57,7 +63,6 @@ def load_ranked_engine(
         num_threads=num_threads,
         micro_batch_tokens=micro_batch_tokens,
         tape_rows=tape_rows,
-        exact=exact,
         compiled=ranks.device.type == "cuda" if compiled is None else compiled,
         build=sharded_decoder(ranks) if shard_base else whole_decoder,
         more_details={
@@ -65,6 +70,12 @@ def load_ranked_engine(
             "base": "sharded" if shard_base else "replicated",
         },
     )
+    sizes = {
+        "max_rows": max_rows,
+        "micro_batch_tokens": micro_batch_tokens,
+        "pass_rows": pass_rows,
+    }
+    loaded = load(exact=exact)
     ranks.meet()
     if shard_base and not isinstance(loaded.model, ShardedDecoder):
         raise ConfigError(
@@ -72,23 +83,19 @@ def load_ranked_engine(
             "module, which is not sharded; set shard_base=false"
         )
     _check_same(ranks, loaded.info.fingerprint)
-    if loaded.info.exactness == "exact":
-        check_exactness(
-            RankedEngine(
-                loaded,
-                ranks,
-                max_rows=NUM_PROBE_RUNS,
-                micro_batch_tokens=micro_batch_tokens,
-                pass_rows=pass_rows,
-            )
-        )
-    return RankedEngine(
-        loaded,
-        ranks,
-        max_rows=max_rows,
-        micro_batch_tokens=micro_batch_tokens,
-        pass_rows=pass_rows,
-    )
+    try:
+        if loaded.info.exactness == "exact":
+            probed = dataclasses.replace(loaded, model=loaded.model.first_layers())
+            check_exactness(RankedEngine(probed, ranks, **sizes | {"max_rows": NUM_PROBE_RUNS}))
+    except ExactnessUnavailableError as error:
+        # What a pass gives is the same on all ranks, so they all come here or none.
+        if exact:
+            raise
+        logger.warning("%s", error)
+        del loaded, probed
+        loaded = load(exact=False)
+        ranks.meet()
+    return RankedEngine(loaded, ranks, **sizes)
 
 
 def _check_same(ranks: Ranks, fingerprint: str) -> None:

@@ -28,11 +28,11 @@ from tinsmith_engine.distributed.sharded_base import (
     GatherStream,
     ShardedBase,
 )
-from tinsmith_engine.factory import DecoderFiles, find_ladders
+from tinsmith_engine.factory import DecoderFiles, find_split
 from tinsmith_engine.linear import LinearUnit
 from tinsmith_engine.models import RunTensors
 from tinsmith_engine.ops import EAGER, Ops
-from tinsmith_engine.row_ladder import Ladders
+from tinsmith_engine.products import WHOLE, KSplit
 from tinsmith_runtime.errors import ConfigError, InvalidFieldError
 
 
@@ -42,7 +42,7 @@ class ShardedWeights(DecoderWeights):
     _config: DecoderConfig
     _base: ShardedBase
     _stream: GatherStream
-    _ladders: Ladders
+    _split: KSplit
     _ops: Ops
     _found: Sequence[LayerWeights]
 
@@ -51,15 +51,15 @@ class ShardedWeights(DecoderWeights):
         config: DecoderConfig,
         base: ShardedBase,
         stream: GatherStream,
-        ladders: Ladders,
+        split: KSplit,
         ops: Ops,
         layers: Sequence[LayerWeights] | None = None,
     ) -> None:
-        found = layers or _Layers(config, base, stream, ladders, ops)
+        found = layers or _Layers(config, base, stream, split, ops)
         # Not by assignment: the parent class is frozen.
         for name, value in zip(
-            ("_config", "_base", "_stream", "_ladders", "_ops", "_found"),
-            (config, base, stream, ladders, ops, found),
+            ("_config", "_base", "_stream", "_split", "_ops", "_found"),
+            (config, base, stream, split, ops, found),
             strict=True,
         ):
             object.__setattr__(self, name, value)
@@ -89,7 +89,7 @@ class ShardedWeights(DecoderWeights):
         index = self._base.head_block
         name = HEAD if index else EMBEDDING
         weight = self._base.blocks[index].layout.view(self._stream.take(index), name)
-        return LinearUnit(weight=weight, ladder=self._ladders.head)
+        return LinearUnit(weight=weight, split=self._split)
 
     @property
     def trains_input(self) -> bool:
@@ -99,7 +99,7 @@ class ShardedWeights(DecoderWeights):
     def with_layers(self, layers: Sequence[LayerWeights]) -> DecoderWeights:
         """Return the weights with other layers."""
         return ShardedWeights(
-            self._config, self._base, self._stream, self._ladders, self._ops, layers
+            self._config, self._base, self._stream, self._split, self._ops, layers
         )
 
 
@@ -111,11 +111,11 @@ class _Layers(Sequence[LayerWeights]):
         config: DecoderConfig,
         base: ShardedBase,
         stream: GatherStream,
-        ladders: Ladders,
+        split: KSplit,
         ops: Ops,
     ) -> None:
         self._config, self._base, self._stream = config, base, stream
-        self._ladders, self._ops = ladders, ops
+        self._split, self._ops = split, ops
 
     def __len__(self) -> int:
         return self._config.num_layers
@@ -134,7 +134,7 @@ class _Layers(Sequence[LayerWeights]):
     def bind(self, index: int, row: Tensor) -> LayerWeights:
         """Return a layer from its gathered row."""
         layout = self._base.blocks[1 + index].layout
-        return bind_layer(self._config, layout, row, index, self._ladders, self._ops)
+        return bind_layer(self._config, layout, row, index, self._split, self._ops)
 
 
 class ShardedDecoder(Decoder):
@@ -143,16 +143,20 @@ class ShardedDecoder(Decoder):
     Args:
         files: The model.
         base: The parts.
-        ladders: See `row_ladder`.
+        split: How the sums of products are cut.
     """
 
-    def __init__(self, files: DecoderFiles, base: ShardedBase, ladders: Ladders) -> None:
+    def __init__(self, files: DecoderFiles, base: ShardedBase, split: KSplit) -> None:
         nothing = torch.empty(0, dtype=files.dtype, device=files.device)
         super().__init__(
-            files.config, files.layout, nothing, ladders, files.ops, tape_rows=files.tape_rows
+            files.config, files.layout, nothing, split, files.ops, tape_rows=files.tape_rows
         )
         self.base = base
         self.stream = GatherStream(base)
+
+    def first_layers(self) -> Decoder:
+        """Return the decoder itself: the ranks gather its layers together, in one order."""
+        return self
 
     def initial_row(self) -> Tensor:
         """Refuse: no rank has the row.
@@ -169,7 +173,7 @@ class ShardedDecoder(Decoder):
             InvalidFieldError: The run trains all weights.
         """
         if run is None:
-            return ShardedWeights(self.config, self.base, self.stream, self._ladders, self.ops)
+            return ShardedWeights(self.config, self.base, self.stream, self.split, self.ops)
         if run.is_full:
             raise _no_row()
         return super().bind(run)
@@ -177,10 +181,10 @@ class ShardedDecoder(Decoder):
 
 def sharded_decoder(
     ranks: Ranks,
-) -> Callable[[DecoderFiles], tuple[Decoder, Ladders]]:
+) -> Callable[[DecoderFiles], Decoder]:
     """Return what builds a decoder that is sharded over all ranks; they call it together."""
 
-    def build(files: DecoderFiles) -> tuple[Decoder, Ladders]:
+    def build(files: DecoderFiles) -> Decoder:
         if files.config.moe is not None or files.config.rope_axes is not None:
             raise ConfigError(
                 f"shard_base: {files.config.family} has experts or reads images, which are not "
@@ -188,11 +192,11 @@ def sharded_decoder(
             )
         base = ShardedBase(files.config, files.layout, files.directory, files.dtype, ranks)
         ranks.meet()
-        ladders = Ladders()
-        if files.exact:
+        split = WHOLE
+        if files.exact is not False:
             layer, head = _first_layer_and_head(files, base)
-            ladders = find_ladders([layer], head)
-        return ShardedDecoder(files, base, ladders), ladders
+            split = find_split([layer], head, exact=files.exact)
+        return ShardedDecoder(files, base, split)
 
     return build
 
@@ -204,7 +208,7 @@ def _first_layer_and_head(files: DecoderFiles, base: ShardedBase) -> tuple[Layer
             pending.wait()
     name = HEAD if base.head_block else EMBEDDING
     block = base.blocks[1]
-    layer = bind_layer(files.config, block.layout, base.row(1), 0, Ladders(), EAGER)
+    layer = bind_layer(files.config, block.layout, base.row(1), 0, WHOLE, EAGER)
     head = base.blocks[base.head_block]
     return layer, head.layout.view(base.row(base.head_block), name)
 
