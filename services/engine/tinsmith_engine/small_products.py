@@ -6,7 +6,8 @@ kernel takes 16 outputs at a time: it reads 16 x 16 numbers of the weight, turns
 and adds 16 products to each row's sums, one after the other along K. A sum is thus one chain of
 fused multiply-adds for each block of K, and blocks are added in order. That is what MKL does for
 many rows as well, in blocks of its own; `SmallProducts.fitting` finds their length by comparing
-bits. Where no length fits, the kernel is not used: it changes the time of a product, never its bits.
+bits. Where no length fits, the kernel is not used: it changes the time of a product, never its
+bits.
 
 The kernel is written in LLVM's language and compiled at start by llvmlite, in tenths of a second,
 for whatever vectors the CPU has. It runs on the threads of torch: those of the same libgomp.
@@ -260,7 +261,7 @@ def _types() -> list[str]:
 
 
 def _read_and_turn() -> list[str]:
-    """Read 16 numbers along K of each of 16 outputs, and turn them: `%turned<k>` has all outputs."""
+    """Read 16 numbers along K of each of 16 outputs, and turn them: `%turned<k>` has all of k."""
     lines = []
     for i in range(LANES):
         lines += [

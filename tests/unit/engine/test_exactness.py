@@ -466,7 +466,7 @@ def position_dependent_mm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def size_dependent_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a frozen product depend on the rows of the pass, where the check of products is blind."""
+    """Make a frozen product depend on the rows of the pass; the check of products is blind."""
     real = KSplit.product
     monkeypatch.setattr("tinsmith_engine.factory.check_split", lambda split, factors: True)
 
