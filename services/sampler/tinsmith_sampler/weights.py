@@ -74,6 +74,7 @@ class WeightSource:
             RunNotFoundError: If the run is gone.
             CheckpointNotFoundError: If the checkpoint is gone.
             CheckpointCorruptError: If its files are damaged.
+            StoreMismatchError: If they are in another store than this sampler's.
             VersionNotLoadedError: If the run has no version as new as `min_version`.
         """
         if target.run:
@@ -124,10 +125,7 @@ class WeightSource:
     async def _read(self, target: Target, stored: StoredWeights) -> Published:
         failpoints.passing("sampler.load")
         engine = self._host.engine(target.base_model)
-        folder = manifests.folder_of(self._store, stored.manifest_uri)
-        manifest, files = await asyncio.to_thread(
-            manifests.read_checkpoint, self._store, folder, sha256=stored.manifest_sha256
-        )
+        manifest, files = await asyncio.to_thread(self._read_files, stored)
         if manifest.attributes.get("base_model") != target.base_model:
             raise CheckpointIncompatibleError(
                 f"{target.source} is of base model {manifest.attributes.get('base_model')}, not of "
@@ -150,6 +148,11 @@ class WeightSource:
             oldest, (its_engine, _, _) = self._loaded.popitem(last=False)
             await self._host.call(its_engine.unload_weights, oldest)
         return published
+
+    def _read_files(self, stored: StoredWeights) -> tuple[manifests.Manifest, dict[str, bytes]]:
+        sha256 = stored.manifest_sha256
+        folder = manifests.find_folder(self._store, stored.manifest_uri, sha256=sha256)
+        return manifests.read_checkpoint(self._store, folder, sha256=sha256)
 
     def loaded(self) -> dict[str, str]:
         """Return what each version in memory was loaded for, by the name it has in the engine."""

@@ -41,6 +41,7 @@ class CheckpointDomain:
         uploads: Files from clients.
         downloads: Files to clients.
         audit: What was done.
+        store_uri: Where files are; of the store as it is now, wherever it was before.
         clock: Seconds since the epoch.
     """
 
@@ -50,6 +51,7 @@ class CheckpointDomain:
     uploads: Uploads
     downloads: Downloads
     audit: AuditTrail
+    store_uri: str
     clock: Callable[[], float]
 
 
@@ -72,9 +74,8 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.GetCheckpointRequest, context: Context
     ) -> trainer_pb2.Checkpoint:
         name = codec.decode_checkpoint_name(request.name, field="name")
-        return codec.encode_checkpoint(
-            await self._checkpoints.readable(str(name), caller_project())
-        )
+        record = await self._checkpoints.readable(str(name), caller_project())
+        return codec.encode_checkpoint(record, self._domain.store_uri)
 
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Context
@@ -100,7 +101,10 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
             page_token=request.page_token,
         )
         return trainer_pb2.ListCheckpointsResponse(
-            checkpoints=[codec.encode_checkpoint(record) for record in page.checkpoints],
+            checkpoints=[
+                codec.encode_checkpoint(record, self._domain.store_uri)
+                for record in page.checkpoints
+            ],
             next_page_token=page.next_page_token,
         )
 
@@ -232,7 +236,7 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.Checkpoint:
         key_id = current_caller().key_id
         changed = await self._checkpoints.update(str(name), changes, key_id=key_id)
-        return codec.encode_checkpoint(changed)
+        return codec.encode_checkpoint(changed, self._domain.store_uri)
 
     async def _downloadable(
         self, value: str

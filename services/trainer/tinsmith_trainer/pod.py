@@ -98,7 +98,7 @@ class TrainerPod:
         self._catalog = ModelCatalog.of(host)
         self._ledger = _ledger_of(config)
         self._store = storage.open(config.storage())
-        wire = codec.StoredCodec()
+        wire = codec.StoredCodec(self._store.uri)
         self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
         files = CheckpointFiles(self._store, config.data_dir / "scratch")
         checkpoints = CheckpointRegistry(self._host, self._ledger, self._store, files, wall_clock)
@@ -117,7 +117,7 @@ class TrainerPod:
         self._tasks = CheckpointTasks(
             self._ledger,
             work,
-            StoredTasks(),
+            StoredTasks(self._store.uri),
             find_run=self._registry.held,
             clock=wall_clock,
         )
@@ -128,6 +128,7 @@ class TrainerPod:
             uploads=uploads,
             downloads=Downloads(files, config.pod_key, wall_clock),
             audit=AuditTrail(self._ledger, wall_clock),
+            store_uri=self._store.uri,
             clock=wall_clock,
         )
         retrievals = Retrievals(wall_clock)
