@@ -24,6 +24,7 @@ from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.tokenizer_files import require_tokenizers
 from tinsmith_trainer import codec
 from tinsmith_trainer.audit import AuditTrail
 from tinsmith_trainer.checkpoint_codec import StoredTasks
@@ -57,10 +58,13 @@ def load_engines(config: TrainerConfig, load: Callable[..., Engine] = Engine.loa
     """Load the base models of a trainer, each with `load`.
 
     Raises:
-        ModelNotFoundError: If one is neither a directory nor a model of the hub.
+        ModelNotFoundError: If one is neither a directory nor a model of the hub, or has no
+            tokenizer.
     """
-    return EngineHost.load(
-        config.models(),
+    models = config.models()
+    require_tokenizers(models)
+    host = EngineHost.load(
+        models,
         dtype=config.dtype,
         device=config.device,
         num_threads=config.num_threads or None,
@@ -69,6 +73,9 @@ def load_engines(config: TrainerConfig, load: Callable[..., Engine] = Engine.loa
         max_rows=config.max_resident_runs,
         load=load,
     )
+    # Those of the hub are here now.
+    require_tokenizers(host.directories)
+    return host
 
 
 class TrainerPod:
