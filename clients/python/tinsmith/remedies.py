@@ -56,7 +56,7 @@ REMEDIES = MappingProxyType(
         "NON_FINITE_LOSS": "lower the learning rate or check the data; weights are unchanged",
         "CHECKPOINT_INCOMPATIBLE": "load it into a run of the same base model and adapter",
         "CHECKPOINT_CORRUPT": "use another checkpoint",
-        "STORE_MISMATCH": "give trainer and sampler the same storage_uri, and restore the whole store",
+        "STORE_MISMATCH": "give trainer and sampler one storage_uri, and restore the whole store",
         "SEQUENCE_NUMBER_REUSED": "another client uses the run; continue with Client.get_run(name)",
         "SEQUENCE_GAP": "send the failed operations again",
         "POISON_OPERATION": "change the request before sending it again",

@@ -9,6 +9,7 @@ from pathlib import Path
 from tinsmith_gateway.limits import LimitSettings
 from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.server import check_address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +90,7 @@ class GatewayConfig:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate and tls_key belong together: set both or none")
-        if not self.listen_address.rpartition(":")[2].isdigit():
-            raise ConfigError(f"listen_address must be host:port, got {self.listen_address!r}")
+        check_address("listen_address", self.listen_address)
         self.aliases()
         self.client_config()
         self.limits()

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -63,7 +64,10 @@ def run_pod(
     try:
         asyncio.run(serve(load_config(config_class, path=arguments.config)))
     except (ConfigError, TinsmithError) as error:
-        logger.critical("can not start", extra={"problem": str(error)})
+        if sys.stderr.isatty():
+            sys.stderr.write(f"error: {error}\n")
+        else:
+            logger.critical("can not start", extra={"problem": str(error)})
         leave_word(str(error))
         return _CAN_NOT_START
     except Exception as error:

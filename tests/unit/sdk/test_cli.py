@@ -6,18 +6,21 @@ import dataclasses
 import json
 import sys
 import types
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from google.rpc import code_pb2
+from tests.fakes.local_servers import local_server
 from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status
 from tests.unit.sdk.test_tokenizer import CHATML, make_files
 
 from tinsmith import cli
 from tinsmith.config_values import load_config
 from tinsmith.errors import ConfigurationError
+from tinsmith.local_servers import Announcement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +41,10 @@ class Config:
 
 
 @pytest.fixture
-def local(server: FakeServer, tmp_path: Path) -> FakeServer:
+def local(server: FakeServer, tmp_path: Path) -> Iterator[FakeServer]:
     """A server that `tinsmith up` announced."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    content = {"address": server.address, "api_key": "tsk_test", "project": "default"}
-    (folder / "local.json").write_text(json.dumps(content))
-    return server
+    with Announcement(tmp_path / "state", local_server(server.address)):
+        yield server
 
 
 def invoke(*arguments: str) -> int:

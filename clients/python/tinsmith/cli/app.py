@@ -7,7 +7,7 @@ from importlib import metadata
 
 import typer
 
-from tinsmith.cli import checkpoints, jobs, keys, recipe, runs, sample
+from tinsmith.cli import checkpoints, jobs, keys, recipe, runs, sample, servers
 from tinsmith.errors import ConfigurationError
 
 GROUP = "tinsmith.commands"
@@ -34,6 +34,8 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.add_typer(jobs.app, name="jobs")
     app.command("sample")(sample.sample)
     app.command("run")(recipe.run)
+    app.command("status")(servers.status)
+    app.command("use")(servers.use)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
     for entry_point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         _add(app, entry_point, load=entry_point.name == wanted)
