@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tinsmith_local.commands import describe
-from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer, read_overrides
+from tinsmith_local.embedded import (
+    EmbeddedConfig,
+    EmbeddedServer,
+    read_overrides,
+    tokenizer_ids,
+)
 from tinsmith_runtime.errors import ConfigError
 
 
@@ -41,3 +47,12 @@ def test_the_gateway_has_a_table(tmp_path: Path) -> None:
     file.write_text("[gateway]\nmax_request_per_key = 3\n")
     with pytest.raises(ConfigError, match="max_request_per_key"):
         read_overrides(file)
+
+
+def test_clients_of_this_machine_load_a_tokenizer_from_the_directory(tmp_path: Path) -> None:
+    models = {"tiny": str(tmp_path), "Qwen/Qwen3-8B": "Qwen/Qwen3-8B", "short": "owner/model"}
+    of_hub = {"Qwen/Qwen3-8B": "Qwen/Qwen3-8B", "short": "owner/model"}
+    assert tokenizer_ids(models, is_loopback=True) == {"tiny": str(tmp_path), **of_hub}
+    assert tokenizer_ids(models, is_loopback=False) == of_hub
+    relative = os.path.relpath(tmp_path)
+    assert tokenizer_ids({"tiny": relative}, is_loopback=True) == {"tiny": str(tmp_path)}

@@ -16,6 +16,7 @@ import os
 import secrets
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +32,7 @@ from tinsmith_environment.deployment import EnvironmentDeployment
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
 from tinsmith_runtime.auth import ApiKey
-from tinsmith_runtime.config import check_known, convert_settings
+from tinsmith_runtime.config import check_known, convert_settings, parse_models
 from tinsmith_runtime.devices import Placement, check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.ledger.records import FencedError
@@ -232,13 +233,18 @@ class EmbeddedServer:
         )
 
     def _gateway_config(self) -> GatewayConfig:
-        settings: dict[str, Any] = {"pins_clients": not _is_loopback(self._config.host)}
+        is_loopback = _is_loopback(self._config.host)
+        settings: dict[str, Any] = {"pins_clients": not is_loopback}
+        overrides = self._overrides("gateway")
+        given = parse_models(str(overrides.pop("tokenizer_ids", "")), setting="tokenizer_ids")
+        known = tokenizer_ids(self._config.models, is_loopback=is_loopback) | given
+        settings["tokenizer_ids"] = ",".join(f"{name}={found}" for name, found in known.items())
         return GatewayConfig(
             data_dir=self._config.data_dir,
             scheduler_address=self._scheduler_address,
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:{self._config.port}",
-            **settings | self._overrides("gateway"),
+            **settings | overrides,
         )
 
     def _coordinator_config(self) -> CoordinatorConfig:
@@ -281,6 +287,25 @@ def read_overrides(path: Path) -> dict[str, dict[str, object]]:
         except ConfigError as error:
             raise ConfigError(f"[{pod}] of {path}: {error}") from error
     return converted
+
+
+def tokenizer_ids(models: Mapping[str, str], *, is_loopback: bool) -> dict[str, str]:
+    """Return what clients load the tokenizers of base models by.
+
+    A name such as `tiny` is nobody's on the hub, or a stranger's. A directory is read by clients of
+    this machine alone; those of others are given the name, unless a setting says better.
+
+    Args:
+        models: Directory or hub id by name.
+        is_loopback: Whether all clients are on this machine.
+    """
+    found = {}
+    for name, source in models.items():
+        if not Path(source).is_dir():
+            found[name] = source
+        elif is_loopback:
+            found[name] = str(Path(source).resolve())
+    return found
 
 
 def _is_loopback(host: str) -> bool:

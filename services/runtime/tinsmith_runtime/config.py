@@ -104,8 +104,12 @@ def convert_settings(config_class: type[Any], values: Mapping[str, object]) -> d
     return {field: _convert(field, value, hints[field]) for field, value in values.items()}
 
 
-def parse_models(text: str) -> dict[str, str]:
+def parse_models(text: str, *, setting: str = "base_models") -> dict[str, str]:
     """Return the directory or hub id of each base model in `name=source,name=source`.
+
+    Args:
+        text: The value of a setting.
+        setting: Its name.
 
     Raises:
         ConfigError: If an entry is not `name=source`.
@@ -114,7 +118,7 @@ def parse_models(text: str) -> dict[str, str]:
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, separator, source = entry.partition("=")
         if not (name and separator and source):
-            raise ConfigError(f"base_models: {entry!r} is not name=directory")
+            raise ConfigError(f"{setting}: {entry!r} is not name=value")
         models[name] = source
     return models
 
