@@ -13,7 +13,6 @@ from google.longrunning import operations_pb2
 from tinsmith import names
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 from tinsmith_runtime.auth import current_caller
-from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
 from tinsmith_trainer import checkpoint_codec, codec
 from tinsmith_trainer.audit import AuditTrail
@@ -24,8 +23,6 @@ from tinsmith_trainer.downloads import Downloads
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.registry import RunRegistry, run_not_found
 from tinsmith_trainer.uploads import Uploads, upload_not_found
-
-_ALL_RUNS_SUFFIX = "/trainingRuns/-"
 
 Context = Any
 
@@ -81,11 +78,8 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.ListCheckpointsRequest, context: Context
     ) -> trainer_pb2.ListCheckpointsResponse:
         run: str | None = None
-        if request.parent.endswith(_ALL_RUNS_SUFFIX):
-            try:
-                project = names.ProjectName.parse(request.parent.removesuffix(_ALL_RUNS_SUFFIX))
-            except names.InvalidNameError as error:
-                raise InvalidFieldError("parent", str(error)) from error
+        if request.parent.endswith(codec.ALL_RUNS_SUFFIX):
+            project = codec.decode_all_runs(request.parent)
             current_caller().require_project(project.project, lambda: run_not_found(request.parent))
             project_id = project.project
         else:

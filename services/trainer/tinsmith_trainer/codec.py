@@ -82,6 +82,7 @@ _CHECKPOINT_KINDS = {
 }
 _WIRE_CHECKPOINT_KINDS = {kind: wire for wire, kind in _CHECKPOINT_KINDS.items()}
 _MAX_LABELS = 64
+ALL_RUNS_SUFFIX = "/trainingRuns/-"
 _MAX_LABEL_CHARACTERS = 1024
 _MAX_TTL_S = 10 * 366 * 24 * 3600.0
 
@@ -156,6 +157,18 @@ def decode_work(kind: Kind, request: Any) -> Work:
         case Kind.LOAD_CHECKPOINT:
             name = decode_checkpoint_name(request.checkpoint, field="checkpoint")
             return LoadCheckpointWork(str(name), request.include_optimizer)
+
+
+def decode_all_runs(parent: str) -> names.ProjectName:
+    """Return the project whose runs `projects/{project}/trainingRuns/-` stands for.
+
+    Raises:
+        InvalidFieldError: If it is no such name.
+    """
+    try:
+        return names.ProjectName.parse(parent.removesuffix(ALL_RUNS_SUFFIX))
+    except names.InvalidNameError as error:
+        raise InvalidFieldError("parent", str(error)) from error
 
 
 class StoredCodec:

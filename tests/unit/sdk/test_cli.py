@@ -54,8 +54,9 @@ def invoke(*arguments: str) -> int:
 
 
 def test_runs_are_listed_as_a_table_and_as_json(
-    local: FakeServer, capsys: pytest.CaptureFixture[str]
+    local: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert invoke("runs", "list") == 0
     assert "BASE MODEL" in capsys.readouterr().out
     assert invoke("runs", "list", "--json") == 0
