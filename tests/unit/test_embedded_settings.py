@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tinsmith_local.commands import describe
+from tinsmith.cli.app import DESCRIPTIONS
+from tinsmith_local.commands import describe, up
 from tinsmith_local.embedded import (
     EmbeddedConfig,
     EmbeddedServer,
     read_overrides,
     tokenizer_ids,
 )
+from tinsmith_runtime.devices import Hardware, place
 from tinsmith_runtime.errors import ConfigError
 
 
@@ -56,3 +58,31 @@ def test_clients_of_this_machine_load_a_tokenizer_from_the_directory(tmp_path: P
     assert tokenizer_ids(models, is_loopback=False) == of_hub
     relative = os.path.relpath(tmp_path)
     assert tokenizer_ids({"tiny": relative}, is_loopback=True) == {"tiny": str(tmp_path)}
+
+
+def test_the_list_of_commands_says_what_the_command_says() -> None:
+    assert DESCRIPTIONS["up"] == up.__doc__
+
+
+def test_the_device_is_named_and_a_gpu_that_is_left_out_is_mentioned(tmp_path: Path) -> None:
+    config = EmbeddedConfig(data_dir=tmp_path, models={"tiny": "somewhere"})
+    server = EmbeddedServer(config)
+    server.address, server.api_key = "127.0.0.1:1", "tsk_abc_secret"
+    server.placement = place("cuda", "auto", Hardware(("NVIDIA H200",), True, 1))
+    assert "  device   cuda:0 NVIDIA H200, bfloat16\n" in describe(server, config)
+    assert "warning" not in describe(server, config)
+    server.placement = place("cpu", "auto", Hardware(("NVIDIA H200",), True, 1))
+    assert "warning: computing on the CPU although" in describe(server, config)
+
+
+def test_the_table_of_a_pod_wins_over_the_flags(tmp_path: Path) -> None:
+    config = EmbeddedConfig(
+        data_dir=tmp_path,
+        models={"tiny": "somewhere"},
+        device="auto",
+        overrides={"trainer": {"device": "cpu", "dtype": "bfloat16", "num_threads": 3}},
+    )
+    server = EmbeddedServer(config)
+    server._scheduler_address = "127.0.0.1:1"
+    found = server._trainer_config()
+    assert (found.device, found.dtype, found.num_threads) == ("cpu", "bfloat16", 3)

@@ -73,7 +73,8 @@ REMEDIES = MappingProxyType(
         "VERSION_NOT_LOADED": "try again",
         "ENVIRONMENT_FAILED": "create a new instance; the episode is lost",
         "KEY_MISSING": "set TINSMITH_API_KEY or pass api_key",
-        "KEY_INVALID": "check TINSMITH_API_KEY for missing characters",
+        "KEY_INVALID": "check TINSMITH_API_KEY: are characters missing, or is it a key of another"
+        " data directory or server?",
         "KEY_REVOKED": "use another key",
         "SCOPE_MISSING": "use a key with that scope",
         "ABORTED": "start again from the last known state",

@@ -202,3 +202,19 @@ def test_a_command_of_an_extra_is_run(
     monkeypatch.setattr("tinsmith.cli.app.metadata.entry_points", lambda group: [point])
     assert invoke("up", "--port", "7") == 0
     assert capsys.readouterr().out == "port 7\n"
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("--version") == 0
+    assert capsys.readouterr().out == f"tinsmith {metadata.version('tinsmith')}\n"
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_describes_commands_of_other_packages(
+    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert invoke(option) == 0
+    text = capsys.readouterr().out
+    assert "Run all services in this process" in text
+    assert "See `tinsmith" not in text
