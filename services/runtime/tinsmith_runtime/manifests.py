@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,11 +141,22 @@ def read_checkpoint(
         CheckpointCorruptError: If anything is missing, truncated or changed.
     """
     manifest = read_manifest(store, folder, sha256=sha256)
-    files = {
-        name: b"".join(_verified(store, folder, name, entry))
-        for name, entry in manifest.files.items()
+    return manifest, read_files(store, folder, manifest, manifest.files)
+
+
+def read_files(
+    store: ObjectStore, folder: str, manifest: Manifest, names: Iterable[str]
+) -> dict[str, bytes]:
+    """Return some files of a checkpoint, verified; names that it has not are left out.
+
+    Raises:
+        CheckpointCorruptError: If one is missing, truncated or changed.
+    """
+    return {
+        name: b"".join(_verified(store, folder, name, manifest.files[name]))
+        for name in names
+        if name in manifest.files
     }
-    return manifest, files
 
 
 def read_manifest(store: ObjectStore, folder: str, *, sha256: str | None = None) -> Manifest:
