@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tinsmith.errors import ConfigurationError
 from tinsmith.local_servers import Announcement, LocalServer, chosen_address, list_servers
 from tinsmith.settings import state_dir
 from tinsmith_local.embedded import (
@@ -185,7 +186,11 @@ async def _serve(config: EmbeddedConfig) -> None:
     await server.start()
     folder = state_dir()
     with Announcement(folder, describe_server(server, config)):
-        others = describe_others(server.address, list_servers(folder), chosen_address(folder))
+        try:
+            others = describe_others(server.address, list_servers(folder), chosen_address(folder))
+        except ConfigurationError as error:
+            # What another server left is no reason to end this one, which serves already.
+            others = [str(error)]
         _console.print(describe(server, config, others), highlight=False, soft_wrap=True)
         await stopped
     # Found no longer: a command that comes now would meet a server that takes nothing new.

@@ -17,6 +17,7 @@ from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError, TinsmithError
 from tinsmith_runtime.logs import configure_logging
 from tinsmith_runtime.server import wait_for_signal
+from tinsmith_runtime.settings_help import describe_settings
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,10 @@ def run_pod(
         serve: Serves until the process is asked to stop.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m tinsmith_{pod}", description=f"One {pod} as its own process."
+        prog=f"python -m tinsmith_{pod}",
+        description=f"One {pod} as its own process.",
+        epilog=describe_settings(config_class),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, help="TOML file; TINSMITH_* variables win")
     arguments = parser.parse_args()
