@@ -88,6 +88,10 @@ MISTAKES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
         ("[trainer] of ", "unknown setting max_run", "did you mean max_runs"),
     ),
     "config-type": (config('[trainer]\nmax_runs = "x"'), ("[trainer] of ", "max_runs", "int")),
+    "config-fixed": (
+        config('[trainer]\ndata_dir = "x"'),
+        ("[trainer] of ", "data_dir is given by `tinsmith up` itself", "use --data-dir"),
+    ),
     "config-value": (config("[trainer]\nmax_runs = 0"), ("max_runs must be positive, got 0",)),
 }
 

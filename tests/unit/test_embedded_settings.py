@@ -12,9 +12,9 @@ from tinsmith_local.commands import describe, up
 from tinsmith_local.embedded import (
     EmbeddedConfig,
     EmbeddedServer,
-    read_overrides,
     tokenizer_ids,
 )
+from tinsmith_local.overrides import read_overrides
 from tinsmith_runtime.devices import Hardware, place
 from tinsmith_runtime.errors import ConfigError
 
@@ -86,3 +86,39 @@ def test_the_table_of_a_pod_wins_over_the_flags(tmp_path: Path) -> None:
     server._scheduler_address = "127.0.0.1:1"
     found = server._trainer_config()
     assert (found.device, found.dtype, found.num_threads) == ("cpu", "bfloat16", 3)
+
+
+@pytest.mark.parametrize(
+    ("pod", "setting"),
+    [
+        *((pod, "listen_address") for pod in ("scheduler", "trainer", "sampler", "gateway")),
+        ("scheduler", "metrics_address"),
+        ("sampler", "storage_uri"),
+        ("sampler", "base_models"),
+        ("environment", "math_problems_path"),
+    ],
+)
+def test_what_the_server_says_itself_is_in_no_table(tmp_path: Path, pod: str, setting: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f'[{pod}]\n{setting} = "x:1"\n')
+    with pytest.raises(ConfigError, match=f"{setting} is given by `tinsmith up`"):
+        read_overrides(file)
+
+
+def test_every_table_that_is_taken_makes_a_server(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        '[trainer]\nstorage_uri = "file:///s"\nmetrics_address = "127.0.0.1:0"\n'
+        "[sampler]\nmax_samples = 3\nnum_threads = 2\n[gateway]\npins_clients = true\n"
+        'tokenizer_ids = "tiny=owner/name"\n[scheduler]\njob_launcher = ""\n'
+    )
+    models = {"tiny": str(tmp_path)}
+    config = EmbeddedConfig(data_dir=tmp_path, models=models, overrides=read_overrides(file))
+    server = EmbeddedServer(config)
+    server._scheduler_address = "127.0.0.1:1"
+    assert server._trainer_config().storage() == "file:///s"
+    assert server._sampler_config("file:///s").max_samples == 3
+    assert server._gateway_config().tokenizers() == {"tiny": "owner/name"}
+    assert server._scheduler_config().job_launcher == ""
+    assert server._coordinator_config().data_dir == tmp_path
+    assert server._environment_config().pod_key

@@ -81,8 +81,9 @@ def resolve_settings(
         local = _local_server(state_dir(environ), address)
         if local is not None:
             address = local.address
-            api_key = api_key or local.api_key
-            project = project or local.project
+            # Another key may be of another project.
+            if api_key in (None, "", local.api_key):
+                api_key, project = local.api_key, project or local.project
     if not address or not api_key:
         missing = " and ".join(
             name for name, value in (("address", address), ("API key", api_key)) if not value

@@ -21,8 +21,8 @@ from tinsmith_local.embedded import (
     EmbeddedServer,
     describe_server,
     make_data_dir,
-    read_overrides,
 )
+from tinsmith_local.overrides import read_overrides
 from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.devices import AUTO
 from tinsmith_runtime.errors import ConfigError, TinsmithError

@@ -15,9 +15,8 @@ import logging
 import os
 import secrets
 import tempfile
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +31,7 @@ from tinsmith_environment.deployment import EnvironmentDeployment
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
 from tinsmith_runtime.auth import ApiKey
-from tinsmith_runtime.config import check_known, convert_settings, parse_models
+from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.devices import Placement, check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.ledger.records import FencedError
@@ -52,14 +51,6 @@ _PRIVATE_MODE = 0o600
 _FENCED_EXIT_CODE = 3
 _FAILED_EXIT_CODE = 4
 _LISTING_TIMEOUT_S = 20.0
-_POD_CONFIGS: dict[str, Any] = {
-    "scheduler": SchedulerConfig,
-    "trainer": TrainerConfig,
-    "sampler": SamplerConfig,
-    "environment": EnvironmentConfig,
-    "gateway": GatewayConfig,
-    "coordinator": CoordinatorConfig,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,35 +249,6 @@ class EmbeddedServer:
 
     def _overrides(self, pod: str) -> dict[str, Any]:
         return dict(self._config.overrides.get(pod, {}))
-
-
-def read_overrides(path: Path) -> dict[str, dict[str, object]]:
-    """Return the settings of pods from the tables of a TOML file.
-
-    Raises:
-        ConfigError: If it can not be read, or names a pod or setting that does not exist.
-    """
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"settings file {path} can not be read: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"settings file {path} is not TOML: {error}") from error
-    converted: dict[str, dict[str, object]] = {}
-    for pod, table in tables.items():
-        if not isinstance(table, dict):
-            raise ConfigError(
-                f"{path} has the setting {pod} outside of a table; write it below one of"
-                f" [{'], ['.join(_POD_CONFIGS)}]"
-            )
-        check_known([pod], list(_POD_CONFIGS), place=str(path), kind="table")
-        known = [setting.name for setting in fields(_POD_CONFIGS[pod])]
-        check_known(table, known, place=f"[{pod}] of {path}")
-        try:
-            converted[pod] = convert_settings(_POD_CONFIGS[pod], table)
-        except ConfigError as error:
-            raise ConfigError(f"[{pod}] of {path}: {error}") from error
-    return converted
 
 
 def tokenizer_ids(models: Mapping[str, str], *, is_loopback: bool) -> dict[str, str]:

@@ -164,3 +164,12 @@ def test_a_file_that_can_not_be_read_is_named(state: Path) -> None:
     (state / "servers" / "1.json").write_text("{")
     with pytest.raises(tinsmith.ConfigurationError, match=r"1\.json can not be read.*delete it"):
         resolve_settings()
+
+
+def test_the_project_of_a_server_goes_with_its_key(state: Path) -> None:
+    with Announcement(state, local_server(FIRST, project="lab")):
+        assert resolve_settings().project == "lab"
+        assert resolve_settings(api_key="tsk_test").project == "lab"
+        other = resolve_settings(api_key="tsk_other")
+        assert (other.address, other.api_key) == (FIRST, "tsk_other")
+        assert other.project != "lab"
