@@ -7,6 +7,7 @@ import logging
 import os
 import pty
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 
 from tinsmith import cli
 
+TAKEN: list[socket.socket] = []
 Prepare = Callable[[Path, Path], list[str]]
 
 
@@ -58,12 +60,19 @@ def spoilt_key(folder: Path, _: Path) -> list[str]:
     return []
 
 
+def taken_port(*_: Path) -> list[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    TAKEN.append(listener)
+    return ["--port", str(listener.getsockname()[1])]
+
+
 def flags(*arguments: str) -> Prepare:
     return lambda *_: list(arguments)
 
 
 MISTAKES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "port-too-high": (flags("--port", "99999"), ("99999", "choose 1 to 65535")),
+    "port-taken": (taken_port, ("can not be bound", "`tinsmith status`", "--port 0")),
     "log-level": (flags("--log-level", "LOUD"), ("log level LOUD", "choose DEBUG, INFO")),
     "data-dir": (data_dir_below_a_file, ("file/data can not be written", "--data-dir")),
     "data-dir-key": (spoilt_key, ("data/api_key holds no key", "backup")),
@@ -123,6 +132,8 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
         arguments += ["--port", "0"]
     with pytest.raises(SystemExit) as caught:
         cli.main(["up", "--threads", "1", *arguments])
+    while TAKEN:
+        TAKEN.pop().close()
     assert caught.value.code == 1
     output = capfd.readouterr()
     assert output.out == ""

@@ -132,7 +132,7 @@ class EmbeddedServer:
             self._scheduler_address = scheduler.address
             self._gateway = gateway = GatewayPod(self._gateway_config())
             # Reserved before the models are loaded, which takes long; served when all is there.
-            self.address = gateway.bind()
+            self.address = _bound(gateway)
             trainer_config = self._trainer_config()
             self.placement = placement_of(trainer_config)
             trainer_config = replace(
@@ -293,6 +293,20 @@ def make_data_dir(path: Path) -> None:
         raise ConfigError(
             f"data directory {path} can not be written: {error.strerror}; name another one with"
             " --data-dir"
+        ) from error
+
+
+def _bound(gateway: GatewayPod) -> str:
+    """Reserve the port of the server, and return the address.
+
+    Raises:
+        ConfigError: If it is taken.
+    """
+    try:
+        return gateway.bind()
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} `tinsmith status` shows the servers that run; --port 0 takes a free port"
         ) from error
 
 
