@@ -14,6 +14,8 @@ from typing import Any, Self
 
 import psutil  # type: ignore[import-untyped]
 
+from tinsmith.local_servers import list_servers
+
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0
 
@@ -113,18 +115,17 @@ class Server(Child):
         self, folder: Path, model: Path, *, num_threads: int, flags: Sequence[str] = ()
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._state = folder / "state" / "local.json"
-        # Of a server that ran here before and was killed.
-        self._state.unlink(missing_ok=True)
+        self._state = folder / "state"
         super().__init__(
             [
                 *("-m", "tinsmith_local", "--model", f"bench={model}", "--port", "0"),
                 *("--data-dir", str(folder / "data"), "--threads", str(num_threads)),
+                *("--device", "cpu"),
                 *flags,
             ],
             num_threads=num_threads,
             log=folder / "server.log",
-            environment={"TINSMITH_STATE_DIR": str(self._state.parent)},
+            environment={"TINSMITH_STATE_DIR": str(self._state)},
         )
 
     def wait_ready(self) -> tuple[str, str]:
@@ -134,13 +135,12 @@ class Server(Child):
             RuntimeError: If it ends or does not listen in time; the message quotes its log.
         """
         deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._state.is_file():
+        while not (servers := list_servers(self._state)) or not servers[0].is_running:
             self.check_alive()
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"the server did not start; see {self.log}")
             time.sleep(0.02)
-        state = json.loads(self._state.read_text())
-        return str(state["address"]), str(state["api_key"])
+        return servers[0].address, servers[0].api_key
 
 
 class Bare(Child):

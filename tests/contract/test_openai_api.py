@@ -837,3 +837,57 @@ def test_no_bytes_break_the_server(client: openai.OpenAI, content: bytes) -> Non
         headers={"authorization": f"Bearer {client.api_key}"},
     )
     assert answer.status_code == 400
+
+
+# What is not there, in words that a client of this API understands.
+
+
+def test_errors_name_routes_and_no_methods_of_another_protocol(
+    rig: OpenAiRig, client: openai.OpenAI
+) -> None:
+    for name in ("gpt-4o", "no-such-run@latest"):
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.chat.completions.create(model=name, messages=MESSAGES)
+        assert "GET /v1/models lists" in missing.value.message
+        assert "GetCapabilities" not in missing.value.message
+        assert "ListTrainingRuns" not in missing.value.message
+    with (
+        rig.client("tsk_abcdef_unknown") as stranger,
+        pytest.raises(openai.AuthenticationError, match="key of this server") as refused,
+    ):
+        stranger.models.list()
+    assert refused.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        pytest.param("responses", "use /v1/chat/completions", id="responses"),
+        pytest.param("embeddings", "served are /v1/models", id="embeddings"),
+    ],
+)
+def test_a_path_that_is_not_served_is_an_error_of_this_api(
+    client: openai.OpenAI, path: str, says: str
+) -> None:
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.post(f"/{path}", body={"model": "m", "input": "x"}, cast_to=object)
+    assert (refused.value.code, refused.value.type) == ("unknown_url", "not_found_error")
+    assert says in refused.value.message
+
+
+def test_a_method_that_is_not_served_names_those_that_are(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.get("/chat/completions", cast_to=object)
+    assert refused.value.status_code == 405
+    assert refused.value.code == "method_not_allowed"
+    assert "POST" in refused.value.response.headers["allow"]
+
+
+def test_both_spellings_of_health_are_served_without_a_key(rig: OpenAiRig) -> None:
+    base = rig.url.removesuffix("/v1")
+    for path in ("/health", "/healthz"):
+        answer = httpx.get(f"{base}{path}")
+        assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    answer = httpx.get(f"{base}/nothing")
+    assert answer.status_code == 404
+    assert isinstance(answer.json()["error"], str)

@@ -480,8 +480,9 @@ ROWS = {
         **corrupt("manifest.json", "is missing"),
     ),
     "manifest-elsewhere": Row(
-        checkpoint_elsewhere, "DATA_LOSS", "CHECKPOINT_CORRUPT",
-        ("not in the store", "same storage_uri"), metadata={"manifest_uri": ...},
+        checkpoint_elsewhere, "FAILED_PRECONDITION", "STORE_MISMATCH",
+        ("not in the store", "same storage_uri"),
+        metadata={"manifest_uri": ..., "storage_uri": ...},
     ),
     "manifest-without-adapter": Row(
         damaged_before_hashing(lambda attributes: attributes.pop("adapter")), "DATA_LOSS",

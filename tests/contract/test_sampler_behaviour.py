@@ -38,6 +38,7 @@ from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.metrics import WAITING_SEQUENCES
+from tinsmith_trainer.state_files import OPTIMIZER_FILE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -275,6 +276,12 @@ async def test_a_deleted_checkpoint_is_gone_although_it_is_in_memory(rig: Sample
     del rig.trainer.checkpoints[name]
     error = await refusal(rig.sample(session))
     assert (code_of(error), error.reason) == ("NOT_FOUND", "CHECKPOINT_NOT_FOUND")
+
+
+async def test_the_optimizer_of_a_checkpoint_is_not_read(rig: SamplerRig) -> None:
+    name = await rig.checkpoint("with-optimizer")
+    (rig.folder(name) / OPTIMIZER_FILE).unlink()
+    assert await rig.sample(rig.session(checkpoint=name))
 
 
 async def test_a_foreign_checkpoint_is_sampled_as_long_as_it_is_published(

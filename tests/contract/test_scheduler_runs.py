@@ -18,7 +18,7 @@ from tests.fakes.scheduler_fake_trainer import (
     running_rig,
 )
 
-from tinsmith.v1 import models_pb2, scheduler_pb2
+from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.errors import (
     AbortedError,
     CapacityExhaustedError,
@@ -430,3 +430,41 @@ async def test_stop_lets_waiting_clients_go(rig: Rig) -> None:
         await rig.pod.stop()
         assert not (await waiting).done
     await rig.start()
+
+
+async def listed(rig: Rig) -> list[scheduler_pb2.TrainingRun]:
+    request = scheduler_pb2.ListTrainingRunsRequest(parent="projects/default")
+    answer = await rig.stub.ListTrainingRuns(request, metadata=rig.admin, timeout=10)
+    return list(answer.training_runs)
+
+
+async def test_a_list_says_what_goes_on_in_a_run_and_who_is_there(rig: Rig) -> None:
+    await rig.register()
+    session, other = await rig.session(rig.admin), await rig.session(rig.admin)
+    idle = await rig.create_run(rig.admin, other)
+    busy = await rig.create_run(rig.admin, session)
+    rig.trainer.statuses[busy.name] = trainer_pb2.RunStatus(
+        run=busy.name, num_pending_operations=17, waiting_for="its turn on the engine"
+    )
+    first, second = await listed(rig)
+    assert (first.name, first.worker) == (busy.name, "workers/trainer-0")
+    assert (first.num_pending_operations, first.waiting_for) == (17, "its turn on the engine")
+    assert (second.name, second.num_pending_operations, second.waiting_for) == (idle.name, 0, "")
+    assert not first.session_ended
+    # Two runs on one trainer are one question.
+    assert rig.trainer.list_calls == ["projects/default/trainingRuns/-"]
+    await rig.stub.FinishSession(
+        scheduler_pb2.FinishSessionRequest(session=session), metadata=rig.admin
+    )
+    assert [run.session_ended for run in await listed(rig)] == [True, False]
+
+
+async def test_a_trainer_that_does_not_answer_holds_up_no_list(rig: Rig) -> None:
+    await rig.register()
+    run = await rig.create_run(rig.admin, await rig.session(rig.admin))
+    rig.trainer.list_gate.clear()
+    [found] = await listed(rig)
+    rig.trainer.list_gate.set()
+    assert (found.name, found.num_pending_operations) == (run.name, 0)
+    await rig.register(address="127.0.0.1:1")
+    assert [run.name for run in await listed(rig)] == [run.name]

@@ -110,7 +110,9 @@ async def accepted_later(run: RunClient, **call: Any) -> Any:
 
 def bits_of(direct: ObjectStore, checkpoint: trainer_pb2.Checkpoint) -> dict[str, bytes]:
     """Return the tensor files of a checkpoint, verified."""
-    folder = manifests.folder_of(direct, checkpoint.manifest_uri)
+    folder = manifests.find_folder(
+        direct, checkpoint.manifest_uri, sha256=checkpoint.manifest_sha256
+    )
     _, files = manifests.read_checkpoint(direct, folder)
     return {name: data for name, data in files.items() if name.endswith(".safetensors")}
 

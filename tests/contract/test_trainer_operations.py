@@ -445,3 +445,29 @@ async def test_two_projects_do_not_see_each_other(rig: TrainerRig, run: RunClien
     ):
         error = await refusal(run.call(method, message(name=name), metadata=stranger))
         assert error.reason == "CHECKPOINT_NOT_FOUND"
+
+
+async def test_pods_are_told_which_runs_of_a_project_have_work(
+    rig: TrainerRig, run: RunClient
+) -> None:
+    idle = await rig.new_run("idle")
+    await idle.step()
+    request = trainer_pb2.ListRunStatusesRequest(parent="projects/p/trainingRuns/-")
+    with rig.engine_held():
+        for number in (1, 2):
+            await run.forward_backward(number=number)
+        answer = await rig.stub.ListRunStatuses(request, metadata=POD, timeout=TIMEOUT_S)
+        [status] = answer.statuses
+        assert (status.run, status.num_pending_operations) == (run.name, 2)
+        own = await run.status()
+        assert status.waiting_for == own.waiting_for
+        elsewhere = trainer_pb2.ListRunStatusesRequest(parent="projects/q/trainingRuns/-")
+        answer = await rig.stub.ListRunStatuses(elsewhere, metadata=POD, timeout=TIMEOUT_S)
+        assert not answer.statuses
+    error = await refusal(
+        rig.stub.ListRunStatuses(request, metadata=run.metadata, timeout=TIMEOUT_S)
+    )
+    assert error.reason == "SCOPE_MISSING"
+    malformed = trainer_pb2.ListRunStatusesRequest(parent="../etc")
+    error = await refusal(rig.stub.ListRunStatuses(malformed, metadata=POD, timeout=TIMEOUT_S))
+    assert error.reason == "INVALID_FIELD"

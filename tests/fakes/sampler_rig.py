@@ -45,6 +45,7 @@ from tinsmith_runtime.status import decode_status
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_sampler.weights import PublishLive
+from tinsmith_trainer.state_files import OPTIMIZER_FILE
 
 BASE_MODEL = "tiny"
 PROJECT = "p"
@@ -283,7 +284,7 @@ class SamplerRig:
             "adapter": adapter_to_json(config),
             "version": version,
         }
-        files = {ADAPTER_FILE: save(tensors)}
+        files = {ADAPTER_FILE: save(tensors), OPTIMIZER_FILE: b"not for samplers"}
         return await asyncio.to_thread(
             manifests.write_checkpoint, self.store, folder, files, attributes
         )

@@ -75,6 +75,9 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
         self.release_errors: list[TinsmithError] = []
         self.resume_errors: list[TinsmithError] = []
         self.statuses: dict[str, trainer_pb2.RunStatus] = {}
+        self.list_calls: list[str] = []
+        self.list_gate = asyncio.Event()
+        self.list_gate.set()
         self.gate = asyncio.Event()
         self.gate.set()
         self.server = PodServer(
@@ -111,6 +114,16 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
         else:
             self.parked.append(request.run)
         return trainer_pb2.ReleaseRunResponse()
+
+    async def ListRunStatuses(
+        self, request: Any, context: Any
+    ) -> trainer_pb2.ListRunStatusesResponse:
+        current_caller().require_scope(POD_SCOPE)
+        self.list_calls.append(request.parent)
+        await self.list_gate.wait()
+        return trainer_pb2.ListRunStatusesResponse(
+            statuses=[each for each in self.statuses.values() if each.num_pending_operations]
+        )
 
     async def ResumeRun(self, request: Any, context: Any) -> trainer_pb2.RunStatus:
         current_caller().require_scope(POD_SCOPE)

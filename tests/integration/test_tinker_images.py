@@ -15,6 +15,8 @@ from tests.integration.servers import BASE_MODEL, Deployment, embedded_server
 from tests.integration.tinker_users import connected
 from tests.unit.engine.conftest import save_tiny_vision
 from tinker import types
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import tinsmith
 
@@ -26,6 +28,8 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     model = save_tiny_vision(tmp_path_factory.mktemp("vision"))
+    words = {f"t{index}": index for index in range(32)}
+    Tokenizer(WordLevel(words, unk_token="t0")).save(str(model / "tokenizer.json"))
     with embedded_server(tmp_path_factory.mktemp("seeing"), model) as deployment:
         yield deployment
     with warnings.catch_warnings():

@@ -100,6 +100,18 @@ def test_training_gives_the_bits_that_the_native_sdk_gives(
     assert losses == native
 
 
+def test_the_tokenizer_of_a_model_that_is_on_no_hub_is_there(
+    embedded: Deployment, model: tinker.TrainingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    info = model.get_info()
+    assert info.model_data.tokenizer_id == str(embedded.model_dir.resolve())
+    tokenizer = model.get_tokenizer()
+    with embedded.client() as client:
+        ours = client.get_tokenizer(BASE_MODEL)
+    assert tokenizer.encode("Repeat: abc") == list(ours.encode("Repeat: abc"))
+
+
 @pytest.mark.parametrize(
     ("loss", "config"),
     [

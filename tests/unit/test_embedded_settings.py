@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tinsmith_local.commands import describe
-from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer, read_overrides
+from tinsmith.cli.app import DESCRIPTIONS
+from tinsmith_local.commands import describe, up
+from tinsmith_local.embedded import (
+    EmbeddedConfig,
+    EmbeddedServer,
+    tokenizer_ids,
+)
+from tinsmith_local.overrides import read_overrides
+from tinsmith_runtime.devices import Hardware, place
 from tinsmith_runtime.errors import ConfigError
 
 
@@ -41,3 +49,76 @@ def test_the_gateway_has_a_table(tmp_path: Path) -> None:
     file.write_text("[gateway]\nmax_request_per_key = 3\n")
     with pytest.raises(ConfigError, match="max_request_per_key"):
         read_overrides(file)
+
+
+def test_clients_of_this_machine_load_a_tokenizer_from_the_directory(tmp_path: Path) -> None:
+    models = {"tiny": str(tmp_path), "Qwen/Qwen3-8B": "Qwen/Qwen3-8B", "short": "owner/model"}
+    of_hub = {"Qwen/Qwen3-8B": "Qwen/Qwen3-8B", "short": "owner/model"}
+    assert tokenizer_ids(models, is_loopback=True) == {"tiny": str(tmp_path), **of_hub}
+    assert tokenizer_ids(models, is_loopback=False) == of_hub
+    relative = os.path.relpath(tmp_path)
+    assert tokenizer_ids({"tiny": relative}, is_loopback=True) == {"tiny": str(tmp_path)}
+
+
+def test_the_list_of_commands_says_what_the_command_says() -> None:
+    assert DESCRIPTIONS["up"] == up.__doc__
+
+
+def test_the_device_is_named_and_a_gpu_that_is_left_out_is_mentioned(tmp_path: Path) -> None:
+    config = EmbeddedConfig(data_dir=tmp_path, models={"tiny": "somewhere"})
+    server = EmbeddedServer(config)
+    server.address, server.api_key = "127.0.0.1:1", "tsk_abc_secret"
+    server.placement = place("cuda", "auto", Hardware(("NVIDIA H200",), True, 1))
+    assert "  device   cuda:0 NVIDIA H200, bfloat16\n" in describe(server, config)
+    assert "warning" not in describe(server, config)
+    server.placement = place("cpu", "auto", Hardware(("NVIDIA H200",), True, 1))
+    assert "warning: computing on the CPU although" in describe(server, config)
+
+
+def test_the_table_of_a_pod_wins_over_the_flags(tmp_path: Path) -> None:
+    config = EmbeddedConfig(
+        data_dir=tmp_path,
+        models={"tiny": "somewhere"},
+        device="auto",
+        overrides={"trainer": {"device": "cpu", "dtype": "bfloat16", "num_threads": 3}},
+    )
+    server = EmbeddedServer(config)
+    server._scheduler_address = "127.0.0.1:1"
+    found = server._trainer_config()
+    assert (found.device, found.dtype, found.num_threads) == ("cpu", "bfloat16", 3)
+
+
+@pytest.mark.parametrize(
+    ("pod", "setting"),
+    [
+        *((pod, "listen_address") for pod in ("scheduler", "trainer", "sampler", "gateway")),
+        ("scheduler", "metrics_address"),
+        ("sampler", "storage_uri"),
+        ("sampler", "base_models"),
+        ("environment", "math_problems_path"),
+    ],
+)
+def test_what_the_server_says_itself_is_in_no_table(tmp_path: Path, pod: str, setting: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f'[{pod}]\n{setting} = "x:1"\n')
+    with pytest.raises(ConfigError, match=f"{setting} is given by `tinsmith up`"):
+        read_overrides(file)
+
+
+def test_every_table_that_is_taken_makes_a_server(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(
+        '[trainer]\nstorage_uri = "file:///s"\nmetrics_address = "127.0.0.1:0"\n'
+        "[sampler]\nmax_samples = 3\nnum_threads = 2\n[gateway]\npins_clients = true\n"
+        'tokenizer_ids = "tiny=owner/name"\n[scheduler]\njob_launcher = ""\n'
+    )
+    models = {"tiny": str(tmp_path)}
+    config = EmbeddedConfig(data_dir=tmp_path, models=models, overrides=read_overrides(file))
+    server = EmbeddedServer(config)
+    server._scheduler_address = "127.0.0.1:1"
+    assert server._trainer_config().storage() == "file:///s"
+    assert server._sampler_config("file:///s").max_samples == 3
+    assert server._gateway_config().tokenizers() == {"tiny": "owner/name"}
+    assert server._scheduler_config().job_launcher == ""
+    assert server._coordinator_config().data_dir == tmp_path
+    assert server._environment_config().pod_key

@@ -24,7 +24,7 @@ async def list_models(core: ClientCore) -> list[ServedModel]:
 
 async def list_runs(core: ClientCore) -> list[RunInfo]:
     """Return the runs of the project, newest first."""
-    return [codec.decode_run(message) for message in await _all_runs(core)]
+    return [codec.decode_run(message, is_listed=True) for message in await _all_runs(core)]
 
 
 async def delete_run(core: ClientCore, name: str) -> None:

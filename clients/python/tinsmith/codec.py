@@ -180,8 +180,8 @@ def decode_operation_metadata(message: trainer_pb2.OperationMetadata) -> t.Opera
     )
 
 
-def decode_run(message: scheduler_pb2.TrainingRun) -> t.RunInfo:
-    """Return what the scheduler knows of a run."""
+def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -> t.RunInfo:
+    """Return what the scheduler knows of a run; a list says what goes on in it, too."""
     is_full = message.adapter.WhichOneof("kind") == "full"
     return t.RunInfo(
         name=message.name,
@@ -195,7 +195,17 @@ def decode_run(message: scheduler_pb2.TrainingRun) -> t.RunInfo:
         create_time=_decode_time(message),
         worker=message.worker,
         waiting_for=message.waiting_for,
+        activity=_activity_of(message) if is_listed else "",
+        num_pending_operations=message.num_pending_operations,
     )
+
+
+def _activity_of(message: scheduler_pb2.TrainingRun) -> str:
+    if message.state != scheduler_pb2.TrainingRun.STATE_ACTIVE:
+        return ""
+    if message.num_pending_operations:
+        return "waiting" if message.waiting_for else "working"
+    return "parked" if message.session_ended else "idle"
 
 
 def decode_key(message: scheduler_pb2.Key) -> t.ApiKey:

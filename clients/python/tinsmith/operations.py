@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import threading
 import time
@@ -134,6 +135,8 @@ class OperationStream:
         self._broken: TinsmithError | None = None
         self._broken_from = 0
         self._poller: asyncio.Task[None] | None = None
+        self._unheard: collections.deque[int] = collections.deque()
+        self._hearing: asyncio.Task[None] | None = None
         self._revision = revision
         self._stragglers_at = time.monotonic()
 
@@ -237,8 +240,19 @@ class OperationStream:
     def _await(self, number: int, pending: _Pending) -> None:
         """Have the result of an accepted operation delivered."""
         self._pending[number] = pending
+        self._unheard.append(number)
+        if self._hearing is None or self._hearing.done():
+            self._hearing = self._background.spawn(self._hear())
         if self._poller is None or self._poller.done():
             self._poller = self._background.spawn(self._poll())
+
+    async def _hear(self) -> None:
+        """Ask how operations stand of which nothing was heard: an earlier client sent them."""
+        while self._unheard:
+            number = self._unheard.popleft()
+            pending = self._pending.get(number)
+            if pending is not None and pending.future.metadata is None:
+                await self._refresh(number)
 
     def _new_future(self, number: int, kind: str) -> OperationFuture[Any]:
         return OperationFuture(

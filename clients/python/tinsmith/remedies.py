@@ -56,6 +56,7 @@ REMEDIES = MappingProxyType(
         "NON_FINITE_LOSS": "lower the learning rate or check the data; weights are unchanged",
         "CHECKPOINT_INCOMPATIBLE": "load it into a run of the same base model and adapter",
         "CHECKPOINT_CORRUPT": "use another checkpoint",
+        "STORE_MISMATCH": "give trainer and sampler one storage_uri, and restore the whole store",
         "SEQUENCE_NUMBER_REUSED": "another client uses the run; continue with Client.get_run(name)",
         "SEQUENCE_GAP": "send the failed operations again",
         "POISON_OPERATION": "change the request before sending it again",
@@ -72,7 +73,8 @@ REMEDIES = MappingProxyType(
         "VERSION_NOT_LOADED": "try again",
         "ENVIRONMENT_FAILED": "create a new instance; the episode is lost",
         "KEY_MISSING": "set TINSMITH_API_KEY or pass api_key",
-        "KEY_INVALID": "check TINSMITH_API_KEY for missing characters",
+        "KEY_INVALID": "check TINSMITH_API_KEY: are characters missing, or is it a key of another"
+        " data directory or server?",
         "KEY_REVOKED": "use another key",
         "SCOPE_MISSING": "use a key with that scope",
         "ABORTED": "start again from the last known state",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith.errors import ConfigurationError
+from tinsmith.local_servers import LocalServer, list_servers, server_in_use
 from tinsmith.names import DEFAULT_PROJECT, is_valid_id
 
 
@@ -44,7 +44,7 @@ class ClientSettings:
 
 
 def state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory where `tinsmith up` writes `local.json`."""
+    """Return the directory where each `tinsmith up` says where it is."""
     return Path(environ.get("TINSMITH_STATE_DIR") or Path.home() / ".tinsmith")
 
 
@@ -65,22 +65,25 @@ def resolve_settings(
     retry: RetryPolicy | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> ClientSettings:
-    """Return settings from arguments, else `TINSMITH_*` variables, else a local server's file.
+    """Return settings from arguments, else `TINSMITH_*` variables, else a server of this machine.
 
-    The file's key is used only with the file's address, so that it never goes to another server.
+    The key of a local server is used only with its own address, so that it goes to no other one.
 
     Raises:
-        ConfigurationError: If address or key is missing; it names both ways to give them.
+        ConfigurationError: If address or key is missing; it names both ways to give them. If the
+            local server that is to be used does not run.
     """
     address = address or environ.get("TINSMITH_ADDRESS")
     api_key = api_key or environ.get("TINSMITH_API_KEY")
     project = project or environ.get("TINSMITH_PROJECT")
     ca_file = ca_file or environ.get("TINSMITH_CA_FILE")
-    local = _read_local(state_dir(environ))
-    if local and (not address or address == local.get("address")):
-        address = address or local.get("address")
-        api_key = api_key or local.get("api_key")
-        project = project or local.get("project")
+    if not address or not api_key:
+        local = _local_server(state_dir(environ), address)
+        if local is not None:
+            address = local.address
+            # Another key may be of another project.
+            if api_key in (None, "", local.api_key):
+                api_key, project = local.api_key, project or local.project
     if not address or not api_key:
         missing = " and ".join(
             name for name, value in (("address", address), ("API key", api_key)) if not value
@@ -105,17 +108,8 @@ def resolve_settings(
     )
 
 
-def _read_local(directory: Path) -> dict[str, str]:
-    """Return what a local server wrote about itself; nothing if there is none."""
-    path = directory / "local.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"{path} can not be read: {error}", remedy="delete it, then run `tinsmith up` again"
-        ) from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} is not an object", remedy="delete it")
-    return {key: value for key, value in content.items() if isinstance(value, str)}
+def _local_server(directory: Path, address: str | None) -> LocalServer | None:
+    """Return the server of this machine that has an address, else the one that is in use."""
+    if not address:
+        return server_in_use(directory)
+    return next((each for each in list_servers(directory) if each.address == address), None)

@@ -311,7 +311,12 @@ class RunInfo:
     worker: str
     """The trainer that holds it or is to; empty before one was chosen."""
     waiting_for: str
-    """What a run that is being created or moved waits for, in words; else empty."""
+    """What it waits for, in words: to be created or moved or, in a list, its next operation."""
+    activity: str = ""
+    """Of an active run in a list: `working`, `waiting`, `idle` while its session is open, `parked`
+    after that; else empty."""
+    num_pending_operations: int = 0
+    """Operations that wait or run, in a list."""
 
 
 @dataclass(frozen=True, slots=True)

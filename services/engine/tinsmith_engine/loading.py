@@ -39,15 +39,33 @@ def resolve_model(model_dir: str | Path) -> Path:
     if path.is_absolute() or str(model_dir).startswith(".") or len(path.parts) > 2:
         raise ModelNotFoundError(f"there is no model directory {model_dir}", model=model_dir)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(str(model_dir), allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HFValidationError, RepositoryNotFoundError) as error:
         raise ModelNotFoundError(
-            f"model {model_dir} is not a directory and the hub did not give it: {error}",
+            f"model {model_dir} is neither a directory nor a model of the hub; one that is gated"
+            " there needs HF_TOKEN",
             model=model_dir,
         ) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelNotFoundError(
+            f"model {model_dir} is not a directory, and the hub did not give it"
+            f" ({_gist(error)}); check the network, or give a directory",
+            model=model_dir,
+        ) from error
+
+
+def _gist(error: Exception) -> str:
+    """Return the first sentence of a library's error: what follows is advice for its own users."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].partition(". ")[0].removeprefix("Got: ")
 
 
 def load_hf_config(directory: Path) -> Any:
@@ -62,7 +80,7 @@ def load_hf_config(directory: Path) -> Any:
         return AutoConfig.from_pretrained(directory)
     except (ValueError, KeyError, OSError) as error:
         raise ModelNotFoundError(
-            f"{directory / 'config.json'} is not a model that transformers knows: {error}",
+            f"{directory / 'config.json'} is not a model that transformers knows: {_gist(error)}",
             model=directory,
         ) from error
 

@@ -83,9 +83,7 @@ class EnvironmentRegistry:
 
 def environment_not_found(name: str) -> EnvironmentNotFoundError:
     """Return the error for an environment that is unknown or belongs to another project."""
-    return EnvironmentNotFoundError(
-        f"environment {name} does not exist; ListEnvironments lists them", environment=name
-    )
+    return EnvironmentNotFoundError(f"environment {name} does not exist", environment=name)
 
 
 async def load_specs(config: EnvironmentConfig, pool: WorkerPool) -> list[EnvironmentSpec]:

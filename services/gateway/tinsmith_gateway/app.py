@@ -3,7 +3,7 @@
 /api/v1/...                        the wire of the `tinker` SDK
 /v1/models, /v1/chat/...           OpenAI
 /claim_episode, /end_episode, ...  episodes, as AgentJet's clients spell them
-/healthz                           whether the process serves
+/health, /healthz                  whether the process serves
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ def create_app(services: Services, tinker: TinkerWire) -> Starlette:
     """Return the application of a gateway."""
     routes: list[BaseRoute] = [
         Route("/healthz", _healthz, methods=["GET"]),
+        # Where load balancers and clients of other servers of models look.
+        Route("/health", _healthz, methods=["GET"]),
         Route("/api/v1/healthz", _healthz, methods=["GET"]),
     ]
     routes += tinker.routes()
     routes += openai.routes(services)
     routes += episodes.routes(services)
-    app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+    app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _wrong_method})
     # A redirect would lead wherever the Host header of anybody's request says.
     app.router.redirect_slashes = False
     return app
@@ -40,5 +42,16 @@ async def _healthz(request: Request) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     del error
+    if openai.owns(request.url.path):
+        return openai.not_found(request)
     message = f"{request.method} {request.url.path} is not part of any protocol served here"
     return JSONResponse({"error": message, "detail": message}, status_code=404)
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:
+    # Starlette names the methods that there are.
+    headers = dict(getattr(error, "headers", None) or {})
+    if openai.owns(request.url.path):
+        return openai.wrong_method(request, headers)
+    message = f"{request.url.path} does not take {request.method}"
+    return JSONResponse({"error": message, "detail": message}, status_code=405, headers=headers)

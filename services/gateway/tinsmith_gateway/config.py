@@ -9,6 +9,7 @@ from pathlib import Path
 from tinsmith_gateway.limits import LimitSettings
 from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.server import check_address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,9 @@ class GatewayConfig:
     """PEM file of its private key."""
     model_aliases: str = ""
     """`name=base model`, separated by commas: further names for base models, on all protocols."""
+    tokenizer_ids: str = ""
+    """`base model=hub id`, separated by commas: what clients of the Tinker wire load the tokenizer
+    by; also a directory that they can read. Without an entry it is the name of the base model."""
     max_body_bytes: int = 64 * 2**20
     """Limit of one request."""
     pins_clients: bool = True
@@ -89,9 +93,9 @@ class GatewayConfig:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate and tls_key belong together: set both or none")
-        if not self.listen_address.rpartition(":")[2].isdigit():
-            raise ConfigError(f"listen_address must be host:port, got {self.listen_address!r}")
+        check_address("listen_address", self.listen_address)
         self.aliases()
+        self.tokenizers()
         self.client_config()
         self.limits()
 
@@ -106,7 +110,11 @@ class GatewayConfig:
 
     def aliases(self) -> dict[str, str]:
         """Return the base model behind each further name."""
-        return parse_models(self.model_aliases)
+        return parse_models(self.model_aliases, setting="model_aliases")
+
+    def tokenizers(self) -> dict[str, str]:
+        """Return what the tokenizer of a base model is loaded by, where that is not its name."""
+        return parse_models(self.tokenizer_ids, setting="tokenizer_ids")
 
     def client_config(self) -> dict[str, object]:
         """Return what is merged into the answer of `client/config`.

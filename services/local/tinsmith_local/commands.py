@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from tinsmith.errors import ConfigurationError
+from tinsmith.local_servers import Announcement, LocalServer, chosen_address, list_servers
 from tinsmith.settings import state_dir
 from tinsmith_local.embedded import (
     DEFAULT_PORT,
     EmbeddedConfig,
     EmbeddedServer,
-    read_overrides,
-    write_state,
+    describe_server,
+    make_data_dir,
 )
+from tinsmith_local.overrides import read_overrides
 from tinsmith_local.tiny_model import build_tiny_model
+from tinsmith_runtime.devices import AUTO
 from tinsmith_runtime.errors import ConfigError, TinsmithError
 from tinsmith_runtime.logs import configure_logging
 from tinsmith_runtime.server import wait_for_signal
@@ -37,7 +43,13 @@ def up(
     data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
     port: Annotated[int, typer.Option(help="Port on loopback; 0 picks a free one.")] = DEFAULT_PORT,
     threads: Annotated[int, typer.Option(help="Threads of one operation; 0: all cores.")] = 0,
-    dtype: Annotated[str, typer.Option(help="Of the base model: float32 or bfloat16.")] = "float32",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:N, or auto: the GPU if there is one.")
+    ] = AUTO,
+    dtype: Annotated[
+        str,
+        typer.Option(help="Of the base model: float32, bfloat16, or auto: bfloat16 on a GPU."),
+    ] = AUTO,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile kernels at start: faster, takes a minute.")
     ] = False,
@@ -54,15 +66,17 @@ def up(
     log_level: Annotated[str, typer.Option(help="Of the JSON logs on stderr.")] = "WARNING",
 ) -> None:
     """Run all services in this process, on loopback; print the address and the key."""
-    configure_logging("local", level=log_level.upper())
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     folder = data_dir or state_dir() / "data"
     try:
+        configure_logging("local", level=log_level.upper())
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+        make_data_dir(folder)
         embedded = EmbeddedConfig(
             data_dir=folder,
             models=named_models(model or [], folder),
             port=port,
             num_threads=threads,
+            device=device,
             dtype=dtype,
             compiled=compiled or None,
             metrics_address=metrics,
@@ -70,8 +84,9 @@ def up(
             overrides=read_overrides(config) if config is not None else {},
         )
         asyncio.run(_serve(embedded))
-    except (ConfigError, TinsmithError) as error:
-        _console.print(f"[red]error:[/red] {error}", highlight=False)
+    except (ConfigError, TinsmithError, OSError) as error:
+        # One line, whatever libraries put into theirs: logs and scripts search for it.
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise typer.Exit(1) from error
 
 
@@ -117,34 +132,67 @@ def _pair(entry: str) -> tuple[str, str]:
     return name, value
 
 
-def describe(server: EmbeddedServer, config: EmbeddedConfig) -> str:
+def describe(server: EmbeddedServer, config: EmbeddedConfig, others: Sequence[str] = ()) -> str:
     """Return what a user is told: where the server is, the key, and how clients are pointed at it.
 
     The key has two spellings, because clients of the Tinker wire insist on theirs.
+
+    Args:
+        server: The server, which runs.
+        config: Its settings.
+        others: A line for each other server of this machine.
     """
     url = server.address if "://" in server.address else f"http://{server.address}"
     tinker_key = server.api_key.replace("tsk_", "tml-", 1)
+    warning = f"warning: {server.placement.warning}\n" if server.placement.warning else ""
     return (
         f"Tinsmith serves {', '.join(config.models)}\n"
         f"  address  {server.address}\n"
         f"  key      {server.api_key}\n"
         f"           {tinker_key}   the same, as tinker spells it\n"
         f"  data     {config.data_dir}\n"
+        f"  device   {server.placement}\n"
         "Clients on this machine:\n"
         f"  tinsmith  found by itself; else TINSMITH_ADDRESS={server.address} "
         "TINSMITH_API_KEY=tsk_...\n"
         f"  tinker    TINKER_BASE_URL={url} TINKER_API_KEY={tinker_key}\n"
         f"  openai    OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={server.api_key}\n"
-        "Ctrl-C stops it; what was acknowledged survives."
+        + "".join(f"{line}\n" for line in others)
+        + warning
+        + "Ctrl-C stops it; what was acknowledged survives."
     )
+
+
+def describe_others(mine: str, servers: Sequence[LocalServer], chosen: str) -> list[str]:
+    """Return what a user is told of the other servers of this machine.
+
+    Args:
+        mine: Address of the server that was just started.
+        servers: All that are known.
+        chosen: The address that `tinsmith use` named; empty if none.
+    """
+    others = [each for each in servers if each.is_running and each.address != mine]
+    lines = [f"Also running: {each.address}, data {each.data_dir}" for each in others]
+    if chosen and chosen != mine:
+        lines.append(f"Commands go on using {chosen}; this one: tinsmith use {mine}")
+    elif others:
+        lines.append("Commands use this one now; another one: tinsmith use ADDRESS")
+    return lines
 
 
 async def _serve(config: EmbeddedConfig) -> None:
     server = EmbeddedServer(config)
     stopped = asyncio.create_task(wait_for_signal())
     await server.start()
-    write_state(state_dir(), server)
-    _console.print(describe(server, config), highlight=False, soft_wrap=True)
-    await stopped
+    folder = state_dir()
+    with Announcement(folder, describe_server(server, config)):
+        try:
+            others = describe_others(server.address, list_servers(folder), chosen_address(folder))
+        except ConfigurationError as error:
+            # What another server left is no reason to end this one, which serves already.
+            others = [str(error)]
+        _console.print(describe(server, config, others), highlight=False, soft_wrap=True)
+        await stopped
+    # Found no longer: a command that comes now would meet a server that takes nothing new.
     _console.print("draining", highlight=False)
     await server.stop()

@@ -9,27 +9,33 @@ as a copy of a row instead of a checkpoint.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import ipaddress
-import json
 import logging
 import os
 import secrets
-import tomllib
-from dataclasses import dataclass, field, fields
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from tinsmith.local_servers import LocalServer
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
+from tinsmith_engine.hardware import placement_of
 from tinsmith_engine.host import EngineHost
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.deployment import EnvironmentDeployment
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
 from tinsmith_runtime.auth import ApiKey
-from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.config import parse_models
+from tinsmith_runtime.devices import Placement, check_device, check_dtype
+from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.server import check_address
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_scheduler.config import SchedulerConfig
@@ -45,14 +51,6 @@ _PRIVATE_MODE = 0o600
 _FENCED_EXIT_CODE = 3
 _FAILED_EXIT_CODE = 4
 _LISTING_TIMEOUT_S = 20.0
-_POD_CONFIGS: dict[str, Any] = {
-    "scheduler": SchedulerConfig,
-    "trainer": TrainerConfig,
-    "sampler": SamplerConfig,
-    "environment": EnvironmentConfig,
-    "gateway": GatewayConfig,
-    "coordinator": CoordinatorConfig,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +67,10 @@ class EmbeddedConfig:
     metrics_address: str | None = None
     num_threads: int = 0
     """Threads of one operation; 0 takes all cores."""
+    device: str = "cpu"
+    """Where models compute: cpu, cuda, cuda:N, or auto, which is the GPU if torch can use one."""
     dtype: str = "float32"
+    """Of the base models: float32, bfloat16, or auto, which follows the device."""
     compiled: bool | None = None
     """Whether elementwise kernels are compiled at start; unset does so on a GPU alone."""
     math_problems_path: Path | None = None
@@ -81,6 +82,9 @@ class EmbeddedConfig:
     def __post_init__(self) -> None:
         if not self.models:
             raise ConfigError("no base model: name one, or make one with `models build-tiny`")
+        check_device(self.device)
+        check_dtype(self.dtype)
+        check_address("listen_address", f"{self.host}:{self.port}")
 
 
 class Pod(Protocol):
@@ -109,6 +113,8 @@ class EmbeddedServer:
         self.api_key = ""
         self.address = ""
         """Where the gateway listens."""
+        self.placement = Placement("cpu", "float32", "cpu")
+        """Where the models compute; known once the server has started."""
 
     async def start(self) -> None:
         """Load the models, recover, and serve.
@@ -118,7 +124,7 @@ class EmbeddedServer:
             ModelNotFoundError: If a base model can not be loaded.
         """
         config = self._config
-        config.data_dir.mkdir(parents=True, exist_ok=True)
+        make_data_dir(config.data_dir)
         self.api_key = _api_key(config.data_dir)
         try:
             self._scheduler = scheduler = SchedulerPod(self._scheduler_config(), defer_jobs=True)
@@ -126,8 +132,12 @@ class EmbeddedServer:
             self._scheduler_address = scheduler.address
             self._gateway = gateway = GatewayPod(self._gateway_config())
             # Reserved before the models are loaded, which takes long; served when all is there.
-            self.address = gateway.bind()
+            self.address = _bound(gateway)
             trainer_config = self._trainer_config()
+            self.placement = placement_of(trainer_config)
+            trainer_config = replace(
+                trainer_config, device=self.placement.device, dtype=self.placement.dtype
+            )
             self._engines = await asyncio.to_thread(load_engines, trainer_config)
             trainer = TrainerPod(
                 trainer_config, self._engines, on_fenced=_exit_fenced, on_failed=_exit_failed
@@ -180,16 +190,19 @@ class EmbeddedServer:
 
     def _trainer_config(self) -> TrainerConfig:
         models = ",".join(f"{name}={source}" for name, source in self._config.models.items())
+        settings: dict[str, Any] = {
+            "num_threads": self._config.num_threads,
+            "device": self._config.device,
+            "dtype": self._config.dtype,
+            "compiled": self._config.compiled,
+        }
         return TrainerConfig(
             data_dir=self._config.data_dir,
             base_models=models,
             scheduler_address=self._scheduler_address,
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:0",
-            num_threads=self._config.num_threads,
-            dtype=self._config.dtype,
-            compiled=self._config.compiled,
-            **self._overrides("trainer"),
+            **settings | self._overrides("trainer"),
         )
 
     def _sampler_config(self, storage_uri: str) -> SamplerConfig:
@@ -211,13 +224,18 @@ class EmbeddedServer:
         )
 
     def _gateway_config(self) -> GatewayConfig:
-        settings: dict[str, Any] = {"pins_clients": not _is_loopback(self._config.host)}
+        is_loopback = _is_loopback(self._config.host)
+        settings: dict[str, Any] = {"pins_clients": not is_loopback}
+        overrides = self._overrides("gateway")
+        given = parse_models(str(overrides.pop("tokenizer_ids", "")), setting="tokenizer_ids")
+        known = tokenizer_ids(self._config.models, is_loopback=is_loopback) | given
+        settings["tokenizer_ids"] = ",".join(f"{name}={found}" for name, found in known.items())
         return GatewayConfig(
             data_dir=self._config.data_dir,
             scheduler_address=self._scheduler_address,
             pod_key=self._pod_key,
             listen_address=f"{self._config.host}:{self._config.port}",
-            **settings | self._overrides("gateway"),
+            **settings | overrides,
         )
 
     def _coordinator_config(self) -> CoordinatorConfig:
@@ -233,26 +251,23 @@ class EmbeddedServer:
         return dict(self._config.overrides.get(pod, {}))
 
 
-def read_overrides(path: Path) -> dict[str, dict[str, object]]:
-    """Return the settings of pods from the tables of a TOML file.
+def tokenizer_ids(models: Mapping[str, str], *, is_loopback: bool) -> dict[str, str]:
+    """Return what clients load the tokenizers of base models by.
 
-    Raises:
-        ConfigError: If it can not be read, or names a pod or setting that does not exist.
+    A name such as `tiny` is nobody's on the hub, or a stranger's. A directory is read by clients of
+    this machine alone; those of others are given the name, unless a setting says better.
+
+    Args:
+        models: Directory or hub id by name.
+        is_loopback: Whether all clients are on this machine.
     """
-    try:
-        tables = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"settings file {path} can not be read: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"settings file {path} is not TOML: {error}") from error
-    for pod, table in tables.items():
-        if pod not in _POD_CONFIGS or not isinstance(table, dict):
-            raise ConfigError(f"{path}: [{pod}] is no table of {', '.join(_POD_CONFIGS)}")
-        known = {setting.name for setting in fields(_POD_CONFIGS[pod])}
-        unknown = sorted(set(table) - known)
-        if unknown:
-            raise ConfigError(f"{path}: [{pod}] has unknown settings: {', '.join(unknown)}")
-    return tables
+    found = {}
+    for name, source in models.items():
+        if not Path(source).is_dir():
+            found[name] = source
+        elif is_loopback:
+            found[name] = str(Path(source).resolve())
+    return found
 
 
 def _is_loopback(host: str) -> bool:
@@ -264,23 +279,61 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def write_state(state_dir: Path, server: EmbeddedServer) -> None:
-    """Tell clients of this user where the server is and which key it takes."""
-    state_dir.mkdir(parents=True, exist_ok=True)
-    content = {
-        "address": server.address,
-        "api_key": server.api_key,
-        "project": DEFAULT_PROJECT,
-        "pid": os.getpid(),
-    }
-    _write_private(state_dir / "local.json", json.dumps(content))
+def make_data_dir(path: Path) -> None:
+    """Make the folder that a server keeps everything in.
+
+    Raises:
+        ConfigError: If it can not be made or written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"data directory {path} can not be written: {error.strerror}; name another one with"
+            " --data-dir"
+        ) from error
+
+
+def _bound(gateway: GatewayPod) -> str:
+    """Reserve the port of the server, and return the address.
+
+    Raises:
+        ConfigError: If it is taken.
+    """
+    try:
+        return gateway.bind()
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} `tinsmith status` shows the servers that run; --port 0 takes a free port"
+        ) from error
+
+
+def describe_server(server: EmbeddedServer, config: EmbeddedConfig) -> LocalServer:
+    """Return what clients of this user are told: where the server is and which key it takes."""
+    return LocalServer(
+        address=server.address,
+        api_key=server.api_key,
+        project=DEFAULT_PROJECT,
+        pid=os.getpid(),
+        start_time=datetime.datetime.now(datetime.UTC),
+        data_dir=str(config.data_dir.resolve()),
+        models=tuple(config.models),
+        device=str(server.placement),
+    )
 
 
 def _api_key(data_dir: Path) -> str:
     """Return the key of this data folder, made with it."""
     path = data_dir / _KEY_FILE
     if path.is_file():
-        return str(ApiKey.parse(path.read_text().strip()))
+        try:
+            return str(ApiKey.parse(path.read_text().strip()))
+        except KeyInvalidError as error:
+            raise ConfigError(
+                f"{path} holds no key: {error.message}; restore it from a backup"
+            ) from error
     key = str(ApiKey.generate())
     _write_private(path, key)
     return key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -12,6 +11,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+
+from tinsmith.local_servers import list_servers
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 45.0
@@ -65,7 +66,7 @@ class ServerProcess:
     @property
     def api_key(self) -> str:
         """The key that the server takes."""
-        return str(json.loads(self._state_file.read_text())["api_key"])
+        return (self.data_dir / "api_key").read_text().strip()
 
     @property
     def pid(self) -> int:
@@ -86,6 +87,8 @@ class ServerProcess:
         command = [
             *(sys.executable, "-m", "tinsmith_local", "--data-dir", str(self.data_dir)),
             *("--port", self.address.rpartition(":")[2], "--threads", str(self._num_threads)),
+            # What is compared with measurements of the CPU must not move to a GPU by itself.
+            *("--device", "cpu"),
         ]
         for name, source in self._models.items():
             command += ["--model", f"{name}={source}"]
@@ -95,13 +98,12 @@ class ServerProcess:
             "TINSMITH_STATE_DIR": str(self._state_dir),
             **self._environment,
         }
-        self._state_file.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, start_new_session=True
             )
         deadline_s = time.monotonic() + _START_TIMEOUT_S
-        while not self._state_file.is_file():
+        while not self._is_announced():
             if self._process.poll() is not None:
                 raise ServerStartError(f"the server ended while it started; see {self.log}")
             if time.monotonic() > deadline_s:
@@ -125,9 +127,8 @@ class ServerProcess:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    @property
-    def _state_file(self) -> Path:
-        return self._state_dir / "local.json"
+    def _is_announced(self) -> bool:
+        return any(server.pid == self.pid for server in list_servers(self._state_dir))
 
 
 def free_port(address: str = "127.0.0.1") -> int:

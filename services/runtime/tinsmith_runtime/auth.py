@@ -114,7 +114,7 @@ class ApiKey:
         """
         match = _KEY_PATTERN.fullmatch(text)
         if match is None:
-            raise KeyInvalidError("the API key is malformed; it has the form tsk_<id>_<secret>")
+            raise KeyInvalidError("the API key is malformed, it has not the form tsk_<id>_<secret>")
         return cls(match[1], match[2])
 
     @property

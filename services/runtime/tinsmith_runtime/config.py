@@ -7,11 +7,12 @@ pod starts and not an hour later.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,17 +46,14 @@ def load_config(
     """
     values = _read_file(path, section) if path is not None else {}
     hints = typing.get_type_hints(config_class)
-    unknown = sorted(set(values) - set(hints))
-    if unknown:
-        raise ConfigError(
-            f"unknown settings in {path}: {', '.join(unknown)}; known are {', '.join(hints)}"
-        )
+    place = f"[{section}] of {path}" if section else str(path)
+    check_known(values, list(hints), place=place)
     variables = os.environ if environment is None else environment
     for field in hints:
         variable = _PREFIX + field.upper()
         if variable in variables:
             values[field] = variables[variable]
-    converted = {field: _convert(field, value, hints[field]) for field, value in values.items()}
+    converted = convert_settings(config_class, values)
     try:
         return config_class(**converted)
     except TypeError as error:
@@ -66,11 +64,52 @@ def load_config(
             and field.default_factory is dataclasses.MISSING
             and field.name not in converted
         ]
-        raise ConfigError(f"settings without a value: {', '.join(missing)}") from error
+        named = ", ".join(f"{field} ({_PREFIX}{field.upper()})" for field in missing)
+        raise ConfigError(
+            f"settings without a value: {named}; set the variable, or the name in the file of"
+            " --config"
+        ) from error
 
 
-def parse_models(text: str) -> dict[str, str]:
+def check_known(
+    given: Iterable[str], known: Sequence[str], *, place: str, kind: str = "setting"
+) -> None:
+    """Refuse settings that do not exist.
+
+    Args:
+        given: Names of the settings that a user wrote.
+        known: Names that exist.
+        place: Where the user wrote them.
+        kind: What they are.
+
+    Raises:
+        ConfigError: If one is unknown; it names the ones that the first may have been meant as.
+    """
+    unknown = sorted(set(given) - set(known))
+    if not unknown:
+        return
+    near = difflib.get_close_matches(unknown[0], known, n=3)
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+    plural = "s" if len(unknown) > 1 else ""
+    raise ConfigError(f"{place} has unknown {kind}{plural} {', '.join(unknown)}; {remedy}")
+
+
+def convert_settings(config_class: type[Any], values: Mapping[str, object]) -> dict[str, Any]:
+    """Return settings from a file or from variables as the types of their fields.
+
+    Raises:
+        ConfigError: If a value can not be taken as the type of its field.
+    """
+    hints = typing.get_type_hints(config_class)
+    return {field: _convert(field, value, hints[field]) for field, value in values.items()}
+
+
+def parse_models(text: str, *, setting: str = "base_models") -> dict[str, str]:
     """Return the directory or hub id of each base model in `name=source,name=source`.
+
+    Args:
+        text: The value of a setting.
+        setting: Its name.
 
     Raises:
         ConfigError: If an entry is not `name=source`.
@@ -79,7 +118,7 @@ def parse_models(text: str) -> dict[str, str]:
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, separator, source = entry.partition("=")
         if not (name and separator and source):
-            raise ConfigError(f"base_models: {entry!r} is not name=directory")
+            raise ConfigError(f"{setting}: {entry!r} is not name=value")
         models[name] = source
     return models
 

@@ -382,6 +382,12 @@ class CheckpointIncompatibleError(FailedPreconditionError):
     reason = "CHECKPOINT_INCOMPATIBLE"
 
 
+class StoreMismatchError(FailedPreconditionError):
+    """The files of a checkpoint are in another store than the one of this pod."""
+
+    reason = "STORE_MISMATCH"
+
+
 class UploadIncompleteError(FailedPreconditionError):
     """Pieces of an uploaded file are missing."""
 

@@ -13,7 +13,10 @@ import time
 from contextvars import ContextVar
 from typing import IO
 
+from tinsmith_runtime.errors import ConfigError
+
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _PLAIN_TYPES = (str, int, float, bool, type(None))
 
 _call_fields: ContextVar[dict[str, str]] = ContextVar("tinsmith_log_fields")
@@ -55,7 +58,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(pod: str, *, level: str = "INFO", stream: IO[str] | None = None) -> None:
-    """Send all logs of this process to a stream, standard error by default, as JSON lines."""
+    """Send all logs of this process to a stream, standard error by default, as JSON lines.
+
+    Raises:
+        ConfigError: If there is no such level.
+    """
+    if level not in LEVELS:
+        raise ConfigError(f"log level {level} does not exist; choose {', '.join(LEVELS)}")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(pod))
     root = logging.getLogger()

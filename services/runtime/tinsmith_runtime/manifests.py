@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tinsmith_runtime.errors import (
     NotFoundError,
     ResourceExhaustedError,
     StorageUnavailableError,
+    StoreMismatchError,
 )
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_runtime.storage.file import full_disk_is_typed
@@ -66,6 +67,7 @@ class WrittenManifest:
     """A manifest that is on disk."""
 
     manifest: Manifest
+    folder: str
     uri: str
     sha256: str
 
@@ -139,11 +141,22 @@ def read_checkpoint(
         CheckpointCorruptError: If anything is missing, truncated or changed.
     """
     manifest = read_manifest(store, folder, sha256=sha256)
-    files = {
-        name: b"".join(_verified(store, folder, name, entry))
-        for name, entry in manifest.files.items()
+    return manifest, read_files(store, folder, manifest, manifest.files)
+
+
+def read_files(
+    store: ObjectStore, folder: str, manifest: Manifest, names: Iterable[str]
+) -> dict[str, bytes]:
+    """Return some files of a checkpoint, verified; names that it has not are left out.
+
+    Raises:
+        CheckpointCorruptError: If one is missing, truncated or changed.
+    """
+    return {
+        name: b"".join(_verified(store, folder, name, manifest.files[name]))
+        for name in names
+        if name in manifest.files
     }
-    return manifest, files
 
 
 def read_manifest(store: ObjectStore, folder: str, *, sha256: str | None = None) -> Manifest:
@@ -319,25 +332,47 @@ def write_manifest(
     store.write_new(f"{folder}/{MANIFEST_NAME}", content)
     return WrittenManifest(
         Manifest(dict(files), dict(attributes)),
-        f"{store.uri}/{folder}/{MANIFEST_NAME}",
+        folder,
+        manifest_uri(store.uri, folder),
         hashlib.sha256(content).hexdigest(),
     )
 
 
-def folder_of(store: ObjectStore, manifest_uri: str) -> str:
-    """Return the folder of a manifest URI inside a store.
+def manifest_uri(store_uri: str, folder: str) -> str:
+    """Return where the manifest of a folder is, in the store of a URI."""
+    return f"{store_uri}/{folder}/{MANIFEST_NAME}"
+
+
+def find_folder(store: ObjectStore, uri: str, *, sha256: str) -> str:
+    """Return the folder in this store of a manifest that may have been named in another place.
+
+    A store that was moved, or that two pods mount at two paths, has other URIs and the same
+    content. So a URI that does not begin with the store's own is taken by its tail: the longest
+    one whose manifest is here and has the hash.
+
+    Args:
+        store: Where to look.
+        uri: Of the manifest, as the pod that wrote it named it.
+        sha256: What the manifest must hash to; without it a tail could be another checkpoint.
 
     Raises:
-        CheckpointCorruptError: If the URI lies outside the store.
+        StoreMismatchError: If it is neither here nor anything with such a tail.
     """
     prefix, suffix = f"{store.uri}/", f"/{MANIFEST_NAME}"
-    if not (manifest_uri.startswith(prefix) and manifest_uri.endswith(suffix)):
-        raise CheckpointCorruptError(
-            f"checkpoint {manifest_uri} is not in the store {store.uri} of this pod; configure "
-            "trainer and sampler with the same storage_uri",
-            manifest_uri=manifest_uri,
-        )
-    return manifest_uri[len(prefix) : -len(suffix)]
+    if uri.startswith(prefix) and uri.endswith(suffix):
+        return uri[len(prefix) : -len(suffix)]
+    parts = uri.removesuffix(suffix).split("/") if uri.endswith(suffix) else []
+    for begin in range(len(parts)):
+        folder = "/".join(parts[begin:])
+        with contextlib.suppress(CheckpointCorruptError, ValueError):
+            read_manifest(store, folder, sha256=sha256)
+            return folder
+    raise StoreMismatchError(
+        f"checkpoint {uri} is not in the store {store.uri} of this pod; give trainer and sampler "
+        "the same storage_uri, and restore the whole store with the database",
+        manifest_uri=uri,
+        storage_uri=store.uri,
+    )
 
 
 def _encode(manifest: Manifest) -> bytes:

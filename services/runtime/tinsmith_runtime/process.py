@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,6 +17,7 @@ from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError, TinsmithError
 from tinsmith_runtime.logs import configure_logging
 from tinsmith_runtime.server import wait_for_signal
+from tinsmith_runtime.settings_help import describe_settings
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,10 @@ def run_pod(
         serve: Serves until the process is asked to stop.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m tinsmith_{pod}", description=f"One {pod} as its own process."
+        prog=f"python -m tinsmith_{pod}",
+        description=f"One {pod} as its own process.",
+        epilog=describe_settings(config_class),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", type=Path, help="TOML file; TINSMITH_* variables win")
     arguments = parser.parse_args()
@@ -63,7 +68,10 @@ def run_pod(
     try:
         asyncio.run(serve(load_config(config_class, path=arguments.config)))
     except (ConfigError, TinsmithError) as error:
-        logger.critical("can not start", extra={"problem": str(error)})
+        if sys.stderr.isatty():
+            sys.stderr.write(f"error: {error}\n")
+        else:
+            logger.critical("can not start", extra={"problem": str(error)})
         leave_word(str(error))
         return _CAN_NOT_START
     except Exception as error:

@@ -26,6 +26,8 @@ from tinsmith_runtime.metrics import MetricsServer
 
 logger = logging.getLogger(__name__)
 
+_MAX_PORT = 65_535
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
@@ -60,8 +62,18 @@ class ServerConfig:
             value = getattr(self, field)
             if value <= 0:
                 raise ConfigError(f"{field} must be positive, got {value}")
-        if not self.listen_address.rpartition(":")[2].isdigit():
-            raise ConfigError(f"listen_address must be host:port, got {self.listen_address!r}")
+        check_address("listen_address", self.listen_address)
+        if self.metrics_address is not None:
+            check_address("metrics_address", self.metrics_address)
+
+
+def check_address(setting: str, address: str) -> None:
+    """Raise ConfigError unless an address to listen on is `host:port`."""
+    port = address.rpartition(":")[2]
+    if not (port.isascii() and port.isdigit()):
+        raise ConfigError(f"{setting} must be host:port, got {address!r}")
+    if int(port) > _MAX_PORT:
+        raise ConfigError(f"{setting} {address} has no such port; choose 1 to {_MAX_PORT}, or 0")
 
 
 class PodServer:

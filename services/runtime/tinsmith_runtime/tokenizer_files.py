@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from tinsmith.v1 import scheduler_pb2
+from tinsmith_runtime.errors import ModelNotFoundError
 
 _FILE_NAMES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -29,6 +31,27 @@ def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
     return scheduler_pb2.Tokenizer(digest=digest.hexdigest(), files=files)
+
+
+def require_tokenizers(models: Mapping[str, str | Path]) -> None:
+    """Refuse base models without a tokenizer, which no client could use.
+
+    Args:
+        models: Directory or hub id by name; a hub id is looked at once it has been fetched.
+
+    Raises:
+        ModelNotFoundError: If a directory holds no `tokenizer.json`.
+    """
+    for source in models.values():
+        directory = Path(source)
+        is_model = (directory / "config.json").is_file()
+        if is_model and not (directory / _FILE_NAMES[0]).is_file():
+            raise ModelNotFoundError(
+                f"directory {directory} holds no {_FILE_NAMES[0]}, so no client could write a"
+                " prompt for it; save the tokenizer there with"
+                " AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+                model=directory,
+            )
 
 
 def read_stop_token_ids(directory: Path) -> list[int]:

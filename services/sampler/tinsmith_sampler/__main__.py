@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from tinsmith_engine.hardware import placed
 from tinsmith_runtime.process import run_pod
 from tinsmith_runtime.server import wait_for_signal
 from tinsmith_sampler.config import SamplerConfig
@@ -12,6 +13,7 @@ from tinsmith_sampler.pod import SamplerPod, load_engines
 
 
 async def _serve(config: SamplerConfig) -> None:
+    config = placed(config)
     stopped = asyncio.create_task(wait_for_signal())
     host = await asyncio.to_thread(load_engines, config)
     pod = SamplerPod(config, host)

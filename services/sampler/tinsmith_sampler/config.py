@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tinsmith_runtime.config import parse_models
+from tinsmith_runtime.devices import check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.server import ServerConfig
 
@@ -34,8 +35,10 @@ class SamplerConfig:
     metrics_address: str | None = None
     drain_timeout_s: float = 30.0
     dtype: str = "float32"
-    """Of the base model: float32 or bfloat16."""
+    """Of the base model: float32, bfloat16, or auto: bfloat16 on a GPU that computes in it."""
     device: str = "cpu"
+    """cpu, cuda, cuda:N, or auto: the GPU if torch can use one. The log warns of a GPU that is left
+    out."""
     num_threads: int = 0
     """Threads of one operation; 0 takes all cores."""
     exact: bool | None = None
@@ -63,8 +66,8 @@ class SamplerConfig:
     requests decode that take them in flight."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ConfigError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+        check_device(self.device)
+        check_dtype(self.dtype)
         for name in (
             "max_concurrent_sequences",
             "cache_bytes",

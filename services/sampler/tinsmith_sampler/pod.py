@@ -15,6 +15,7 @@ from tinsmith_runtime import storage
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.tokenizer_files import require_tokenizers
 from tinsmith_sampler import codec
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.service import DecodeText, SamplingService
@@ -28,10 +29,13 @@ def load_engines(config: SamplerConfig) -> EngineHost:
     """Load the base models of a sampler in a process of its own.
 
     Raises:
-        ModelNotFoundError: If one is neither a directory nor a model of the hub.
+        ModelNotFoundError: If one is neither a directory nor a model of the hub, or has no
+            tokenizer.
     """
-    return EngineHost.load(
-        config.models(),
+    models = config.models()
+    require_tokenizers(models)
+    host = EngineHost.load(
+        models,
         dtype=config.dtype,
         device=config.device,
         num_threads=config.num_threads or None,
@@ -39,6 +43,9 @@ def load_engines(config: SamplerConfig) -> EngineHost:
         compiled=config.compiled,
         max_rows=1,
     )
+    # Those of the hub are here now.
+    require_tokenizers(host.directories)
+    return host
 
 
 class SamplerPod:

@@ -13,6 +13,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
+from torch import Tensor
+
 from tinsmith_engine import AdapterConfig, Engine, Published
 from tinsmith_engine.codec import adapter_from_json
 from tinsmith_engine.host import EngineHost
@@ -74,6 +76,7 @@ class WeightSource:
             RunNotFoundError: If the run is gone.
             CheckpointNotFoundError: If the checkpoint is gone.
             CheckpointCorruptError: If its files are damaged.
+            StoreMismatchError: If they are in another store than this sampler's.
             VersionNotLoadedError: If the run has no version as new as `min_version`.
         """
         if target.run:
@@ -124,10 +127,7 @@ class WeightSource:
     async def _read(self, target: Target, stored: StoredWeights) -> Published:
         failpoints.passing("sampler.load")
         engine = self._host.engine(target.base_model)
-        folder = manifests.folder_of(self._store, stored.manifest_uri)
-        manifest, files = await asyncio.to_thread(
-            manifests.read_checkpoint, self._store, folder, sha256=stored.manifest_sha256
-        )
+        folder, manifest = await asyncio.to_thread(self._find, stored)
         if manifest.attributes.get("base_model") != target.base_model:
             raise CheckpointIncompatibleError(
                 f"{target.source} is of base model {manifest.attributes.get('base_model')}, not of "
@@ -135,7 +135,7 @@ class WeightSource:
                 source=target.source,
             )
         config = _adapter_of(manifest, stored.manifest_uri)
-        tensors = await asyncio.to_thread(parse_tensors, files, weights_file(config))
+        tensors = await asyncio.to_thread(self._read_tensors, folder, manifest, config)
         published = await self._host.call(
             engine.load_weights,
             stored.manifest_sha256,
@@ -150,6 +150,18 @@ class WeightSource:
             oldest, (its_engine, _, _) = self._loaded.popitem(last=False)
             await self._host.call(its_engine.unload_weights, oldest)
         return published
+
+    def _find(self, stored: StoredWeights) -> tuple[str, manifests.Manifest]:
+        sha256 = stored.manifest_sha256
+        folder = manifests.find_folder(self._store, stored.manifest_uri, sha256=sha256)
+        return folder, manifests.read_manifest(self._store, folder, sha256=sha256)
+
+    def _read_tensors(
+        self, folder: str, manifest: manifests.Manifest, config: AdapterConfig
+    ) -> dict[str, Tensor]:
+        """Return the weights of a checkpoint, and not its optimizer, which is twice as large."""
+        name = weights_file(config)
+        return parse_tensors(manifests.read_files(self._store, folder, manifest, [name]), name)
 
     def loaded(self) -> dict[str, str]:
         """Return what each version in memory was loaded for, by the name it has in the engine."""

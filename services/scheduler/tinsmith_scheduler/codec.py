@@ -35,6 +35,7 @@ from tinsmith_scheduler.records import (
     FullAdapter,
     Key,
     KeyState,
+    ListedRun,
     LoraAdapter,
     ModelOffer,
     NewRun,
@@ -299,6 +300,17 @@ def encode_run(
         source_checkpoint=run.source_checkpoint,
         checkpoint_address=checkpoint_address,
     )
+
+
+def encode_listed_run(
+    listed: ListedRun, *, run: scheduler_pb2.TrainingRun
+) -> scheduler_pb2.TrainingRun:
+    """Add to the message of a run what a list says of it, and return it."""
+    run.session_ended = listed.session_ended
+    if listed.standing is not None:
+        run.num_pending_operations = listed.standing.num_pending
+        run.waiting_for = run.waiting_for or listed.standing.waiting_for
+    return run
 
 
 def encode_creation(

@@ -167,9 +167,7 @@ def merge_update(known: JobReport, update: JobUpdate, *, now_s: float) -> JobRep
 
 def job_not_found(name: JobName) -> JobNotFoundError:
     """Return the error of a job that does not exist, or is not the caller's."""
-    return JobNotFoundError(
-        f"job {name} does not exist; ListTrainingJobs lists those that do", job=name
-    )
+    return JobNotFoundError(f"job {name} does not exist", job=name)
 
 
 def _replaced(name: JobName, uid: str) -> JobReplacedError:

@@ -157,7 +157,7 @@ class Keys:
         key = self._keys.get(key_id)
         expected = key.secret_sha256 if key is not None else b""
         if not hmac.compare_digest(expected, secret_sha256) or key is None:
-            raise KeyInvalidError("the API key is unknown; check it for missing characters")
+            raise KeyInvalidError("the API key is unknown to this server")
         if key.state is KeyState.REVOKED:
             raise KeyRevokedError(f"the API key {key_id} was revoked", key_id=key_id)
         return Caller(key.project, frozenset(key.scopes), key_id, key.pool)

@@ -29,6 +29,7 @@ from tinsmith_scheduler.local_launcher import LocalLauncher
 from tinsmith_scheduler.moves import Moves
 from tinsmith_scheduler.operations_servicer import OperationsServicer
 from tinsmith_scheduler.releases import Reaper
+from tinsmith_scheduler.run_listing import RunListing
 from tinsmith_scheduler.runs import Runs
 from tinsmith_scheduler.sampling import SamplingSessions
 from tinsmith_scheduler.servicer import Domain, SchedulerServicer
@@ -224,6 +225,7 @@ class SchedulerPod:
             sessions,
             sampling_sessions,
             runs,
+            RunListing(database, workers=workers, trainers=self._trainers),
             self._creations,
             self._moves,
             workers,

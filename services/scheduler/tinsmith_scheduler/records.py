@@ -186,6 +186,36 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class RunStanding:
+    """What the trainer of a run says of its operations.
+
+    Attributes:
+        run: Name of the run.
+        num_pending: Operations that wait or run.
+        waiting_for: What the next of them waits for, in words; empty if it runs.
+    """
+
+    run: str
+    num_pending: int
+    waiting_for: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run as a list shows it.
+
+    Attributes:
+        run: What the scheduler knows.
+        standing: What its trainer says; None if nothing is under way, or it did not answer.
+        session_ended: Whether the session that created it is over.
+    """
+
+    run: Run
+    standing: RunStanding | None
+    session_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ResumedRun:
     """A run of a session that goes on, and what its trainer says of it."""
 

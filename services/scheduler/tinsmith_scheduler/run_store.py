@@ -81,6 +81,14 @@ def list_runs(
     return [_run(row) for row in connection.execute(query)]
 
 
+def ended_sessions(connection: sa.Connection, names: Collection[str]) -> set[str]:
+    """Return which of some sessions are over."""
+    query = sa.select(sessions.c.name).where(
+        sessions.c.name.in_(names), sessions.c.state != SessionState.ACTIVE.value
+    )
+    return set(connection.execute(query).scalars())
+
+
 def list_creating(connection: sa.Connection) -> list[Run]:
     """Return the runs whose creation has not ended, oldest first."""
     return _list_in_state(connection, RunState.CREATING)

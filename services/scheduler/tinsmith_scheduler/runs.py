@@ -380,6 +380,4 @@ def _agreed(new: NewRun, stored: Adapter) -> Adapter:
 
 def run_not_found(name: RunName) -> RunNotFoundError:
     """Return the error of a run that does not exist, or is not the caller's."""
-    return RunNotFoundError(
-        f"run {name} does not exist; ListTrainingRuns lists those that do", run=name
-    )
+    return RunNotFoundError(f"run {name} does not exist", run=name)

@@ -32,6 +32,7 @@ from tinsmith_scheduler.creations import Creations, run_closed
 from tinsmith_scheduler.keys import Keys
 from tinsmith_scheduler.moves import Moves
 from tinsmith_scheduler.records import Key, Reach, Run, RunState, Session, Worker, WorkerRole
+from tinsmith_scheduler.run_listing import RunListing
 from tinsmith_scheduler.runs import Runs, run_not_found
 from tinsmith_scheduler.sampling import SamplingSessions, sampling_session_not_found
 from tinsmith_scheduler.sessions import Sessions, session_not_found
@@ -50,6 +51,7 @@ class Domain:
     sessions: Sessions
     sampling_sessions: SamplingSessions
     runs: Runs
+    run_listing: RunListing
     creations: Creations
     moves: Moves
     workers: Workers
@@ -210,7 +212,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         page = codec.decode_page(request.page_size, request.page_token)
         runs, next_page_token = await self._domain.runs.list(project, page)
         return scheduler_pb2.ListTrainingRunsResponse(
-            training_runs=[self._encode_run(run) for run in runs],
+            training_runs=[
+                codec.encode_listed_run(each, run=self._encode_run(each.run))
+                for each in await self._domain.run_listing.describe(project, runs)
+            ],
             next_page_token=next_page_token,
         )
 

@@ -14,7 +14,7 @@ from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 from tinsmith_runtime.scheduler_client import open_channel, pod_metadata, typed_errors
 from tinsmith_runtime.status import decode_status
 from tinsmith_scheduler.codec import decode_adapter, encode_adapter
-from tinsmith_scheduler.records import Adapter, CheckpointInfo, ReleaseMode
+from tinsmith_scheduler.records import Adapter, CheckpointInfo, ReleaseMode, RunStanding
 
 _LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
 _MODES = {
@@ -63,6 +63,19 @@ class GrpcTrainers:
         answer: trainer_pb2.RunStatus = await self._call(address, "ResumeRun", request)
         return answer.SerializeToString()
 
+    async def list_standings(
+        self, address: str, project: str, *, timeout_s: float
+    ) -> list[RunStanding]:
+        """Return how the runs of a project stand that have operations under way."""
+        request = trainer_pb2.ListRunStatusesRequest(parent=f"projects/{project}/trainingRuns/-")
+        answer: trainer_pb2.ListRunStatusesResponse = await self._call(
+            address, "ListRunStatuses", request, timeout_s=timeout_s
+        )
+        return [
+            RunStanding(each.run, each.num_pending_operations, each.waiting_for)
+            for each in answer.statuses
+        ]
+
     async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
         """Return what a trainer knows of a checkpoint."""
         request = trainer_pb2.GetCheckpointRequest(name=checkpoint)
@@ -102,6 +115,8 @@ class GrpcTrainers:
         method: str,
         request: object,
         stubs: Callable[[grpc.aio.Channel], Any] = trainer_pb2_grpc.TrainerServiceStub,
+        *,
+        timeout_s: float | None = None,
     ) -> Any:
         channel = self._channels.get(address)
         if channel is None:
@@ -109,5 +124,5 @@ class GrpcTrainers:
         stub = stubs(channel)
         async with typed_errors("trainer", may_move=True):
             return await getattr(stub, method)(
-                request, timeout=self._timeout_s, metadata=self._metadata
+                request, timeout=timeout_s or self._timeout_s, metadata=self._metadata
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tinsmith_scheduler.records import Adapter, CheckpointInfo, ReleaseMode
+from tinsmith_scheduler.records import Adapter, CheckpointInfo, ReleaseMode, RunStanding
 
 
 class Trainers(Protocol):
@@ -26,6 +26,12 @@ class Trainers(Protocol):
 
     async def resume_run(self, address: str, *, run: str) -> bytes:
         """Let a new client go on with a run; return where it stands, encoded."""
+        ...
+
+    async def list_standings(
+        self, address: str, project: str, *, timeout_s: float
+    ) -> list[RunStanding]:
+        """Return how the runs of a project stand that have operations under way on a trainer."""
         ...
 
     async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:

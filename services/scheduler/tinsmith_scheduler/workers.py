@@ -28,6 +28,8 @@ from tinsmith_scheduler.records import (
 )
 from tinsmith_scheduler.tables import models
 
+_MAX_NAMED_MODELS = 10
+
 
 @dataclass(slots=True)
 class _Listed:
@@ -192,11 +194,25 @@ class Workers:
         ):
             return
         if not self._may_come_back(base_model):
-            raise ModelNotFoundError(
-                f"no {role.value}{_of_pool(reach)} serves the base model {base_model}; "
-                "GetCapabilities lists those that are served",
-                base_model=base_model,
-            )
+            raise self._not_served(f"{role.value}{_of_pool(reach)}", base_model, reach, role)
+
+    def _not_served(
+        self, who: str, base_model: str, reach: Reach | None, role: WorkerRole | None = None
+    ) -> ModelNotFoundError:
+        """Return the error of a base model that is not served; it names some of those that are."""
+        served = {
+            name
+            for each in WorkerRole
+            for worker in self.alive(each)
+            if role in (None, each) and (reach is None or reach.includes(worker))
+            for name in worker.base_models
+        }
+        named = ", ".join(sorted(served)[:_MAX_NAMED_MODELS])
+        more = ", ..." if len(served) > _MAX_NAMED_MODELS else ""
+        known = f"served are: {named}{more}" if served else "none is served at the moment"
+        return ModelNotFoundError(
+            f"no {who} serves the base model {base_model}; {known}", base_model=base_model
+        )
 
     def tokenizer(self, base_model: str, reach: Reach | None = None) -> TokenizerFiles:
         """Return the tokenizer of a base model, from a worker that is alive if there is one.
@@ -223,11 +239,7 @@ class Workers:
                 "request again",
                 base_model=base_model,
             )
-        raise ModelNotFoundError(
-            f"no worker{_of_pool(reach)} serves the base model {base_model}; GetCapabilities lists "
-            "those that are served",
-            base_model=base_model,
-        )
+        raise self._not_served(f"worker{_of_pool(reach)}", base_model, reach)
 
     def offers(self, num_runs: Mapping[str, int], reach: Reach | None = None) -> list[ModelOffer]:
         """Return the base models that can be used now.

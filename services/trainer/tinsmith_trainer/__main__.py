@@ -11,6 +11,7 @@ import os
 import sys
 
 from tinsmith_engine.distributed.ranks import end_process
+from tinsmith_engine.hardware import placed
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.process import leave_word, run_pod
 from tinsmith_runtime.server import wait_for_signal
@@ -25,6 +26,7 @@ _FAILED_EXIT_CODE = 4
 
 
 async def _serve(config: TrainerConfig) -> None:
+    config = placed(config)
     if not runs_ranked(os.environ):
         check_alone(config)
         await _serve_clients(config, is_ranked=False)

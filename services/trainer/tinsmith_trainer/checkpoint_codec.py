@@ -22,6 +22,7 @@ from tinsmith_runtime.ledger import (
     StoredFile,
     TaskRecord,
 )
+from tinsmith_runtime.manifests import manifest_uri
 from tinsmith_runtime.status import encode_status
 from tinsmith_trainer import codec
 from tinsmith_trainer.audit import EventQuery
@@ -236,14 +237,14 @@ def encode_download(
     )
 
 
-def encode_export(record: ExportRecord) -> trainer_pb2.CheckpointExport:
-    """Return the message of an export."""
+def encode_export(record: ExportRecord, store_uri: str) -> trainer_pb2.CheckpointExport:
+    """Return the message of an export in the store of this URI."""
     return trainer_pb2.CheckpointExport(
         name=record.name,
         format=_WIRE_FORMATS[record.format],
         files=[codec.encode_file(file) for file in record.files],
         size_bytes=record.size_bytes,
-        manifest_uri=record.manifest_uri,
+        manifest_uri=manifest_uri(store_uri, record.folder),
         create_time=codec.timestamp(record.create_time_s),
         expire_time=codec.timestamp(record.expire_time_s),
     )
@@ -289,7 +290,14 @@ def _seconds(time: timestamp_pb2.Timestamp) -> float:
 
 
 class StoredTasks:
-    """Tasks and their results as the ledger stores them; implements `TaskCodec`."""
+    """Tasks and their results as the ledger stores them; implements `TaskCodec`.
+
+    Args:
+        store_uri: Of the store that results are written to.
+    """
+
+    def __init__(self, store_uri: str) -> None:
+        self._store_uri = store_uri
 
     def decode_task(self, kind: str, checkpoint: str, payload: bytes) -> TaskWork:
         """Return the work of a stored request."""
@@ -306,9 +314,9 @@ class StoredTasks:
     def encode_made(self, made: Made) -> bytes:
         """Return the serialised response."""
         message = (
-            codec.encode_checkpoint(made)
+            codec.encode_checkpoint(made, self._store_uri)
             if isinstance(made, CheckpointRecord)
-            else encode_export(made)
+            else encode_export(made, self._store_uri)
         )
         encoded: bytes = message.SerializeToString(deterministic=True)
         return encoded

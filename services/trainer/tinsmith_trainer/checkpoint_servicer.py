@@ -13,7 +13,6 @@ from google.longrunning import operations_pb2
 from tinsmith import names
 from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 from tinsmith_runtime.auth import current_caller
-from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
 from tinsmith_trainer import checkpoint_codec, codec
 from tinsmith_trainer.audit import AuditTrail
@@ -24,8 +23,6 @@ from tinsmith_trainer.downloads import Downloads
 from tinsmith_trainer.live_run import LiveRun
 from tinsmith_trainer.registry import RunRegistry, run_not_found
 from tinsmith_trainer.uploads import Uploads, upload_not_found
-
-_ALL_RUNS_SUFFIX = "/trainingRuns/-"
 
 Context = Any
 
@@ -41,6 +38,7 @@ class CheckpointDomain:
         uploads: Files from clients.
         downloads: Files to clients.
         audit: What was done.
+        store_uri: Where files are; of the store as it is now, wherever it was before.
         clock: Seconds since the epoch.
     """
 
@@ -50,6 +48,7 @@ class CheckpointDomain:
     uploads: Uploads
     downloads: Downloads
     audit: AuditTrail
+    store_uri: str
     clock: Callable[[], float]
 
 
@@ -72,19 +71,15 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.GetCheckpointRequest, context: Context
     ) -> trainer_pb2.Checkpoint:
         name = codec.decode_checkpoint_name(request.name, field="name")
-        return codec.encode_checkpoint(
-            await self._checkpoints.readable(str(name), caller_project())
-        )
+        record = await self._checkpoints.readable(str(name), caller_project())
+        return codec.encode_checkpoint(record, self._domain.store_uri)
 
     async def ListCheckpoints(
         self, request: trainer_pb2.ListCheckpointsRequest, context: Context
     ) -> trainer_pb2.ListCheckpointsResponse:
         run: str | None = None
-        if request.parent.endswith(_ALL_RUNS_SUFFIX):
-            try:
-                project = names.ProjectName.parse(request.parent.removesuffix(_ALL_RUNS_SUFFIX))
-            except names.InvalidNameError as error:
-                raise InvalidFieldError("parent", str(error)) from error
+        if request.parent.endswith(codec.ALL_RUNS_SUFFIX):
+            project = codec.decode_all_runs(request.parent)
             current_caller().require_project(project.project, lambda: run_not_found(request.parent))
             project_id = project.project
         else:
@@ -100,7 +95,10 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
             page_token=request.page_token,
         )
         return trainer_pb2.ListCheckpointsResponse(
-            checkpoints=[codec.encode_checkpoint(record) for record in page.checkpoints],
+            checkpoints=[
+                codec.encode_checkpoint(record, self._domain.store_uri)
+                for record in page.checkpoints
+            ],
             next_page_token=page.next_page_token,
         )
 
@@ -232,7 +230,7 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> trainer_pb2.Checkpoint:
         key_id = current_caller().key_id
         changed = await self._checkpoints.update(str(name), changes, key_id=key_id)
-        return codec.encode_checkpoint(changed)
+        return codec.encode_checkpoint(changed, self._domain.store_uri)
 
     async def _downloadable(
         self, value: str

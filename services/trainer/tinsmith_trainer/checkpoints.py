@@ -246,7 +246,6 @@ class CheckpointRegistry:
             sequence_number=sequence_number,
             size_bytes=written.manifest.size_bytes,
             folder=folder,
-            manifest_uri=written.uri,
             sha256=written.sha256,
             create_time_s=now_s,
             labels=dict(work.labels),

@@ -44,6 +44,7 @@ from tinsmith_runtime.ledger import (
     OperationState,
     StoredFile,
 )
+from tinsmith_runtime.manifests import manifest_uri
 from tinsmith_runtime.status import encode_status
 from tinsmith_trainer.waiting import Standing
 from tinsmith_trainer.work import (
@@ -81,6 +82,7 @@ _CHECKPOINT_KINDS = {
 }
 _WIRE_CHECKPOINT_KINDS = {kind: wire for wire, kind in _CHECKPOINT_KINDS.items()}
 _MAX_LABELS = 64
+ALL_RUNS_SUFFIX = "/trainingRuns/-"
 _MAX_LABEL_CHARACTERS = 1024
 _MAX_TTL_S = 10 * 366 * 24 * 3600.0
 
@@ -157,8 +159,27 @@ def decode_work(kind: Kind, request: Any) -> Work:
             return LoadCheckpointWork(str(name), request.include_optimizer)
 
 
+def decode_all_runs(parent: str) -> names.ProjectName:
+    """Return the project whose runs `projects/{project}/trainingRuns/-` stands for.
+
+    Raises:
+        InvalidFieldError: If it is no such name.
+    """
+    try:
+        return names.ProjectName.parse(parent.removesuffix(ALL_RUNS_SUFFIX))
+    except names.InvalidNameError as error:
+        raise InvalidFieldError("parent", str(error)) from error
+
+
 class StoredCodec:
-    """Requests and results as the ledger stores them; implements `WireCodec`."""
+    """Requests and results as the ledger stores them; implements `WireCodec`.
+
+    Args:
+        store_uri: Of the store that results are written to.
+    """
+
+    def __init__(self, store_uri: str) -> None:
+        self._store_uri = store_uri
 
     def decode_work(self, kind: Kind, payload: bytes) -> Work:
         """Return the work of a stored request."""
@@ -168,7 +189,9 @@ class StoredCodec:
 
     def encode_result(self, kind: Kind, result: Result) -> bytes:
         """Return the serialised response."""
-        encoded: bytes = _encode_result(kind, result).SerializeToString(deterministic=True)
+        encoded: bytes = _encode_result(kind, result, self._store_uri).SerializeToString(
+            deterministic=True
+        )
         return encoded
 
     def encode_error(self, error: TinsmithError) -> bytes:
@@ -214,8 +237,8 @@ def encode_operation(record: OperationRecord, standing: Standing) -> operations_
     return operation
 
 
-def encode_checkpoint(record: CheckpointRecord) -> trainer_pb2.Checkpoint:
-    """Return the message of a checkpoint."""
+def encode_checkpoint(record: CheckpointRecord, store_uri: str) -> trainer_pb2.Checkpoint:
+    """Return the message of a checkpoint in the store of this URI."""
     return trainer_pb2.Checkpoint(
         name=record.name,
         kind=_WIRE_CHECKPOINT_KINDS[record.kind],
@@ -224,7 +247,7 @@ def encode_checkpoint(record: CheckpointRecord) -> trainer_pb2.Checkpoint:
         version=record.version,
         sequence_number=record.sequence_number,
         size_bytes=record.size_bytes,
-        manifest_uri=record.manifest_uri,
+        manifest_uri=manifest_uri(store_uri, record.folder),
         manifest_sha256=record.sha256,
         create_time=timestamp(record.create_time_s),
         labels=record.labels,
@@ -387,7 +410,7 @@ def decode_labels(message: Mapping[str, str]) -> dict[str, str]:
     return labels
 
 
-def _encode_result(kind: Kind, result: Result) -> Message:
+def _encode_result(kind: Kind, result: Result, store_uri: str) -> Message:
     match result:
         case ForwardResult():
             outputs = [
@@ -402,4 +425,4 @@ def _encode_result(kind: Kind, result: Result) -> Message:
         case LoadResult():
             return trainer_pb2.LoadCheckpointResponse(version=result.version)
         case CheckpointRecord():
-            return encode_checkpoint(result)
+            return encode_checkpoint(result, store_uri)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith_runtime.config import parse_models
+from tinsmith_runtime.devices import check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.server import ServerConfig
 
@@ -34,8 +35,11 @@ class TrainerConfig:
     metrics_address: str | None = None
     drain_timeout_s: float = 30.0
     dtype: str = "float32"
-    """Of the base model: float32 or bfloat16; adapters are always float32."""
+    """Of the base model: float32, bfloat16, or auto: bfloat16 on a GPU that computes in it.
+    Adapters are always float32."""
     device: str = "cpu"
+    """cpu, cuda, cuda:N, or auto: the GPU if torch can use one. The log warns of a GPU that is left
+    out."""
     num_threads: int = 0
     """Threads of one operation; 0 takes all cores. Changes no bit of an exact engine."""
     exact: bool | None = None
@@ -94,8 +98,8 @@ class TrainerConfig:
     """Takes a snapshot once a replay from the last one would take this long."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ConfigError(f"dtype must be float32 or bfloat16, got {self.dtype!r}")
+        check_device(self.device)
+        check_dtype(self.dtype)
         for name in (
             "max_resident_runs",
             "max_runs",

@@ -24,6 +24,7 @@ from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.tokenizer_files import require_tokenizers
 from tinsmith_trainer import codec
 from tinsmith_trainer.audit import AuditTrail
 from tinsmith_trainer.checkpoint_codec import StoredTasks
@@ -57,10 +58,13 @@ def load_engines(config: TrainerConfig, load: Callable[..., Engine] = Engine.loa
     """Load the base models of a trainer, each with `load`.
 
     Raises:
-        ModelNotFoundError: If one is neither a directory nor a model of the hub.
+        ModelNotFoundError: If one is neither a directory nor a model of the hub, or has no
+            tokenizer.
     """
-    return EngineHost.load(
-        config.models(),
+    models = config.models()
+    require_tokenizers(models)
+    host = EngineHost.load(
+        models,
         dtype=config.dtype,
         device=config.device,
         num_threads=config.num_threads or None,
@@ -69,6 +73,9 @@ def load_engines(config: TrainerConfig, load: Callable[..., Engine] = Engine.loa
         max_rows=config.max_resident_runs,
         load=load,
     )
+    # Those of the hub are here now.
+    require_tokenizers(host.directories)
+    return host
 
 
 class TrainerPod:
@@ -98,7 +105,7 @@ class TrainerPod:
         self._catalog = ModelCatalog.of(host)
         self._ledger = _ledger_of(config)
         self._store = storage.open(config.storage())
-        wire = codec.StoredCodec()
+        wire = codec.StoredCodec(self._store.uri)
         self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
         files = CheckpointFiles(self._store, config.data_dir / "scratch")
         checkpoints = CheckpointRegistry(self._host, self._ledger, self._store, files, wall_clock)
@@ -117,7 +124,7 @@ class TrainerPod:
         self._tasks = CheckpointTasks(
             self._ledger,
             work,
-            StoredTasks(),
+            StoredTasks(self._store.uri),
             find_run=self._registry.held,
             clock=wall_clock,
         )
@@ -128,6 +135,7 @@ class TrainerPod:
             uploads=uploads,
             downloads=Downloads(files, config.pod_key, wall_clock),
             audit=AuditTrail(self._ledger, wall_clock),
+            store_uri=self._store.uri,
             clock=wall_clock,
         )
         retrievals = Retrievals(wall_clock)

@@ -56,7 +56,7 @@ class Publisher:
             failpoints.passing("trainer.published")
             run.published = (run.weights_serial, written)
             if previous is not None:
-                run.outdated.append(manifests.folder_of(self._store, previous[1].uri))
+                run.outdated.append(previous[1].folder)
             while len(run.outdated) > _NUM_KEPT_PUBLISHED:
                 await discard_folder(self._store, run.outdated.pop(0))
         return written

@@ -129,6 +129,25 @@ class TrainerServicer(CheckpointServicer):
         run = await self._owned_run(codec.decode_run(request.run))
         return self._status(run, next_sequence_number=run.next_free_number)
 
+    async def ListRunStatuses(
+        self, request: trainer_pb2.ListRunStatusesRequest, context: Context
+    ) -> trainer_pb2.ListRunStatusesResponse:
+        current_caller().require_scope(POD_SCOPE)
+        project = codec.decode_all_runs(request.parent).project
+        return trainer_pb2.ListRunStatusesResponse(
+            statuses=[
+                trainer_pb2.RunStatus(
+                    run=run.name,
+                    version=run.record.version,
+                    num_pending_operations=len(run.queue),
+                    waiting_for=self._waiting_for(run),
+                    resident=run.is_resident,
+                )
+                for run in self._registry.runs
+                if run.queue and run.name.split("/")[1] == project
+            ]
+        )
+
     async def ResumeRun(
         self, request: trainer_pb2.ResumeRunRequest, context: Context
     ) -> trainer_pb2.RunStatus:
@@ -138,15 +157,17 @@ class TrainerServicer(CheckpointServicer):
         await self._registry.resume(run)
         return self._status(run, next_sequence_number=run.highest_number + 1)
 
+    def _waiting_for(self, run: LiveRun) -> str:
+        """Return what the next operation of a run waits for; empty if it runs or there is none."""
+        return self._registry.standing(run, min(run.queue)).waiting_for if run.queue else ""
+
     def _status(self, run: LiveRun, *, next_sequence_number: int) -> trainer_pb2.RunStatus:
         return trainer_pb2.RunStatus(
             run=run.name,
             version=run.record.version,
             next_sequence_number=next_sequence_number,
             num_pending_operations=len(run.queue),
-            waiting_for=(
-                self._registry.standing(run, min(run.queue)).waiting_for if run.queue else ""
-            ),
+            waiting_for=self._waiting_for(run),
             resident=run.is_resident,
             replay_diverged=run.record.replay_diverged,
             pending_operations=[

@@ -76,14 +76,18 @@ def test_a_section_is_read_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param('data_dir = "/a"\nnum_thread = 3', "num_thread; known are", id="misspelt"),
+        pytest.param(
+            'data_dir = "/a"\nnum_thread = 3',
+            r"num_thread; did you mean num_threads\?",
+            id="misspelt",
+        ),
         pytest.param('data_dir = "/a"\nnum_threads = "many"', "num_threads", id="word-for-int"),
         pytest.param('data_dir = "/a"\nnum_threads = 1.5', "num_threads", id="fraction-for-int"),
         pytest.param('data_dir = "/a"\nnum_threads = true', "num_threads", id="bool-for-int"),
         pytest.param('data_dir = "/a"\nis_open = "perhaps"', "is_open", id="word-for-bool"),
         pytest.param('data_dir = "/a"\ntimeout_s = []', "timeout_s|float", id="list"),
         pytest.param('data_dir = "/a"\nnum_threads = 0', "at least 1", id="range"),
-        pytest.param("", "without a value: data_dir", id="required"),
+        pytest.param("", r"data_dir \(TINSMITH_DATA_DIR\)", id="required"),
         pytest.param("data_dir = ", "not TOML", id="not-toml"),
     ],
 )

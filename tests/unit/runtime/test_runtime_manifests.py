@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
-from tinsmith_runtime.errors import CheckpointCorruptError, StorageFullError
+from tinsmith_runtime.errors import (
+    CheckpointCorruptError,
+    StorageFullError,
+    StoreMismatchError,
+)
 from tinsmith_runtime.manifests import (
     MANIFEST_NAME,
     WrittenManifest,
-    folder_of,
+    find_folder,
     read_checkpoint,
     write_checkpoint,
 )
@@ -38,7 +42,7 @@ def test_a_checkpoint_reads_back(store: FileStore, written: WrittenManifest) -> 
     assert manifest == written.manifest
     assert manifest.attributes == ATTRIBUTES
     assert manifest.size_bytes == 102
-    assert folder_of(store, written.uri) == FOLDER
+    assert find_folder(store, written.uri, sha256=written.sha256) == FOLDER
 
 
 def test_equal_content_has_an_equal_manifest(store: FileStore, written: WrittenManifest) -> None:
@@ -194,6 +198,27 @@ def test_a_hostile_manifest_is_corrupt_and_nothing_else(
     "uri",
     ["", "file:///elsewhere/a/manifest.json", "{store}/a", "{store}/a/manifest.json.bak", "s3://b"],
 )
-def test_a_manifest_of_another_store_is_refused(store: FileStore, uri: str) -> None:
-    with pytest.raises(CheckpointCorruptError, match="storage_uri"):
-        folder_of(store, uri.format(store=store.uri))
+def test_a_manifest_of_another_store_is_refused(
+    store: FileStore, written: WrittenManifest, uri: str
+) -> None:
+    with pytest.raises(StoreMismatchError, match="storage_uri"):
+        find_folder(store, uri.format(store=store.uri), sha256=written.sha256)
+
+
+@pytest.mark.parametrize(
+    "place", ["file:///backups/monday", "file:///projects/p/store", "s3://bucket/prefix"]
+)
+def test_a_manifest_is_found_by_its_tail_where_the_store_was_moved(
+    store: FileStore, written: WrittenManifest, place: str
+) -> None:
+    uri = f"{place}/{FOLDER}/{MANIFEST_NAME}"
+    assert find_folder(store, uri, sha256=written.sha256) == FOLDER
+
+
+def test_a_tail_with_another_content_is_another_checkpoint(
+    store: FileStore, written: WrittenManifest
+) -> None:
+    uri = f"file:///elsewhere/{FOLDER}/{MANIFEST_NAME}"
+    with pytest.raises(StoreMismatchError, match="restore the whole store"):
+        find_folder(store, uri, sha256="0" * 64)
+    assert find_folder(store, written.uri, sha256="0" * 64) == FOLDER  # reading it says: changed

@@ -248,6 +248,35 @@ async def test_a_task_that_waits_while_the_audit_trail_comes_ends_with_an_event(
     await ledger.close()
 
 
+async def test_checkpoints_that_were_kept_by_absolute_uris_are_kept_by_folder(
+    ledger_target: Target,
+) -> None:
+    await ledger_target.run(
+        lambda connection: upgrade(
+            connection, ledger_tables.MIGRATIONS, from_version=None, to_version=4
+        )
+    )
+    wanted = checkpoint("old")
+    fields = ("name", "run", "kind", "base_model", "adapter", "version", "sequence_number")
+    values = {field: getattr(wanted, field) for field in (*fields, "size_bytes", "sha256")}
+    await ledger_target.insert(
+        "checkpoints",
+        **values,
+        project="p",
+        folder="projects/p/trainingRuns/r/checkpoints/training/old-1-e1",
+        manifest_uri="file:///where/the/store/was/manifest.json",
+        create_time_s=5.0,
+        labels="{}",
+    )
+    ledger = ledger_target.ledger()
+    await ledger.open()
+    found = await ledger.get_checkpoint(wanted.name)
+    assert found is not None
+    assert found.folder == "projects/p/trainingRuns/r/checkpoints/training/old-1-e1"
+    assert found.sha256 == wanted.sha256
+    await ledger.close()
+
+
 async def test_a_scheduler_of_the_first_release_goes_on(scheduler_target: Target) -> None:
     await scheduler_target.make_first_release()
     await scheduler_target.insert(

@@ -40,7 +40,7 @@ from tinsmith_runtime.manifests import (
     abandoned_folders,
     copy_checkpoint,
     fetch_checkpoint,
-    folder_of,
+    find_folder,
     read_checkpoint,
     verify_checkpoint,
     write_checkpoint,
@@ -283,7 +283,7 @@ def test_checkpoints_of_files_and_bytes(
         f"{FOLDER}/{MANIFEST_NAME}",
         f"{FOLDER}/weights.safetensors",
     ]
-    assert folder_of(store, written.uri) == FOLDER
+    assert find_folder(store, written.uri, sha256=written.sha256) == FOLDER
     manifest, files = read_checkpoint(store, FOLDER, sha256=written.sha256)
     assert manifest == written.manifest
     assert files == {"config.json": b"{}", "weights.safetensors": LARGE}
@@ -332,7 +332,8 @@ def test_a_store_of_its_own_uri_is_the_same_store(
     again = storage.open(store.uri)
     assert again.uri == store.uri
     assert "?" not in again.uri
-    assert read_checkpoint(again, folder_of(again, written.uri))[1] == {"a": b"1"}
+    folder = find_folder(again, written.uri, sha256=written.sha256)
+    assert read_checkpoint(again, folder)[1] == {"a": b"1"}
 
 
 # URLs.

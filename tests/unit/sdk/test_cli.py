@@ -6,18 +6,21 @@ import dataclasses
 import json
 import sys
 import types
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from google.rpc import code_pb2
+from tests.fakes.local_servers import local_server
 from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status
 from tests.unit.sdk.test_tokenizer import CHATML, make_files
 
 from tinsmith import cli
 from tinsmith.config_values import load_config
 from tinsmith.errors import ConfigurationError
+from tinsmith.local_servers import Announcement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +41,10 @@ class Config:
 
 
 @pytest.fixture
-def local(server: FakeServer, tmp_path: Path) -> FakeServer:
+def local(server: FakeServer, tmp_path: Path) -> Iterator[FakeServer]:
     """A server that `tinsmith up` announced."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    content = {"address": server.address, "api_key": "tsk_test", "project": "default"}
-    (folder / "local.json").write_text(json.dumps(content))
-    return server
+    with Announcement(tmp_path / "state", local_server(server.address)):
+        yield server
 
 
 def invoke(*arguments: str) -> int:
@@ -54,8 +54,9 @@ def invoke(*arguments: str) -> int:
 
 
 def test_runs_are_listed_as_a_table_and_as_json(
-    local: FakeServer, capsys: pytest.CaptureFixture[str]
+    local: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert invoke("runs", "list") == 0
     assert "BASE MODEL" in capsys.readouterr().out
     assert invoke("runs", "list", "--json") == 0
@@ -201,3 +202,19 @@ def test_a_command_of_an_extra_is_run(
     monkeypatch.setattr("tinsmith.cli.app.metadata.entry_points", lambda group: [point])
     assert invoke("up", "--port", "7") == 0
     assert capsys.readouterr().out == "port 7\n"
+
+
+def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke("--version") == 0
+    assert capsys.readouterr().out == f"tinsmith {metadata.version('tinsmith')}\n"
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_describes_commands_of_other_packages(
+    option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert invoke(option) == 0
+    text = capsys.readouterr().out
+    assert "Run all services in this process" in text
+    assert "See `tinsmith" not in text

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from google.rpc import code_pb2
+from tests.fakes.local_servers import local_server
 from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status, unavailable
 from tests.unit.sdk.conftest import FAST
 
 import tinsmith
+from tinsmith.local_servers import Announcement
 from tinsmith.settings import resolve_settings
 
 Data = list[tinsmith.Datum]
@@ -29,9 +30,8 @@ def test_missing_settings_name_both_variables() -> None:
 
 def test_the_file_of_a_local_server_is_used(tmp_path: Path) -> None:
     environ = {"TINSMITH_STATE_DIR": str(tmp_path)}
-    content = {"address": "127.0.0.1:1", "api_key": "tsk_file", "project": "lab"}
-    (tmp_path / "local.json").write_text(json.dumps(content))
-    settings = resolve_settings(environ=environ)
+    with Announcement(tmp_path, local_server("127.0.0.1:1", api_key="tsk_file", project="lab")):
+        settings = resolve_settings(environ=environ)
     assert (settings.address, settings.api_key) == ("127.0.0.1:1", "tsk_file")
     assert settings.project == "lab"
     assert "tsk_file" not in repr(settings)
@@ -39,8 +39,10 @@ def test_the_file_of_a_local_server_is_used(tmp_path: Path) -> None:
 
 def test_the_local_key_goes_to_no_other_server(tmp_path: Path) -> None:
     environ = {"TINSMITH_STATE_DIR": str(tmp_path), "TINSMITH_ADDRESS": "elsewhere:1"}
-    (tmp_path / "local.json").write_text(json.dumps({"address": "a:1", "api_key": "tsk_file"}))
-    with pytest.raises(tinsmith.ConfigurationError, match="no API key"):
+    with (
+        Announcement(tmp_path, local_server("a:1", api_key="tsk_file")),
+        pytest.raises(tinsmith.ConfigurationError, match="no API key"),
+    ):
         resolve_settings(environ=environ)
 
 

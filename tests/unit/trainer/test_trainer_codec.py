@@ -153,6 +153,8 @@ def test_a_negative_timeout_is_refused() -> None:
 
 # What is stored, and what is told.
 
+STORE = "file:///store"
+
 CHECKPOINT = CheckpointRecord(
     name=f"{RUN}/checkpoints/a",
     run=str(RUN),
@@ -164,7 +166,6 @@ CHECKPOINT = CheckpointRecord(
     sequence_number=9,
     size_bytes=100,
     folder="f",
-    manifest_uri="file:///m",
     sha256="ab",
     create_time_s=1.5,
     labels={"note": "good"},
@@ -202,8 +203,8 @@ def encode(record: OperationRecord, **flags: Any) -> Any:
 @pytest.mark.parametrize("kind", Kind)
 def test_results_are_stored_as_they_are_told(kind: Kind) -> None:
     result, message = RESULTS[kind]
-    stored = codec.StoredCodec().encode_result(kind, result)
-    assert codec.StoredCodec().encode_result(kind, result) == stored
+    stored = codec.StoredCodec(STORE).encode_result(kind, result)
+    assert codec.StoredCodec(STORE).encode_result(kind, result) == stored
     operation = encode(
         record(kind, OperationState.SUCCEEDED, result=stored, revision=4, finish_time_s=2.5)
     )
@@ -218,7 +219,7 @@ def test_results_are_stored_as_they_are_told(kind: Kind) -> None:
 
 
 def test_errors_are_stored_as_they_are_told() -> None:
-    stored = codec.StoredCodec().encode_error(RunNotFoundError("gone", run="r"))
+    stored = codec.StoredCodec(STORE).encode_error(RunNotFoundError("gone", run="r"))
     operation = encode(record(Kind.FORWARD, OperationState.FAILED, error=stored))
     error = decode_status(operation.error)
     assert (error.reason, error.message, error.metadata) == ("RUN_NOT_FOUND", "gone", {"run": "r"})
@@ -255,5 +256,5 @@ def test_an_unfinished_operation_says_where_it_is(flags: dict[str, Any], state: 
     ],
 )
 def test_a_stored_request_is_the_same_work(kind: Kind, request_: Any) -> None:
-    found = codec.StoredCodec().decode_work(kind, request_.SerializeToString())
+    found = codec.StoredCodec(STORE).decode_work(kind, request_.SerializeToString())
     assert repr(found) == repr(codec.decode_work(kind, request_))

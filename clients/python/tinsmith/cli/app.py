@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import Annotated
 
 import typer
 
-from tinsmith.cli import checkpoints, jobs, keys, recipe, runs, sample
+from tinsmith.cli import checkpoints, jobs, keys, recipe, runs, sample, servers
 from tinsmith.errors import ConfigurationError
+from tinsmith.version import __version__
 
 GROUP = "tinsmith.commands"
+
+DESCRIPTIONS = {
+    "up": "Run all services in this process, on loopback; print the address and the key.",
+    "models": "Make models.",
+}
+"""What commands of other packages do, so that the list of commands imports none of them."""
 
 _PASS_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -27,17 +35,38 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_options)
     app.add_typer(runs.app, name="runs")
     app.add_typer(checkpoints.app, name="checkpoints")
     app.add_typer(keys.app, name="keys")
     app.add_typer(jobs.app, name="jobs")
     app.command("sample")(sample.sample)
     app.command("run")(recipe.run)
+    app.command("status")(servers.status)
+    app.command("use")(servers.use)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
     for entry_point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         _add(app, entry_point, load=entry_point.name == wanted)
     return app
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"tinsmith {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def _add(app: typer.Typer, entry_point: metadata.EntryPoint, *, load: bool) -> None:
@@ -50,7 +79,9 @@ def _add(app: typer.Typer, entry_point: metadata.EntryPoint, *, load: bool) -> N
             command = _explain(entry_point.name, package.removeprefix("tinsmith_"), error)
     else:
         command = _explain(entry_point.name, package.removeprefix("tinsmith_"), None)
-        command.__doc__ = f"See `tinsmith {entry_point.name} --help`."
+        command.__doc__ = DESCRIPTIONS.get(
+            entry_point.name, f"See `tinsmith {entry_point.name} --help`."
+        )
     if isinstance(command, typer.Typer):
         app.add_typer(command, name=entry_point.name)
     elif load and command.__name__ != "missing":

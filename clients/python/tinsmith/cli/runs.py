@@ -18,6 +18,10 @@ _COLUMNS = {
     "adapter": "ADAPTER",
     "rank": "RANK",
     "create_time": "CREATED",
+    "activity": "ACTIVITY",
+    "num_pending_operations": "PENDING",
+    "worker": "TRAINER",
+    "waiting_for": "WAITING FOR",
 }
 
 

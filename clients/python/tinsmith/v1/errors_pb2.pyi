@@ -206,6 +206,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The API server of the cluster does not answer. Try again."""
     ERROR_REASON_CLUSTER_REFUSED: _ErrorReason.ValueType  # 87
     """The API server of the cluster refuses the scheduler. Grant it what the chart grants."""
+    ERROR_REASON_STORE_MISMATCH: _ErrorReason.ValueType  # 88
+    """The files of the checkpoint are not in the store of the pod: it is another store than the
+    trainer's, or was restored without them. Give trainer and sampler one `storage_uri`.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Says why a call or an operation failed. `ErrorInfo.metadata` holds the values that the message
@@ -396,4 +400,8 @@ ERROR_REASON_CLUSTER_UNAVAILABLE: ErrorReason.ValueType  # 86
 """The API server of the cluster does not answer. Try again."""
 ERROR_REASON_CLUSTER_REFUSED: ErrorReason.ValueType  # 87
 """The API server of the cluster refuses the scheduler. Grant it what the chart grants."""
+ERROR_REASON_STORE_MISMATCH: ErrorReason.ValueType  # 88
+"""The files of the checkpoint are not in the store of the pod: it is another store than the
+trainer's, or was restored without them. Give trainer and sampler one `storage_uri`.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -878,6 +878,8 @@ class TrainingRun(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     SOURCE_CHECKPOINT_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ADDRESS_FIELD_NUMBER: _builtins.int
+    NUM_PENDING_OPERATIONS_FIELD_NUMBER: _builtins.int
+    SESSION_ENDED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the run: `projects/{project}/trainingRuns/{run}`."""
     state: Global___TrainingRun.State.ValueType
@@ -893,7 +895,9 @@ class TrainingRun(_message.Message):
     epoch: _builtins.int
     """Fences the run; raised with each placement."""
     waiting_for: _builtins.str
-    """Says what a run that is being created or moved waits for, in words; else empty."""
+    """Says what a run waits for, in words: one that is being created or moved and, in a list, one
+    whose next operation waits. Else empty.
+    """
     worker: _builtins.str
     """Names the trainer that holds it or is to, `workers/{worker}`; empty before one was chosen."""
     source_checkpoint: _builtins.str
@@ -901,6 +905,12 @@ class TrainingRun(_message.Message):
     checkpoint_address: _builtins.str
     """Locates a trainer that answers for its checkpoints, `host:port`: its own or, while none holds it,
     another on the same ledger; empty while there is none.
+    """
+    num_pending_operations: _builtins.int
+    """Counts the operations that wait or run, in a list, as far as its trainer answers in time."""
+    session_ended: _builtins.bool
+    """Says in a list whether the session that created it is over. Such a run is parked while it has
+    no operations, and is continued by name.
     """
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
@@ -931,10 +941,12 @@ class TrainingRun(_message.Message):
         worker: _builtins.str = ...,
         source_checkpoint: _builtins.str = ...,
         checkpoint_address: _builtins.str = ...,
+        num_pending_operations: _builtins.int = ...,
+        session_ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "checkpoint_address", b"checkpoint_address", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "session", b"session", "source_checkpoint", b"source_checkpoint", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "checkpoint_address", b"checkpoint_address", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "num_pending_operations", b"num_pending_operations", "session", b"session", "session_ended", b"session_ended", "source_checkpoint", b"source_checkpoint", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -348,6 +348,54 @@ class PendingOperation(_message.Message):
 Global___PendingOperation: _TypeAlias = PendingOperation  # noqa: Y015
 
 @_typing.final
+class ListRunStatusesRequest(_message.Message):
+    """Asks how the runs of a project stand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """Names the runs of the project: `projects/{project}/trainingRuns/-`."""
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parent", b"parent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRunStatusesRequest: _TypeAlias = ListRunStatusesRequest  # noqa: Y015
+
+@_typing.final
+class ListRunStatusesResponse(_message.Message):
+    """Says how runs stand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def statuses(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunStatus]:
+        """Lists the runs of this trainer that have operations which wait or run; those operations are not
+        listed.
+        """
+
+    def __init__(
+        self,
+        *,
+        statuses: _abc.Iterable[Global___RunStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["statuses", b"statuses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRunStatusesResponse: _TypeAlias = ListRunStatusesResponse  # noqa: Y015
+
+@_typing.final
 class ResumeRunRequest(_message.Message):
     """Asks to go on with a run."""
 

@@ -89,6 +89,11 @@ class TrainerServiceStub:
                 request_serializer=tinsmith_dot_v1_dot_trainer__pb2.GetRunStatusRequest.SerializeToString,
                 response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.RunStatus.FromString,
                 _registered_method=True)
+        self.ListRunStatuses = channel.unary_unary(
+                '/tinsmith.v1.TrainerService/ListRunStatuses',
+                request_serializer=tinsmith_dot_v1_dot_trainer__pb2.ListRunStatusesRequest.SerializeToString,
+                response_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ListRunStatusesResponse.FromString,
+                _registered_method=True)
         self.ResumeRun = channel.unary_unary(
                 '/tinsmith.v1.TrainerService/ResumeRun',
                 request_serializer=tinsmith_dot_v1_dot_trainer__pb2.ResumeRunRequest.SerializeToString,
@@ -283,6 +288,17 @@ class TrainerServiceServicer:
 
         Errors:
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRunStatuses(self, request, context):
+        """Says how the runs of a project stand that have operations under way. Pods only.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `parent` is no name of a project's runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -703,6 +719,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.GetRunStatusRequest.FromString,
                     response_serializer=tinsmith_dot_v1_dot_trainer__pb2.RunStatus.SerializeToString,
             ),
+            'ListRunStatuses': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRunStatuses,
+                    request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ListRunStatusesRequest.FromString,
+                    response_serializer=tinsmith_dot_v1_dot_trainer__pb2.ListRunStatusesResponse.SerializeToString,
+            ),
             'ResumeRun': grpc.unary_unary_rpc_method_handler(
                     servicer.ResumeRun,
                     request_deserializer=tinsmith_dot_v1_dot_trainer__pb2.ResumeRunRequest.FromString,
@@ -956,6 +977,33 @@ class TrainerService:
             '/tinsmith.v1.TrainerService/GetRunStatus',
             tinsmith_dot_v1_dot_trainer__pb2.GetRunStatusRequest.SerializeToString,
             tinsmith_dot_v1_dot_trainer__pb2.RunStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRunStatuses(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tinsmith.v1.TrainerService/ListRunStatuses',
+            tinsmith_dot_v1_dot_trainer__pb2.ListRunStatusesRequest.SerializeToString,
+            tinsmith_dot_v1_dot_trainer__pb2.ListRunStatusesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -102,6 +102,13 @@ class TrainerServiceStub:
     Errors:
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
     """
+    ListRunStatuses: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ListRunStatusesRequest, _trainer_pb2.ListRunStatusesResponse]
+    """Says how the runs of a project stand that have operations under way. Pods only.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `parent` is no name of a project's runs.
+    """
     ResumeRun: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.ResumeRunRequest, _trainer_pb2.RunStatus]
     """Lets a new client go on with a run whose client is gone, and says where. Pods only.
 
@@ -479,6 +486,13 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
 
     Errors:
     * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+    """
+    ListRunStatuses: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ListRunStatusesRequest, _trainer_pb2.ListRunStatusesResponse]  # type: ignore[assignment]
+    """Says how the runs of a project stand that have operations under way. Pods only.
+
+    Errors:
+    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `parent` is no name of a project's runs.
     """
     ResumeRun: _aio.UnaryUnaryMultiCallable[_trainer_pb2.ResumeRunRequest, _trainer_pb2.RunStatus]  # type: ignore[assignment]
     """Lets a new client go on with a run whose client is gone, and says where. Pods only.
@@ -878,6 +892,19 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `NOT_FOUND` (`RUN_NOT_FOUND`): the caller's project has no run of this name here.
+        """
+
+    @_abc_1.abstractmethod
+    def ListRunStatuses(
+        self,
+        request: _trainer_pb2.ListRunStatusesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.ListRunStatusesResponse, _abc.Awaitable[_trainer_pb2.ListRunStatusesResponse]]:
+        """Says how the runs of a project stand that have operations under way. Pods only.
+
+        Errors:
+        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `parent` is no name of a project's runs.
         """
 
     @_abc_1.abstractmethod

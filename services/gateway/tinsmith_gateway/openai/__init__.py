@@ -17,10 +17,12 @@ from tinsmith_gateway.http import Call, endpoint
 from tinsmith_gateway.openai.calls import ModelCalls
 from tinsmith_gateway.openai.chat import chat_completion
 from tinsmith_gateway.openai.completions import completion
-from tinsmith_gateway.openai.errors import render_error
+from tinsmith_gateway.openai.errors import not_found, owns, render_error, wrong_method
 from tinsmith_gateway.openai.models import ModelList
 from tinsmith_gateway.openai.requests import identified
 from tinsmith_gateway.services import Services
+
+__all__ = ["not_found", "owns", "routes", "wrong_method"]
 
 
 def routes(services: Services) -> list[BaseRoute]:

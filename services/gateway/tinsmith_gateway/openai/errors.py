@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tinsmith_runtime.errors import ErrorCode, TinsmithError
@@ -27,6 +28,19 @@ _TYPES = {
     429: "rate_limit_error",
 }
 _FIRST_SERVER_STATUS = 500
+_PREFIX = "/v1"
+_REMEDIES = {
+    "MODEL_NOT_FOUND": "GET /v1/models lists the names there are",
+    "RUN_NOT_FOUND": "GET /v1/models lists the names there are",
+    "CHECKPOINT_NOT_FOUND": "GET /v1/models lists the names there are",
+    "KEY_INVALID": "send a key of this server, with all its characters",
+}
+"""What to do, in the words of this API: errors of other pods do not know that they come here."""
+_INSTEAD = {
+    "/v1/responses": "use /v1/chat/completions; openai-agents does so after"
+    ' set_default_openai_api("chat_completions")',
+}
+_SERVED = "served are /v1/models, /v1/chat/completions and /v1/completions"
 
 
 def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
@@ -35,16 +49,40 @@ def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
     field = error.metadata.get("field")
     if field is None and error.violations:
         field = error.violations[0].field
-    return {
-        "error": {
-            "message": error.message,
-            "type": _TYPES.get(status, default),
-            "param": field if error.code is ErrorCode.INVALID_ARGUMENT else None,
-            "code": _CODES.get(error.reason, error.reason.lower()),
-        }
-    }
+    remedy = _REMEDIES.get(error.reason)
+    return _body(
+        f"{error.message}; {remedy}" if remedy else error.message,
+        kind=_TYPES.get(status, default),
+        param=field if error.code is ErrorCode.INVALID_ARGUMENT else None,
+        code=_CODES.get(error.reason, error.reason.lower()),
+    )
 
 
 def render_error(error: TinsmithError, status: int, headers: dict[str, str]) -> Response:
     """Return the answer of an error."""
     return JSONResponse(encode_error(error, status), status_code=status, headers=headers)
+
+
+def owns(path: str) -> bool:
+    """Return whether a path is OpenAI's, whose clients look for errors in its form."""
+    return path == _PREFIX or path.startswith(f"{_PREFIX}/")
+
+
+def not_found(request: Request) -> Response:
+    """Return the answer to a path that is not served."""
+    path = request.url.path
+    instead = next((way for known, way in _INSTEAD.items() if path.startswith(known)), _SERVED)
+    message = f"{request.method} {path} is not served here; {instead}"
+    body = _body(message, kind="not_found_error", param=None, code="unknown_url")
+    return JSONResponse(body, status_code=404)
+
+
+def wrong_method(request: Request, headers: dict[str, str]) -> Response:
+    """Return the answer to a method that a path does not take; `headers` name those it takes."""
+    message = f"{request.url.path} does not take {request.method}"
+    body = _body(message, kind="invalid_request_error", param=None, code="method_not_allowed")
+    return JSONResponse(body, status_code=405, headers=headers)
+
+
+def _body(message: str, *, kind: str, param: str | None, code: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

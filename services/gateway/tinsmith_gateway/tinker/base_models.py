@@ -10,10 +10,16 @@ class BaseModels:
 
     Args:
         aliases: The base model behind each further name.
+        tokenizer_ids: What the tokenizer of a base model is loaded by, where that is not its name.
     """
 
-    def __init__(self, aliases: Mapping[str, str]) -> None:
+    def __init__(self, aliases: Mapping[str, str], tokenizer_ids: Mapping[str, str]) -> None:
         self._aliases = dict(aliases)
+        self._tokenizer_ids = dict(tokenizer_ids)
+
+    def tokenizer_id(self, base_model: str) -> str:
+        """Return what a client loads the tokenizer of a base model by: a hub id or a directory."""
+        return self._tokenizer_ids.get(base_model, base_model)
 
     def resolve(self, name: str) -> str:
         """Return the base model that a name stands for."""

@@ -86,7 +86,10 @@ class Training:
         return JSONResponse(
             {
                 "type": "get_info",
-                "model_data": {"model_name": run.base_model, "tokenizer_id": run.base_model},
+                "model_data": {
+                    "model_name": run.base_model,
+                    "tokenizer_id": self._models.tokenizer_id(run.base_model),
+                },
                 "model_id": body.model_id,
                 "is_lora": is_lora,
                 "lora_rank": run.adapter.lora.rank if is_lora else None,

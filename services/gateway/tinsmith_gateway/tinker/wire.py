@@ -45,7 +45,7 @@ class TinkerWire:
         self._services = services
         self._store = FutureStore(services.database)
         self._usage = Usage(services.database)
-        models = BaseModels(config.aliases())
+        models = BaseModels(config.aliases(), config.tokenizers())
         self._samples = Samples(self._store, services.upstream, services.callers, self._usage)
         self._account = Account(models, self._usage, config.client_config())
         self._sessions = Sessions()

@@ -208,7 +208,7 @@ class SnapshotRecord:
     """An automatic save of a run: its state after the operation `sequence_number`.
 
     Attributes:
-        folder: Where its files are in the store.
+        folder: Where its files are, relative to the store.
         sha256: Hash of its manifest.
     """
 
@@ -236,7 +236,7 @@ class CheckpointRecord:
     Attributes:
         kind: `training` or `sampler`.
         adapter: What was trained, as JSON.
-        folder: Where its files are in the store.
+        folder: Where its files are, relative to the store.
         sha256: Hash of its manifest.
         expire_time_s: When it expires; None keeps it until it is deleted.
         is_published: Whether every project may read it by its name.
@@ -253,7 +253,6 @@ class CheckpointRecord:
     sequence_number: int
     size_bytes: int
     folder: str
-    manifest_uri: str
     sha256: str
     create_time_s: float
     labels: Mapping[str, str]
@@ -288,7 +287,7 @@ class ExportRecord:
 
     Attributes:
         format: `peft` or `merged`.
-        folder: Where its files are in the store.
+        folder: Where its files are, relative to the store.
         sha256: Hash of its manifest.
     """
 
@@ -297,7 +296,6 @@ class ExportRecord:
     run: str
     format: str
     folder: str
-    manifest_uri: str
     sha256: str
     size_bytes: int
     files: tuple[StoredFile, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_runtime.ledger.migrations"
 
@@ -107,7 +107,6 @@ checkpoints = sa.Table(
     sa.Column("sequence_number", sa.BigInteger, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("folder", sa.Text, nullable=False),
-    sa.Column("manifest_uri", sa.Text, nullable=False),
     sa.Column("sha256", sa.Text, nullable=False),
     sa.Column("create_time_s", sa.Float, nullable=False),
     sa.Column("labels", sa.JSON, nullable=False),
@@ -139,7 +138,6 @@ checkpoint_exports = sa.Table(
     sa.Column("run", sa.Text, nullable=False),
     sa.Column("format", sa.Text, nullable=False),
     sa.Column("folder", sa.Text, nullable=False),
-    sa.Column("manifest_uri", sa.Text, nullable=False),
     sa.Column("sha256", sa.Text, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("files", sa.JSON, nullable=False),

@@ -36,6 +36,10 @@ Statements = Callable[[sa.Connection], ResultT]
 
 _MAX_GROUP = 256
 _BUSY_CODES = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_DAMAGED_CODES = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
+_CLOSED_CODES = frozenset(
+    {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_FULL}
+)
 _FULL_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_IOERR_WRITE})
 
 
@@ -47,14 +51,24 @@ class SqliteDatabase:
         metadata: The tables, created where they are missing.
         schema_version: Compared with the file's; a newer one is refused.
         migrations: The package that upgrades older files; without one they are refused.
+
+    Raises:
+        ConfigError: If the file can not be made, read or written, is of a newer release, or belongs
+            to another process.
     """
 
     def __init__(
         self, path: Path, metadata: sa.MetaData, *, schema_version: int, migrations: str = ""
     ) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_file = _lock(path)
+        except OSError as error:
+            raise ConfigError(
+                f"data directory {path.parent} can not be written: {error.strerror}; give it to the"
+                " user of this process, or name another one"
+            ) from error
         self._path = path
-        self._lock_file = _lock(path)
         try:
             self._engine = _create_engine(path)
             with self._engine.connect() as connection:
@@ -67,6 +81,12 @@ class SqliteDatabase:
                     migrations=migrations,
                 )
                 connection.exec_driver_sql("COMMIT")
+        except sa.exc.DBAPIError as error:
+            self._lock_file.close()
+            problem = _unusable(path, error)
+            if problem is None:
+                raise
+            raise problem from error
         except BaseException:
             self._lock_file.close()
             raise
@@ -259,6 +279,19 @@ def _create_engine(path: Path) -> sa.Engine:
             connection.execute(f"PRAGMA {pragma}")
 
     return engine
+
+
+def _unusable(path: Path, error: sa.exc.DBAPIError) -> ConfigError | None:
+    """Return what to tell of a file that is no usable database; None if the error is another."""
+    code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+    if code in _DAMAGED_CODES:
+        return ConfigError(f"{path} can not be read: {error.orig}; restore it from a backup")
+    if code in _CLOSED_CODES:
+        return ConfigError(
+            f"{path} can not be written: {error.orig}; give it to the user of this process, and"
+            " room to its disk"
+        )
+    return None
 
 
 def _lock(path: Path) -> IO[bytes]:
