@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from tinsmith.errors import ClientClosedError
@@ -64,6 +64,30 @@ class BackgroundLoop:
     async def acall(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine and return its result; to be awaited in the user's event loop."""
         return await asyncio.wrap_future(self.submit(coroutine))
+
+    def iterate(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yield what a stream yields, and close it in the end, however the iteration ends.
+
+        An exception in the calling thread, such as Ctrl-C, finds the stream in the middle of a
+        read; it is closed once that read is over.
+        """
+        reading = asyncio.Lock()
+
+        async def read() -> tuple[T, ...]:
+            async with reading:
+                async for element in stream:
+                    return (element,)
+                return ()
+
+        async def close() -> None:
+            async with reading:
+                await stream.aclose()
+
+        try:
+            while found := self.call(read()):
+                yield found[0]
+        finally:
+            self.call(close())
 
     def post(self, callback: Callable[[], object]) -> None:
         """Call something inside the loop; calls run in the order in which they are posted."""

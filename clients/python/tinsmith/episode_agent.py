@@ -17,13 +17,21 @@ import os
 import socket
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import duration_pb2
 
-from tinsmith.episode_types import Episode, decode_episode, encode_outcome, encode_type
+from tinsmith.episode_types import (
+    STATES,
+    TYPES,
+    Episode,
+    decode_episode,
+    encode_outcome,
+    encode_type,
+)
 from tinsmith.errors import FailedPreconditionError, OperationTimeoutError, TinsmithError
 from tinsmith.transport import Endpoint
 from tinsmith.v1 import episode_pb2
@@ -34,7 +42,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 240.0
+ANY_TYPE = "any"
 _LONG_POLL_S = 20.0
+_ALTERNATING_POLL_S = 3.0
+"""How long one type is waited for before the other is looked at."""
+_TOLD_AFTER_S = 10.0
+_MAX_LISTED = 1000
 _HEARTBEATS_PER_LEASE = 4
 _MAX_EPISODE_LEASES = 8
 _OVER_REASONS = frozenset({"LEASE_LOST", "EPISODE_ENDED", "EPISODE_NOT_FOUND"})
@@ -95,6 +108,11 @@ class HeldEpisode:
     def task(self) -> Any:
         """What the training loop says of the task."""
         return self.episode.task
+
+    @property
+    def type(self) -> str:
+        """`train`, or `eval` if it is played to validate."""
+        return self.episode.episode_type
 
     @property
     def is_held(self) -> bool:
@@ -205,6 +223,7 @@ class EpisodeAgent:
         self._endpoint = endpoint
         self._max_held = max_held
         self._held: dict[str, HeldEpisode] = {}
+        self._last_type = "train"
 
     def begin_episode(
         self,
@@ -220,7 +239,7 @@ class EpisodeAgent:
             discard_episode_timeout: Seconds without a sign of life of this process after which the
                 episode is given to somebody else; 240 by default. It is kept eight times as long
                 at most.
-            episode_type: `train` or `eval`.
+            episode_type: `train`, `eval`, or `any` for both.
             allow_discard_timeout: Another name of `discard_episode_timeout`.
             timeout_s: How long to wait for an episode; the client's `operation_timeout_s` by
                 default.
@@ -293,11 +312,14 @@ class EpisodeAgent:
     def episode(
         self,
         discard_episode_timeout: float | None = None,
-        episode_type: str = "train",
+        episode_type: str = ANY_TYPE,
         *,
         timeout_s: float | None = None,
     ) -> Iterator[HeldEpisode]:
         """Claim an episode for the time of a block, which is to end it; an exception aborts it.
+
+        Episodes of both types are taken unless `episode_type` is `train` or `eval`; the `type` of
+        the episode says which it is.
 
         Raises:
             OperationTimeoutError: If there was none in time.
@@ -339,38 +361,82 @@ class EpisodeAgent:
         self, lease_s: float, episode_type: str, timeout_s: float | None
     ) -> HeldEpisode:
         settings = self.core.settings
-        deadline_s = time.monotonic() + (
-            settings.operation_timeout_s if timeout_s is None else timeout_s
-        )
+        begin_s = time.monotonic()
+        deadline_s = begin_s + (settings.operation_timeout_s if timeout_s is None else timeout_s)
+        if episode_type == ANY_TYPE:
+            # The type of the episode before comes first: a loop plays many of one type in a row.
+            types = sorted(TYPES, key=lambda each: each != self._last_type)
+        else:
+            types = [episode_type]
+        is_told = False
+        # A first look at every type; from then on the first is waited for, and the other looked at.
+        waits_s = [0.0] * len(types) if len(types) > 1 else [_LONG_POLL_S]
         while True:
-            wait_s = min(_LONG_POLL_S, max(0.0, deadline_s - time.monotonic()))
-            request = episode_pb2.ClaimEpisodeRequest(
-                parent=self.core.project,
-                request_id=str(uuid.uuid4()),
-                client_id=self.client_id,
-                queue=self.queue,
-                type=encode_type(episode_type),
-                lease_duration=_duration(lease_s),
-                timeout=_duration(wait_s),
-                max_held=self._max_held,
-            )
-            answer = await self.core.transport.call(
-                await self._endpoint(),
-                lambda c: c.episode.ClaimEpisode,
-                request,
-                timeout_s=wait_s + settings.call_timeout_s,
-            )
-            if answer.HasField("episode"):
-                return self._hold(answer, lease_s)
+            answers = []
+            for each, wait_s in zip(types, waits_s, strict=True):
+                left_s = max(0.0, deadline_s - time.monotonic())
+                answer = await self._claim(lease_s, each, min(left_s, wait_s))
+                if answer.HasField("episode"):
+                    self._last_type = each
+                    return self._hold(answer, lease_s)
+                answers.append(answer)
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
+                waits = " or ".join(answer.waiting_for for answer in answers)
                 raise OperationTimeoutError(
-                    f"no episode came in time; the server waits for: {answer.waiting_for}",
-                    metadata={"waiting_for": answer.waiting_for},
+                    f"no episode came in time; the server waits for: {waits}",
+                    metadata={"waiting_for": waits},
                     remedy="register episodes with Client.episodes.create(), or wait longer",
                 )
-            retry_s = answer.retry_after.seconds + answer.retry_after.nanos / 1e9
-            await asyncio.sleep(min(retry_s, left_s))
+            if not is_told and time.monotonic() - begin_s > _TOLD_AFTER_S:
+                is_told = True
+                await self._tell(types)
+            # Of the call that waited: whoever waited may ask again at once.
+            retry_after = answers[0].retry_after
+            if waits_s[0]:
+                await asyncio.sleep(min(retry_after.seconds + retry_after.nanos / 1e9, left_s))
+            elif len(types) > 1:
+                waits_s = [_ALTERNATING_POLL_S] + [0.0] * (len(types) - 1)
+
+    async def _claim(
+        self, lease_s: float, episode_type: str, wait_s: float
+    ) -> episode_pb2.ClaimEpisodeResponse:
+        request = episode_pb2.ClaimEpisodeRequest(
+            parent=self.core.project,
+            request_id=str(uuid.uuid4()),
+            client_id=self.client_id,
+            queue=self.queue,
+            type=encode_type(episode_type),
+            lease_duration=_duration(lease_s),
+            timeout=_duration(wait_s),
+            max_held=self._max_held,
+        )
+        return await self.core.transport.call(
+            await self._endpoint(),
+            lambda c: c.episode.ClaimEpisode,
+            request,
+            timeout_s=wait_s + self.core.settings.call_timeout_s,
+        )
+
+    async def _tell(self, types: Sequence[str]) -> None:
+        """Log what is waited for, and whether the queue has episodes of another type."""
+        request = episode_pb2.ListEpisodesRequest(
+            parent=self.core.project,
+            page_size=_MAX_LISTED,
+            queue=self.queue,
+            states=[STATES["queued"]],
+        )
+        queued = await self.core.transport.call(
+            await self._endpoint(), lambda c: c.episode.ListEpisodes, request
+        )
+        others = Counter(word for word in map(_type_of, queued.episodes) if word not in types)
+        told = "".join(f"; {number} of type {word} are" for word, number in others.items())
+        _LOG.warning(
+            "waiting: no episode of type %s is open on queue %s%s",
+            " or ".join(types),
+            self.queue,
+            told,
+        )
 
     def _hold(self, answer: episode_pb2.ClaimEpisodeResponse, lease_s: float) -> HeldEpisode:
         episode = decode_episode(answer.episode)
@@ -419,6 +485,10 @@ def openai_base_url(address: str) -> str:
     """Return the OpenAI endpoint of the server at an address."""
     url = address if address.startswith(("http://", "https://")) else f"http://{address}"
     return f"{url.rstrip('/')}/v1"
+
+
+def _type_of(message: episode_pb2.Episode) -> str:
+    return decode_episode(message).episode_type
 
 
 def _lease_s(discard_episode_timeout: float | None, allow_discard_timeout: float | None) -> float:

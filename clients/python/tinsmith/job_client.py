@@ -283,24 +283,16 @@ class JobClient:
                 core.scheduler, method, request, timeout_s=_STREAM_TIMEOUT_S
             )
             try:
-                while True:
-                    message = core.background.call(_next(stream))
-                    if message is None:
-                        return
+                for message in core.background.iterate(stream):
                     go_on(message)
                     backoff = Backoff(core.settings.retry)
                     yield message
+                return
             except TinsmithError as error:
                 delay_s = backoff.delay_s(error, time.monotonic())
                 if delay_s is None:
                     raise
                 time.sleep(delay_s)
-            finally:
-                core.background.call(stream.aclose())
-
-
-async def _next(stream: AsyncGenerator[Any, None]) -> Any:
-    return await anext(stream, None)
 
 
 def _decode_job(message: job_pb2.TrainingJob) -> JobInfo:
