@@ -27,6 +27,7 @@ _SET_ELSEWHERE = {
     "save_every": "spec.checkpoint.everySteps",
     "checkpoint": "spec.checkpoint.finalName",
     "output_dir": "nothing: the driver chooses it",
+    "overwrite": "nothing: a job has a folder of its own",
 }
 _DEFAULT_RANK, _DEFAULT_EVERY_STEPS, _DEFAULT_KEEP_LAST, _DEFAULT_FINAL = 32, 50, 3, "final"
 
