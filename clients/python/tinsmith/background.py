@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
@@ -20,10 +22,25 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 
+_OPEN: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
+"""Loops that were not closed, in a forked process those of its parent too."""
+
+
 class BackgroundLoop:
-    """Runs coroutines in a daemon thread. Safe to use from any thread but its own."""
+    """Runs coroutines in a daemon thread. Safe to use from any thread but its own.
+
+    A fork copies neither the thread nor those of gRPC, whose state is then that of a call which
+    never ends: in a process that was forked while a loop was open, no loop can be used or made.
+
+    Raises:
+        ClientClosedError: If this process was forked while a loop was open.
+    """
 
     def __init__(self) -> None:
+        self._process_id = os.getpid()
+        for other in list(_OPEN):
+            other.check_process()
+        _OPEN.add(self)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_handle_exception)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -31,6 +48,24 @@ class BackgroundLoop:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tinsmith-client", daemon=True)
         self._thread.start()
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether it was left behind in the process that this one was forked from."""
+        return self._process_id != os.getpid()
+
+    def check_process(self) -> None:
+        """Refuse to be used in a forked process, where every call would wait for ever.
+
+        Raises:
+            ClientClosedError: If it was left behind by a fork.
+        """
+        if self.is_of_parent:
+            raise ClientClosedError(
+                "this process was forked while a Client was open, which gRPC does not survive",
+                remedy='start processes with multiprocessing.get_context("spawn"), or close every '
+                "Client before the fork",
+            )
 
     @property
     def is_current_thread(self) -> bool:
@@ -41,8 +76,11 @@ class BackgroundLoop:
         """Start a coroutine and return a future of its result.
 
         Raises:
-            ClientClosedError: If the loop was closed.
+            ClientClosedError: If the loop was closed, or left behind by a fork.
         """
+        if self.is_of_parent:
+            coroutine.close()
+            self.check_process()
         with self._lock:
             if self._closed:
                 coroutine.close()
@@ -91,6 +129,7 @@ class BackgroundLoop:
 
     def post(self, callback: Callable[[], object]) -> None:
         """Call something inside the loop; calls run in the order in which they are posted."""
+        self.check_process()
         with self._lock:
             if self._closed:
                 raise ClientClosedError("the client is closed", remedy="open a new Client")
@@ -105,6 +144,9 @@ class BackgroundLoop:
 
     def close(self) -> None:
         """Cancel what still runs and end the thread. Repeating it changes nothing."""
+        if self.is_of_parent:
+            return
+        _OPEN.discard(self)
         with self._lock:
             if self._closed:
                 return

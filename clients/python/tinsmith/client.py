@@ -384,7 +384,8 @@ class Client(CheckpointCalls, KeyCalls):
         Args:
             outcome: `success`, `errored` or `interrupted`, for people.
         """
-        if self._closed:
+        if self._closed or self._core.background.is_of_parent:
+            # The session of a client that was forked belongs to the process that opened it.
             return
         atexit.unregister(self._at_exit)
         self._shut_down(outcome)
