@@ -107,6 +107,11 @@ def resolve_settings(
     )
 
 
+def local_address(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the address of the server that `tinsmith up` runs here; empty if none does."""
+    return _read_local(state_dir(environ)).get("address", "")
+
+
 def _read_local(directory: Path) -> dict[str, str]:
     """Return what a local server wrote about itself; nothing if there is none."""
     path = directory / "local.json"

@@ -69,7 +69,7 @@ def local(server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         pytest.param("run rl --config bad.toml", "bad.toml is not TOML", id="bad-config"),
         pytest.param("sample hi", "give one of --base-model, --checkpoint and --run", id="source"),
         pytest.param("sample --base-model tiny", 'tinsmith sample "a prompt"', id="prompt"),
-        pytest.param("sample a --prompt b", "there is two prompts", id="two-prompts"),
+        pytest.param("sample a --prompt b", "two prompts are given", id="two-prompts"),
         pytest.param("jobs submit", "give FILE or --recipe", id="no-job"),
         pytest.param("jobs submit --recipe rl", "add --name", id="no-name"),
         pytest.param(

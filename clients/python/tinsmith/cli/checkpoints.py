@@ -180,14 +180,16 @@ def _show(value: Checkpoint | CheckpointExport, *, as_json: bool) -> None:
 @contextmanager
 def _bar(what: str, *, is_shown: bool) -> Iterator[Progress]:
     """Show a progress bar on stderr while the context lasts."""
+    console = rich.console.Console(stderr=True)
     bar = rich.progress.Progress(
         rich.progress.TextColumn("{task.description}"),
         rich.progress.BarColumn(),
         rich.progress.DownloadColumn(),
         rich.progress.TransferSpeedColumn(),
         rich.progress.TimeRemainingColumn(),
-        console=rich.console.Console(stderr=True),
-        disable=not is_shown,
+        console=console,
+        # Where there is no terminal even an empty bar leaves a line.
+        disable=not is_shown or not console.is_terminal,
         transient=True,
     )
     with bar:

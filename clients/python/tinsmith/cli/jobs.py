@@ -21,6 +21,7 @@ from tinsmith.job_client import JobInfo
 app = typer.Typer(help="Hand trainings in and look after them.", no_args_is_help=True)
 
 _METHODS = {"supervised": "sft", "rl": "grpo", "rl_episodes": "episodes"}
+_KINDS = ("sft", "grpo", "ppo", "episodes", "custom", "serve")
 _SAMPLING = ("grpo", "ppo", "episodes", "serve")
 _COLUMNS = {
     "name": "NAME",
@@ -253,6 +254,11 @@ def _spec_of_recipe(
     recipe: str, model: str, steps: int, adapter: str, settings: Sequence[str]
 ) -> dict[str, Any]:
     kind = _METHODS.get(recipe, recipe)
+    if kind not in _KINDS:
+        raise ConfigurationError(
+            f"there is no recipe {recipe!r}",
+            remedy=f"use one of {', '.join(_METHODS)}, or a spec.method.type: {', '.join(_KINDS)}",
+        )
     parameters: dict[str, Any] = {}
     for word in settings:
         key, equals, text = word.partition("=")

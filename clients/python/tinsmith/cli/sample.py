@@ -32,9 +32,8 @@ def sample(
 ) -> None:
     """Sample from a base model, a checkpoint or a run."""
     if bool(words) == bool(prompt):
-        given = "two prompts" if words else "no prompt"
         raise ConfigurationError(
-            f"there is {given}",
+            "two prompts are given" if words else "no prompt is given",
             remedy='write it once: tinsmith sample "a prompt" --base-model NAME',
         )
     prompt = words or prompt

@@ -19,6 +19,9 @@ _RECIPES: dict[str, tuple[ModuleType, dict[str, object]]] = {
     "ppo": (rl, {"loss": "ppo"}),
     "episodes": (rl_episodes, {}),
 }
+RECIPE_METHODS = frozenset(_RECIPES)
+"""Values of `spec.method.type` that are a recipe, with settings of its own."""
+
 _SET_ELSEWHERE = {
     "base_model": "spec.model",
     "adapter": "spec.adapter.type",
