@@ -85,7 +85,7 @@ def local(server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             id="job-data",
         ),
         pytest.param("checkpoints info first", "'first' is not a resource name", id="name"),
-        pytest.param("checkpoints publish a/b", "is not a resource name", id="path"),
+        pytest.param("checkpoints publish a/b/c", "is not a resource name", id="path"),
         pytest.param("checkpoints import . run-1 a", "adapter_config.json", id="no-adapter"),
     ],
 )

@@ -18,7 +18,7 @@ _COLUMNS = {
     "state": "STATE",
     "scopes": "SCOPES",
     "display_name": "FOR",
-    "create_time": "CREATED",
+    "create_time": "AGE",
 }
 
 _Project = Annotated[str, typer.Option(help="Id of another project; operators only.")]

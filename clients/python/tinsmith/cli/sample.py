@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tinsmith.cli.connection import connect
+from tinsmith.cli.naming import whole_checkpoint
 from tinsmith.cli.output import show_json
 from tinsmith.errors import ConfigurationError
 from tinsmith.types import ModelInput, SamplingParams
@@ -43,7 +44,9 @@ def sample(
             remedy="give one of --base-model, --checkpoint and --run",
         )
     with connect("tinsmith sample") as client:
-        sampler = client.create_sampler(base_model=base_model, checkpoint=checkpoint, run=run)
+        sampler = client.create_sampler(
+            base_model=base_model, checkpoint=whole_checkpoint(client, checkpoint), run=run
+        )
         tokenizer = sampler.get_tokenizer()
         if raw:
             tokens = tokenizer.encode(prompt)

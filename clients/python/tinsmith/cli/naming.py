@@ -1,0 +1,22 @@
+"""Short names: what tables show, commands take; 80 columns have no room for whole paths."""
+
+from __future__ import annotations
+
+import re
+
+from tinsmith.client import Client
+from tinsmith.names import CheckpointName
+
+_SHORT = re.compile(r"([^/]+)/(?:checkpoints/)?([^/]+)")
+
+
+def shorten(name: str) -> str:
+    """Return a name without its project: `run-1` of a run, `run-1/final` of a checkpoint."""
+    parts = name.split("/")
+    return "/".join(parts[3::2]) if parts[0] == "projects" else name
+
+
+def whole_checkpoint(client: Client, name: str) -> str:
+    """Return the resource name of a checkpoint that may be given as `run-1/final`."""
+    match = _SHORT.fullmatch(name)
+    return str(CheckpointName(client.project, match[1], match[2])) if match else name
