@@ -13,6 +13,7 @@ import pytest
 from tests.integration.servers import Deployment
 
 import tinsmith
+from tinsmith.names import shorten
 from tinsmith.recipes import arithmetic, rl, rl_episodes, supervised
 from tinsmith.recipes.observer import Observer
 from tinsmith.recipes.run_log import RunLog, read_metrics
@@ -237,7 +238,11 @@ def test_an_experiment_that_ended_is_not_repeated(
         assert len(client.list_runs()) == num_runs
     [folder] = (tmp_path / "runs").iterdir()
     # Who reads the end knows what came out and what to do with it.
-    for said in (summary.run, f"tinsmith sample --checkpoint {summary.checkpoint}", folder.name):
+    for said in (
+        summary.run,
+        f"tinsmith sample --checkpoint {shorten(summary.checkpoint)}",
+        folder.name,
+    ):
         assert said in shown
     assert f"step {config.num_steps}/{config.num_steps}" in shown
     assert capsys.readouterr().out.startswith(f"finished: runs/{folder.name}")

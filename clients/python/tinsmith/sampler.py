@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tinsmith import codec, tensors
-from tinsmith.errors import ConfigurationError, InvalidArgumentError
+from tinsmith.errors import ConfigurationError
 from tinsmith.futures import ResultFuture
 from tinsmith.sample_stream import SampleStream
 from tinsmith.tokenizer import Tokenizer
@@ -253,10 +253,5 @@ async def create_sampler(
 
 
 def _encode_prompt(prompt: ModelInput | Sequence[int]) -> trajectories_pb2.ModelInput:
-    if isinstance(prompt, str):
-        raise InvalidArgumentError(
-            "the prompt is text, and the server takes tokens",
-            remedy="encode it with sampler.get_tokenizer()",
-        )
     value = prompt if isinstance(prompt, ModelInput) else ModelInput.from_ints(prompt)
     return codec.encode_model_input(value)

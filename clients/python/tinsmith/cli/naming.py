@@ -1,4 +1,4 @@
-"""Short names: what tables show, commands take; 80 columns have no room for whole paths."""
+"""Short names: commands take what tables show, which have no room for whole paths."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from tinsmith.client import Client
 from tinsmith.names import CheckpointName
 
 _SHORT = re.compile(r"([^/]+)/(?:checkpoints/)?([^/]+)")
-
-
-def shorten(name: str) -> str:
-    """Return a name without its project: `run-1` of a run, `run-1/final` of a checkpoint."""
-    parts = name.split("/")
-    return "/".join(parts[3::2]) if parts[0] == "projects" else name
 
 
 def whole_checkpoint(client: Client, name: str) -> str:

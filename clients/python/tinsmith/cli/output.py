@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tinsmith.cli.naming import shorten
+from tinsmith.names import shorten
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -38,6 +38,10 @@ def show_list(rows: Sequence[Any], columns: Mapping[str, str], *, as_json: bool)
     table = [list(columns.values()), *cells]
     widths = [max(len(line[column]) for line in table) for column in range(len(columns))]
     if sys.stdout.isatty():
+        # What no row has would only take room; a pipe keeps its columns.
+        kept = [c for c in range(len(columns)) if c == 0 or any(line[c] for line in cells)]
+        table = [[line[c] for c in kept] for line in table]
+        widths = [widths[c] for c in kept]
         _narrow(widths, shutil.get_terminal_size().columns)
     for line in table:
         print(

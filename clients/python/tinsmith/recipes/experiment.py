@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from tinsmith.errors import ConfigurationError
+from tinsmith.names import shorten
 from tinsmith.recipes.observer import Observer, SavedState
 
 with contextlib.suppress(ImportError):  # Windows has none, and then no lock.
@@ -221,7 +222,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         differences = self._differences(begun)
         if differences:
             raise ConfigurationError(
-                f"{self.folder} holds another experiment, {_short(state.run)} after step "
+                f"{self.folder} holds another experiment, {shorten(state.run)} after step "
                 f"{state.step}: {'; '.join(differences)}",
                 remedy="choose another folder with output_dir=..., repeat those settings to go on, "
                 "or replace it with --overwrite",
@@ -229,7 +230,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         num_steps = self._config.num_steps
         if state.step > num_steps:
             raise ConfigurationError(
-                f"{self.folder} holds {_short(state.run)}, which has {state.step} steps already, "
+                f"{self.folder} holds {shorten(state.run)}, which has {state.step} steps already, "
                 f"more than num_steps={num_steps}",
                 remedy="choose another folder with output_dir=..., a larger num_steps to go on, or "
                 "replace it with --overwrite",
@@ -343,8 +344,3 @@ def _damaged(path: Path) -> ConfigurationError:
     return ConfigurationError(
         f"{path} is damaged", remedy="choose another folder with output_dir=..."
     )
-
-
-def _short(name: str) -> str:
-    """Return the id of a resource name."""
-    return name.rpartition("/")[2]

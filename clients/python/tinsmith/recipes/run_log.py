@@ -26,6 +26,7 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from tinsmith.names import shorten
 from tinsmith.recipes.experiment import Experiment
 from tinsmith.recipes.health import Health
 from tinsmith.recipes.observer import Observer
@@ -158,7 +159,7 @@ class RunLog(AbstractContextManager["RunLog"]):
             f"metrics     {self._path}",
             f"picture     {picture}",
             *(
-                [f'next        tinsmith sample --checkpoint {checkpoint} "a prompt"']
+                [f'next        tinsmith sample --checkpoint {shorten(checkpoint)} "a prompt"']
                 * self._is_desk
             ),
         ):

@@ -100,7 +100,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
             observer=observer,
         )
         with log, progress.explained(log.say):
-            log.say_begin(progress.describe(), task.description)
+            log.say_begin(progress.describe(), f"trains on {task.description}")
             before = Evaluation(progress.once("before", lambda: _score(task, progress).metrics))
             _train(config, task, progress, log)
             checkpoint = progress.save(progress.last_step, config.checkpoint)
