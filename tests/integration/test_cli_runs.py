@@ -123,7 +123,7 @@ def test_a_loop_that_waits_for_agents_says_so_and_ends_at_ctrl_c(
     begin = process.stdout.readline()
     assert "begins; its files are in runs/rl_episodes-tasks-1" in begin
     assert process.stdout.readline().startswith(
-        "waiting for agents: 1 eval episodes are open on queue rl and no agent plays one"
+        "waiting for agents: 1 eval episode is open on queue rl and no agent plays"
     )
     process.send_signal(signal.SIGINT)
     out, error = finish(process, 130)

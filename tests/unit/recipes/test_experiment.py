@@ -198,3 +198,21 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "damaged" / "state.json").write_text("{")
     with pytest.raises(ConfigurationError, match=r"state\.json is damaged"):
         Experiment("supervised", dataclasses.replace(CONFIG, output_dir=tmp_path / "damaged"))
+
+
+def test_a_setting_of_a_later_release_was_its_default(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, output_dir=tmp_path)
+    train(config, to_step=20)
+    begun = json.loads((tmp_path / "config.json").read_text())
+    del begun["grad_clip_norm"]
+    (tmp_path / "config.json").write_text(json.dumps(begun))
+    with Experiment("supervised", config) as experiment:
+        assert experiment.state is not None
+    with pytest.raises(ConfigurationError, match=r"grad_clip_norm was 1\.0 and is 2\.0"):
+        Experiment("supervised", dataclasses.replace(config, grad_clip_norm=2.0))
+
+
+def test_a_damaged_folder_keeps_no_other_experiment_from_beginning() -> None:
+    folder = train()
+    (folder / "state.json").write_text("{")
+    assert train() == Path("runs/supervised-chat-2")

@@ -129,13 +129,13 @@ def test_remedies_are_commands(
     reason: str,
     message: str,
 ) -> None:
-    text = "it is not there; GetCapabilities lists those that are served"
+    text = "it is not there; ListTrainingRuns lists those that do"
     local.state.fail_calls[call] = [make_status(code_pb2.NOT_FOUND, reason, text)]
     assert invoke(*command.split()) == 1
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith(f"error: it is not there ({reason}); ")
-    assert "GetCapabilities" not in error
+    assert "ListTrainingRuns" not in error
 
 
 def test_the_models_that_are_served_are_listed(

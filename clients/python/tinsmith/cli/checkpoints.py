@@ -137,6 +137,8 @@ def export(
             with _bar("downloading", is_shown=not as_json) as progress:
                 client.download_checkpoint(made, output, progress=progress)
     _show(made, as_json=as_json)
+    if output is not None and not as_json:
+        print(f"written to {output}")
 
 
 @app.command("download")

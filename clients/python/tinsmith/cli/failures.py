@@ -7,6 +7,7 @@ a bug is kept in a file, and shown with `TINSMITH_DEBUG=1`.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -32,8 +33,8 @@ _REMEDIES = MappingProxyType(
         "ENVIRONMENT_NOT_FOUND": "check the name given as environment",
     }
 )
-_ADVICE = ("; GetCapabilities lists", "; choose another id", "; check it for missing")
-"""What servers add to messages and the remedy says anew."""
+_ADVICE = re.compile(r"; (?:Get|List)[A-Z][A-Za-z]+ lists .*")
+"""What servers add to messages in the words of the contract, and the remedy says anew."""
 
 
 def describe(error: Exception) -> str:
@@ -60,8 +61,11 @@ def report(error: Exception) -> None:
 def _describe_known(error: TinsmithError) -> str:
     remedy = _REMEDIES.get(error.reason, error.remedy)
     message = error.message
-    for advice in _ADVICE if remedy else ():
-        message = message.partition(advice)[0]
+    if remedy:
+        message = _ADVICE.sub("", message)
+    if error.reason == "INVALID_FIELD" and "; " in message:
+        # The message says how the field is corrected.
+        remedy = ""
     label = f" ({error.reason})" if error.reason else ""
     return f"{message}{label}; {remedy}" if remedy else f"{message}{label}"
 

@@ -132,8 +132,9 @@ class EpisodeGroups:
     def _look(self, say: Callable[[str], None], num_open: int, episode_type: str) -> None:
         if not self._episodes.list(queue=self._queue, states=["claimed"]):
             say(
-                f"waiting for agents: {num_open} {episode_type} episodes are open on queue "
-                f"{self._queue} and no agent plays one; agents claim them with "
+                f"waiting for agents: {num_open} {episode_type} "
+                f"{'episode is' if num_open == 1 else 'episodes are'} open on queue {self._queue} "
+                "and no agent plays; agents claim them with "
                 f'Client().episodes.agent(queue="{self._queue}").episode()'
             )
 

@@ -104,6 +104,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         self._config = config
         self._observer = observer or Observer()
         self._settings = describe_settings(config)
+        self._defaults = describe_settings(type(config)())
         self.fingerprint = _fingerprint(recipe, self._settings)
         self.weights = _describe_weights(config)
         self._lock_fd: int | None = None
@@ -185,10 +186,14 @@ class Experiment(AbstractContextManager["Experiment"]):
 
     def _is_mine(self) -> bool:
         """Whether the folder holds this experiment, and has not gone further than it shall."""
-        begun = _read_json(self.folder / CONFIG_FILE)
+        try:
+            begun = _read_json(self.folder / CONFIG_FILE)
+            state = _read_state(self.folder)
+        except ConfigurationError:
+            # A damaged folder is no experiment, and must not keep others from beginning.
+            return False
         if begun is None or self._differences(begun):
             return False
-        state = _read_state(self.folder)
         return state is None or state.step <= self._config.num_steps
 
     def _lock(self) -> None:
@@ -253,10 +258,12 @@ class Experiment(AbstractContextManager["Experiment"]):
             return ["it was made by an earlier release"]
         if begun.get("recipe") != self._recipe:
             return [f"its recipe is {begun.get('recipe')}"]
+        # A setting that a later release brought along was what its default is.
+        before = {**self._defaults, **begun}
         return [
-            f"{name} was {begun.get(name)!r} and is {value!r}"
+            f"{name} was {before[name]!r} and is {value!r}"
             for name, value in self._settings.items()
-            if name not in _FREE and begun.get(name) != value
+            if name not in _FREE and before[name] != value
         ]
 
     def _remove(self, *names: str) -> None:
