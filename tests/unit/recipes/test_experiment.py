@@ -216,3 +216,20 @@ def test_a_damaged_folder_keeps_no_other_experiment_from_beginning() -> None:
     folder = train()
     (folder / "state.json").write_text("{")
     assert train() == Path("runs/supervised-chat-2")
+
+
+def test_a_file_that_was_edited_is_another_experiment(tmp_path: Path) -> None:
+    path = Path("chats/chat.jsonl")
+    path.parent.mkdir()
+    path.write_text("first")
+    assert train(finish=True) == Path("runs/supervised-chat-1")
+    path.write_text("second")
+    assert train() == Path("runs/supervised-chat-2")
+    path.write_text("first")
+    with Experiment("supervised", CONFIG) as experiment:
+        assert experiment.summary is not None
+    named = dataclasses.replace(CONFIG, output_dir=tmp_path / "named")
+    train(named)
+    path.write_text("third")
+    with pytest.raises(ConfigurationError, match=r"chats/chat\.jsonl had another content"):
+        Experiment("supervised", named)

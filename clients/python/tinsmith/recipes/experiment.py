@@ -39,6 +39,8 @@ CONFIG_FILE = "config.json"
 SUMMARY_FILE = "summary.json"
 
 _ROOT = Path("runs")
+_DATA = "data_sha256"
+"""Of a file of data, beside the settings: what is in it decides what is trained."""
 _LOCK_FILE = ".lock"
 _NUMBERED = re.compile(r"(.+)-(\d+)")
 _FREE = frozenset(
@@ -103,8 +105,8 @@ class Experiment(AbstractContextManager["Experiment"]):
         self._recipe = recipe
         self._config = config
         self._observer = observer or Observer()
-        self._settings = describe_settings(config)
-        self._defaults = describe_settings(type(config)())
+        self._settings = {**describe_settings(config), _DATA: _digest(Path(config.data))}
+        self._defaults = {**describe_settings(type(config)()), _DATA: ""}
         self.fingerprint = _fingerprint(recipe, self._settings)
         self.weights = _describe_weights(config)
         self._lock_fd: int | None = None
@@ -260,10 +262,17 @@ class Experiment(AbstractContextManager["Experiment"]):
             return [f"its recipe is {begun.get('recipe')}"]
         # A setting that a later release brought along was what its default is.
         before = {**self._defaults, **begun}
-        return [
-            f"{name} was {before[name]!r} and is {value!r}"
+        changed = [
+            name
             for name, value in self._settings.items()
             if name not in _FREE and before[name] != value
+        ]
+        if changed == [_DATA]:
+            return [f"{self._config.data} had another content"]
+        return [
+            f"{name} was {before[name]!r} and is {self._settings[name]!r}"
+            for name in changed
+            if name != _DATA
         ]
 
     def _remove(self, *names: str) -> None:
@@ -284,6 +293,14 @@ def describe_settings(config: Any) -> dict[str, Any]:
     }
     settings: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return settings
+
+
+def _digest(path: Path) -> str:
+    """Return the hash of a file; nothing if the data is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_json(path: Path, value: object) -> None:
