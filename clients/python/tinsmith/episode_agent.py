@@ -17,22 +17,13 @@ import os
 import socket
 import time
 import uuid
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf import duration_pb2
-
-from tinsmith.episode_types import (
-    STATES,
-    TYPES,
-    Episode,
-    decode_episode,
-    encode_outcome,
-    encode_type,
-)
-from tinsmith.errors import FailedPreconditionError, OperationTimeoutError, TinsmithError
+from tinsmith.episode_claims import ANY_TYPE, EpisodeClaims
+from tinsmith.episode_types import Episode, decode_episode, encode_outcome
+from tinsmith.errors import FailedPreconditionError, TinsmithError
 from tinsmith.transport import Endpoint
 from tinsmith.v1 import episode_pb2
 
@@ -42,12 +33,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 240.0
-ANY_TYPE = "any"
-_LONG_POLL_S = 20.0
-_ALTERNATING_POLL_S = 3.0
-"""How long one type is waited for before the other is looked at."""
-_TOLD_AFTER_S = 10.0
-_MAX_LISTED = 1000
 _HEARTBEATS_PER_LEASE = 4
 _MAX_EPISODE_LEASES = 8
 _OVER_REASONS = frozenset({"LEASE_LOST", "EPISODE_ENDED", "EPISODE_NOT_FOUND"})
@@ -221,9 +206,10 @@ class EpisodeAgent:
         self.queue = queue
         self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._endpoint = endpoint
-        self._max_held = max_held
         self._held: dict[str, HeldEpisode] = {}
-        self._last_type = "train"
+        self._claims = EpisodeClaims(
+            core, endpoint, queue=queue, client_id=self.client_id, max_held=max_held
+        )
 
     def begin_episode(
         self,
@@ -360,83 +346,9 @@ class EpisodeAgent:
     async def _begin(
         self, lease_s: float, episode_type: str, timeout_s: float | None
     ) -> HeldEpisode:
-        settings = self.core.settings
-        begin_s = time.monotonic()
-        deadline_s = begin_s + (settings.operation_timeout_s if timeout_s is None else timeout_s)
-        if episode_type == ANY_TYPE:
-            # The type of the episode before comes first: a loop plays many of one type in a row.
-            types = sorted(TYPES, key=lambda each: each != self._last_type)
-        else:
-            types = [episode_type]
-        is_told = False
-        # A first look at every type; from then on the first is waited for, and the other looked at.
-        waits_s = [0.0] * len(types) if len(types) > 1 else [_LONG_POLL_S]
-        while True:
-            answers = []
-            for each, wait_s in zip(types, waits_s, strict=True):
-                left_s = max(0.0, deadline_s - time.monotonic())
-                answer = await self._claim(lease_s, each, min(left_s, wait_s))
-                if answer.HasField("episode"):
-                    self._last_type = each
-                    return self._hold(answer, lease_s)
-                answers.append(answer)
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                waits = " or ".join(answer.waiting_for for answer in answers)
-                raise OperationTimeoutError(
-                    f"no episode came in time; the server waits for: {waits}",
-                    metadata={"waiting_for": waits},
-                    remedy="register episodes with Client.episodes.create(), or wait longer",
-                )
-            if not is_told and time.monotonic() - begin_s > _TOLD_AFTER_S:
-                is_told = True
-                await self._tell(types)
-            # Of the call that waited: whoever waited may ask again at once.
-            retry_after = answers[0].retry_after
-            if waits_s[0]:
-                await asyncio.sleep(min(retry_after.seconds + retry_after.nanos / 1e9, left_s))
-            elif len(types) > 1:
-                waits_s = [_ALTERNATING_POLL_S] + [0.0] * (len(types) - 1)
-
-    async def _claim(
-        self, lease_s: float, episode_type: str, wait_s: float
-    ) -> episode_pb2.ClaimEpisodeResponse:
-        request = episode_pb2.ClaimEpisodeRequest(
-            parent=self.core.project,
-            request_id=str(uuid.uuid4()),
-            client_id=self.client_id,
-            queue=self.queue,
-            type=encode_type(episode_type),
-            lease_duration=_duration(lease_s),
-            timeout=_duration(wait_s),
-            max_held=self._max_held,
-        )
-        return await self.core.transport.call(
-            await self._endpoint(),
-            lambda c: c.episode.ClaimEpisode,
-            request,
-            timeout_s=wait_s + self.core.settings.call_timeout_s,
-        )
-
-    async def _tell(self, types: Sequence[str]) -> None:
-        """Log what is waited for, and whether the queue has episodes of another type."""
-        request = episode_pb2.ListEpisodesRequest(
-            parent=self.core.project,
-            page_size=_MAX_LISTED,
-            queue=self.queue,
-            states=[STATES["queued"]],
-        )
-        queued = await self.core.transport.call(
-            await self._endpoint(), lambda c: c.episode.ListEpisodes, request
-        )
-        others = Counter(word for word in map(_type_of, queued.episodes) if word not in types)
-        told = "".join(f"; {number} of type {word} are" for word, number in others.items())
-        _LOG.warning(
-            "waiting: no episode of type %s is open on queue %s%s",
-            " or ".join(types),
-            self.queue,
-            told,
-        )
+        timeout_s = self.core.settings.operation_timeout_s if timeout_s is None else timeout_s
+        answer = await self._claims.claim(episode_type, lease_s=lease_s, timeout_s=timeout_s)
+        return self._hold(answer, lease_s)
 
     def _hold(self, answer: episode_pb2.ClaimEpisodeResponse, lease_s: float) -> HeldEpisode:
         episode = decode_episode(answer.episode)
@@ -487,18 +399,8 @@ def openai_base_url(address: str) -> str:
     return f"{url.rstrip('/')}/v1"
 
 
-def _type_of(message: episode_pb2.Episode) -> str:
-    return decode_episode(message).episode_type
-
-
 def _lease_s(discard_episode_timeout: float | None, allow_discard_timeout: float | None) -> float:
     if discard_episode_timeout is not None and allow_discard_timeout is not None:
         raise TypeError("give discard_episode_timeout or its alias allow_discard_timeout, not both")
     given = allow_discard_timeout if discard_episode_timeout is None else discard_episode_timeout
     return DEFAULT_TIMEOUT_S if given is None else float(given)
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    message = duration_pb2.Duration()
-    message.FromNanoseconds(int(seconds * 1e9))
-    return message
