@@ -11,6 +11,7 @@ import concurrent.futures
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
@@ -21,6 +22,8 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
+
+_SIGNAL_CHECK_S = 1.0
 
 _OPEN: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
 """Loops that were not closed, in a forked process those of its parent too."""
@@ -94,6 +97,7 @@ class BackgroundLoop:
             raise RuntimeError("a blocking call inside the client's own event loop; await instead")
         future = self.submit(coroutine)
         try:
+            wait_done(future)
             return future.result()
         except BaseException:
             future.cancel()
@@ -170,6 +174,21 @@ class BackgroundLoop:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _LOG.error("background task failed", exc_info=task.exception())
+
+
+def wait_done(future: concurrent.futures.Future[Any], timeout_s: float = float("inf")) -> bool:
+    """Wait for a future in the calling thread; return whether it is done.
+
+    A signal that arrives just before a thread begins to wait is noticed when the wait ends. The
+    wait therefore has an end every second, or Ctrl-C could take as long as what is waited for.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not future.done():
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            break
+        concurrent.futures.wait([future], timeout=min(left_s, _SIGNAL_CHECK_S))
+    return future.done()
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tinsmith.background import BackgroundLoop
+from tinsmith.background import BackgroundLoop, wait_done
 from tinsmith.errors import ClientClosedError, OperationTimeoutError
 from tinsmith.types import OperationMetadata
 
@@ -83,8 +83,7 @@ class ResultFuture(Generic[T_co]):
             raise RuntimeError("a blocking wait inside the client's own event loop; await instead")
         self._check_process()
         timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
-        done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
-        if not done:
+        if not wait_done(self._future, timeout_s):
             raise self._timeout_error(timeout_s, self._background.call(self._describe()))
 
     def _check_process(self) -> None:
