@@ -111,17 +111,21 @@ class BackgroundLoop:
         """Yield what a stream yields, and close it in the end, however the iteration ends.
 
         An exception in the calling thread, such as Ctrl-C, finds the stream in the middle of a
-        read; it is closed once that read is over.
+        read, which may just have been handed over: it is given up, and the stream closed after it.
         """
         reading = asyncio.Lock()
+        last_read: list[asyncio.Task[Any] | None] = [None]
 
         async def read() -> tuple[T, ...]:
+            last_read[0] = asyncio.current_task()
             async with reading:
                 async for element in stream:
                     return (element,)
                 return ()
 
         async def close() -> None:
+            if last_read[0] is not None:
+                last_read[0].cancel()
             async with reading:
                 await stream.aclose()
 
