@@ -167,7 +167,12 @@ class RunLog(AbstractContextManager["RunLog"]):
 
     def say(self, text: str) -> None:
         """Print a line, above the bar if there is one."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        if self._console.is_terminal:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            return
+        # Rich prints a line twice that Ctrl-C finds half printed.
+        self._console.file.write(f"{text}\n")
+        self._console.file.flush()
 
 
 def say_finished(experiment: Experiment, results: Sequence[str]) -> None:
