@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -12,6 +14,7 @@ from tests.fakes.episode_player import agents
 from tests.fakes.episode_services import Services
 
 import tinsmith
+from tinsmith.recipes import episode_groups
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
 from tinsmith.recipes.episode_tasks import AgentTask, load_tasks
 from tinsmith.recipes.rl_episodes import trained_samples
@@ -92,6 +95,28 @@ def test_what_is_late_is_cancelled(client: tinsmith.Client) -> None:
     assert client.episodes.get(held[0]).state == "cancelled"
 
 
+def test_a_loop_without_agents_says_what_it_waits_for(
+    client: tinsmith.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_groups, "_FIRST_LOOK_S", 0.1)
+    said: list[str] = []
+    groups = EpisodeGroups(client.episodes, queue="rl", sampler="", model="policy", say=said.append)
+    with pytest.raises(tinsmith.OperationTimeoutError):
+        groups.play(TASKS, group_size=3, episode_type="eval", timeout_s=0.5)
+    assert said[0].startswith("waiting for agents: 6 eval episodes are open on queue rl")
+    assert 'episodes.agent(queue="rl").episode()' in said[0]
+
+
+def test_a_loop_that_is_interrupted_while_it_waits_ends_with_that(client: tinsmith.Client) -> None:
+    groups = make_groups(client)
+    interrupt = threading.Timer(0.5, _thread.interrupt_main)
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        play_groups(groups)
+    interrupt.join()
+    assert client.episodes.cancel_queue("rl").num_cancelled == 6
+
+
 def test_a_loop_without_agents_is_told_so(client: tinsmith.Client) -> None:
     with pytest.raises(tinsmith.OperationTimeoutError, match="start agents that claim train"):
         play_groups(make_groups(client), timeout_s=0.2)
@@ -129,7 +154,7 @@ def test_tasks_come_from_a_file_or_are_sums(tmp_path: Path) -> None:
     assert tasks.draw(1, num_tasks=3, seed=0) == tasks.draw(1, num_tasks=3, seed=0)
     assert len(tasks.draw(1, num_tasks=99, seed=0)) == 8
     path.write_text("no json")
-    with pytest.raises(tinsmith.ConfigurationError, match="not a JSONL file"):
+    with pytest.raises(tinsmith.ConfigurationError, match=r"tasks\.jsonl:1: not JSON"):
         load_tasks(str(path))
     path.write_text("1\n")
     with pytest.raises(tinsmith.ConfigurationError, match="at least 2"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from tests.fakes.episode_services import Services
 
 import tinsmith
+from tinsmith import episode_claims
 from tinsmith.episode_agent import openai_base_url
 
 Output = tinsmith.WorkflowOutput
@@ -163,3 +165,63 @@ def test_cancelling_nothing_cancels_nothing(client: tinsmith.Client) -> None:
 )
 def test_the_openai_endpoint_is_that_of_the_server(address: str, url: str) -> None:
     assert openai_base_url(address) == url
+
+
+def test_an_agent_takes_both_types_of_episodes(client: tinsmith.Client) -> None:
+    types = ["eval", "train", "eval"]
+    client.episodes.create([tinsmith.EpisodeSpec(episode_type=each) for each in types])
+    agent = client.episodes.agent()
+    played = []
+    for _ in types:
+        with agent.episode(timeout_s=10) as episode:
+            played.append(episode.type)
+            episode.end(Output(1.0))
+    assert sorted(played) == sorted(types)
+    with (
+        pytest.raises(tinsmith.OperationTimeoutError, match=r"of type .* or an .* of type"),
+        agent.episode(timeout_s=0.1),
+    ):
+        pass
+
+
+def test_an_agent_that_waits_for_one_type_gets_it_while_the_other_is_open(
+    client: tinsmith.Client,
+) -> None:
+    client.episodes.create([tinsmith.EpisodeSpec(episode_type="train")])
+    [created] = client.episodes.create([tinsmith.EpisodeSpec(episode_type="eval")])
+    with client.episodes.agent().episode(episode_type="eval", timeout_s=10) as episode:
+        assert (episode.type, episode.episode.name) == ("eval", created.name)
+        episode.end(Output(1.0))
+
+
+def test_an_agent_gets_an_episode_that_is_registered_while_it_waits(
+    client: tinsmith.Client,
+) -> None:
+    agent = client.episodes.agent()
+    later = threading.Timer(
+        0.5, client.episodes.create, [[tinsmith.EpisodeSpec(episode_type="eval")]]
+    )
+    later.start()
+    with agent.episode(timeout_s=15) as episode:
+        assert episode.type == "eval"
+        episode.end(Output(1.0))
+    later.join()
+
+
+def test_an_agent_says_what_it_waits_for_and_what_there_is_instead(
+    client: tinsmith.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(episode_claims, "_TOLD_AFTER_S", 0.1)
+    client.episodes.create([tinsmith.EpisodeSpec(episode_type="eval")] * 2, queue="rl")
+    agent = client.episodes.agent(queue="rl")
+    later = threading.Timer(
+        1.0, client.episodes.create, [[tinsmith.EpisodeSpec()]], {"queue": "rl"}
+    )
+    monkeypatch.setattr(episode_claims, "_LONG_POLL_S", 0.3)
+    later.start()
+    with agent.episode(episode_type="train", timeout_s=15) as episode:
+        episode.end(Output(1.0))
+    later.join()
+    assert [record.getMessage() for record in caplog.records] == [
+        "waiting: no episode of type train is open on queue rl; 2 of type eval are"
+    ]

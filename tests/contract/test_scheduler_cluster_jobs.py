@@ -55,7 +55,7 @@ async def test_a_job_is_a_resource(launcher: KubernetesLauncher, cluster: FakeKu
     assert cluster.jobs["j"]["kind"] == "TrainingJob"
     again = await launcher.create(J, SPEC, {"team": "a"}, request())
     assert again.uid == made.uid
-    with pytest.raises(AlreadyExistsError, match="choose another id"):
+    with pytest.raises(AlreadyExistsError, match="exists"):
         await launcher.create(J, SPEC, {}, request("second"))
     assert (await launcher.set_suspended(J, suspended=True)).spec["suspend"] is True
     assert (await launcher.set_suspended(J, suspended=False)).spec["suspend"] is False

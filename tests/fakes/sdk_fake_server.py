@@ -117,6 +117,8 @@ class FakeState:
     offsets: list[int] = field(default_factory=list)
     """Where streams of files began."""
     heartbeat_s: float = 0.2
+    key_project: str = "default"
+    """Of the caller's key; empty for a server that does not say."""
 
     def execute(self) -> None:
         """Run what can run, in sequence order."""
@@ -560,6 +562,14 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         answer = scheduler_pb2.Capabilities(environment_address=self._server.address)
         answer.models.add(trainable=True, sampleable=True).model.base_model = "tiny"
         return answer
+
+    async def GetCallerKey(self, request: Any, context: Any) -> Any:
+        await self._server.count(context, "GetCallerKey", request)
+        project = self._server.state.key_project
+        if not project:
+            # As a server of an earlier release.
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        return scheduler_pb2.Key(name=f"projects/{project}/keys/k1")
 
     async def CreateSamplingSession(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "CreateSamplingSession", request)

@@ -246,15 +246,20 @@ def test_a_job_that_begins_from_a_checkpoint(
 def test_a_broken_job_fails_with_its_cause_in_one_sentence(
     server: ServerProcess, client: tinsmith.Client
 ) -> None:
-    client.jobs.create("broken", sft(learning_rat=1))
+    with pytest.raises(
+        tinsmith.InvalidArgumentError,
+        match=r"parameters\.learning_rat; did you mean learning_rate",
+    ):
+        client.jobs.create("misspelt", sft(learning_rat=1))
+    client.jobs.create("broken", sft(data="/nowhere/chat.jsonl"))
     job = client.jobs.wait("broken", TIMEOUT_S)
     assert (job.phase, job.status.get("restartCount", 0)) == ("Failed", 0)
-    assert "spec.method.parameters.learning_rat; did you mean learning_rate" in job.failure
+    assert "/nowhere/chat.jsonl can not be read" in job.failure
     assert job.status["failure"]["exitCode"] == 2
     log = server.data_dir / "jobs" / job.uid / "termination.log"
-    assert log.read_text().strip().startswith("there is no setting")
+    assert log.read_text().strip().startswith("/nowhere/chat.jsonl can not be read")
     printed = cli(server, "wait", "broken", code=1)
-    assert "learning_rat" in printed
+    assert "can not be read" in printed
     # A driver that never works is restarted as often as it may be, and then given up.
     spec = {
         **sft(),

@@ -1,12 +1,17 @@
-"""The loop of the README runs as it stands there."""
+"""The loop and the agent of the README run as they stand there."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.integration.servers import Deployment
+
+from tinsmith.recipes import rl_episodes
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
@@ -30,3 +35,41 @@ def test_the_two_commands_are_shown() -> None:
     text = README.read_text(encoding="utf-8")
     assert "make demo" in text
     assert "make test" in text
+
+
+def test_the_agent_of_the_readme_plays_what_the_recipe_registers(
+    embedded: Deployment, tmp_path: Path
+) -> None:
+    text = README.read_text(encoding="utf-8")
+    part = text[text.index("## Agents anywhere") : text.index("## Recipes and commands")]
+    [task] = re.findall(r"```json\n(.*?)```", part, re.DOTALL)
+    [agent] = re.findall(r"```py\n(.*?)```", part, re.DOTALL)
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text(task * 6, encoding="utf-8")
+    script = tmp_path / "agent.py"
+    script.write_text(agent, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "TINSMITH_ADDRESS": embedded.address,
+        "TINSMITH_API_KEY": embedded.api_key,
+    }
+    config = rl_episodes.Config(
+        data=str(tasks),
+        queue="rl",
+        num_steps=1,
+        num_tasks=2,
+        group_size=2,
+        step_timeout_s=90,
+        output_dir=tmp_path / "run",
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        with embedded.client() as client:
+            # Two tasks validate, before and after; four train.
+            assert rl_episodes.main(config, client).num_validation == 2
+    finally:
+        process.kill()
+        _, said = process.communicate(timeout=10)
+    assert said == ""

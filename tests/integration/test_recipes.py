@@ -6,13 +6,15 @@ import dataclasses
 import hashlib
 import json
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from tests.integration.servers import Deployment
 
 import tinsmith
-from tinsmith.recipes import arithmetic, rl, supervised
+from tinsmith.names import shorten
+from tinsmith.recipes import arithmetic, rl, rl_episodes, supervised
 from tinsmith.recipes.observer import Observer
 from tinsmith.recipes.run_log import RunLog, read_metrics
 
@@ -121,8 +123,9 @@ def test_a_run_that_may_change_goes_on_with_other_settings(
         assert train(Editable(), num_steps=2, checkpoint="early") == (run, 5)
         other, version = train(Editable(), rank=2)
         assert (other != run, version) == (True, 3)
-        # At a desk another setting is another experiment.
-        assert train(rank=2, learning_rate=1e-3)[0] != other
+        # At a desk another setting is another experiment, and this folder is taken.
+        with pytest.raises(tinsmith.ConfigurationError, match="another folder with output_dir"):
+            train(rank=2, learning_rate=1e-3)
 
 
 def test_rl_on_problems_takes_steps_and_scores_held_out_ones(
@@ -180,7 +183,92 @@ def test_own_files_conversations_and_problems(embedded: Deployment, tmp_path: Pa
     assert len(summary.after.examples) == 2
 
 
-def test_a_misspelt_adapter_is_refused(embedded: Deployment, tmp_path: Path) -> None:
-    config = dataclasses.replace(SUPERVISED, adapter="lorra", output_dir=tmp_path)
-    with embedded.client() as client, pytest.raises(ValueError, match="lora or full"):
-        supervised.main(config, client)
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        pytest.param(supervised, {"data": "nofile.jsonl"}, "nofile.jsonl can not be read", id="s"),
+        pytest.param(rl, {"data": "nofile.jsonl"}, "nofile.jsonl can not be read", id="rl"),
+        pytest.param(rl_episodes, {"data": "nofile.jsonl"}, "nofile.jsonl can not be read", id="e"),
+        pytest.param(
+            rl,
+            {"environment": "nosuch"},
+            "no environment nosuch is served; give environment= one of .*guessing",
+            id="environment",
+        ),
+        pytest.param(supervised, {"base_model": "nosuch"}, "MODEL_NOT_FOUND", id="s-model"),
+        pytest.param(rl, {"base_model": "nosuch"}, "MODEL_NOT_FOUND", id="rl-model"),
+    ],
+)
+def test_a_start_that_fails_leaves_neither_a_run_nor_a_folder(
+    embedded: Deployment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: ModuleType,
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with embedded.client() as client:
+        before = client.list_runs()
+        with pytest.raises(tinsmith.TinsmithError, match=message) as caught:
+            recipe.main(recipe.Config(**settings), client)
+        assert client.list_runs() == before
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config"),
+    [pytest.param(supervised, SUPERVISED, id="s"), pytest.param(rl, RL, id="rl")],
+)
+def test_an_experiment_that_ended_is_not_repeated(
+    embedded: Deployment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    recipe: ModuleType,
+    config: Any,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with embedded.client() as client:
+        summary = recipe.main(config, client)
+        shown = capsys.readouterr().out
+        num_runs = len(client.list_runs())
+        assert recipe.main(config, client) == summary
+        assert len(client.list_runs()) == num_runs
+    [folder] = (tmp_path / "runs").iterdir()
+    # Who reads the end knows what came out and what to do with it.
+    for said in (
+        summary.run,
+        f"tinsmith sample --checkpoint {shorten(summary.checkpoint)}",
+        folder.name,
+    ):
+        assert said in shown
+    assert f"step {config.num_steps}/{config.num_steps}" in shown
+    assert capsys.readouterr().out.startswith(f"finished: runs/{folder.name}")
+
+
+def test_a_run_that_the_server_does_not_have_is_told_in_one_line(
+    embedded: Deployment, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(SUPERVISED, output_dir=tmp_path, num_steps=1)
+    with embedded.client() as client:
+        summary = supervised.main(config, client)
+        client.delete_run(summary.run)
+        longer = dataclasses.replace(config, num_steps=2)
+        with pytest.raises(tinsmith.ConfigurationError, match="does not have; begin anew with"):
+            supervised.main(longer, client)
+        anew = supervised.main(dataclasses.replace(longer, overwrite=True), client)
+    assert anew.run != summary.run
+
+
+def test_reinforcement_that_learns_nothing_says_so(
+    embedded: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Random weights answer no sum, so all plays of a group earn the same.
+    config = dataclasses.replace(RL, num_steps=4, num_validation=1, output_dir=tmp_path, seed=1)
+    with embedded.client() as client:
+        rl.main(config, client)
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["trained"] for row in rows] == [0] * 4
+    assert capsys.readouterr().out.count("warning: no group of the last 3 steps differs") == 1

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import os
 import threading
-from collections.abc import Callable, Coroutine
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from tinsmith.errors import ClientClosedError
@@ -20,10 +23,27 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 
+_SIGNAL_CHECK_S = 1.0
+
+_OPEN: weakref.WeakSet[BackgroundLoop] = weakref.WeakSet()
+"""Loops that were not closed, in a forked process those of its parent too."""
+
+
 class BackgroundLoop:
-    """Runs coroutines in a daemon thread. Safe to use from any thread but its own."""
+    """Runs coroutines in a daemon thread. Safe to use from any thread but its own.
+
+    A fork copies neither the thread nor those of gRPC, whose state is then that of a call which
+    never ends: in a process that was forked while a loop was open, no loop can be used or made.
+
+    Raises:
+        ClientClosedError: If this process was forked while a loop was open.
+    """
 
     def __init__(self) -> None:
+        self._process_id = os.getpid()
+        for other in list(_OPEN):
+            other.check_process()
+        _OPEN.add(self)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_handle_exception)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -31,6 +51,24 @@ class BackgroundLoop:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tinsmith-client", daemon=True)
         self._thread.start()
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether it was left behind in the process that this one was forked from."""
+        return self._process_id != os.getpid()
+
+    def check_process(self) -> None:
+        """Refuse to be used in a forked process, where every call would wait for ever.
+
+        Raises:
+            ClientClosedError: If it was left behind by a fork.
+        """
+        if self.is_of_parent:
+            raise ClientClosedError(
+                "this process was forked while a Client was open, which gRPC does not survive",
+                remedy='start processes with multiprocessing.get_context("spawn"), or close every '
+                "Client before the fork",
+            )
 
     @property
     def is_current_thread(self) -> bool:
@@ -41,8 +79,11 @@ class BackgroundLoop:
         """Start a coroutine and return a future of its result.
 
         Raises:
-            ClientClosedError: If the loop was closed.
+            ClientClosedError: If the loop was closed, or left behind by a fork.
         """
+        if self.is_of_parent:
+            coroutine.close()
+            self.check_process()
         with self._lock:
             if self._closed:
                 coroutine.close()
@@ -56,6 +97,7 @@ class BackgroundLoop:
             raise RuntimeError("a blocking call inside the client's own event loop; await instead")
         future = self.submit(coroutine)
         try:
+            wait_done(future)
             return future.result()
         except BaseException:
             future.cancel()
@@ -65,8 +107,37 @@ class BackgroundLoop:
         """Run a coroutine and return its result; to be awaited in the user's event loop."""
         return await asyncio.wrap_future(self.submit(coroutine))
 
+    def iterate(self, stream: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yield what a stream yields, and close it in the end, however the iteration ends.
+
+        An exception in the calling thread, such as Ctrl-C, finds the stream in the middle of a
+        read, which may just have been handed over: it is given up, and the stream closed after it.
+        """
+        reading = asyncio.Lock()
+        last_read: list[asyncio.Task[Any] | None] = [None]
+
+        async def read() -> tuple[T, ...]:
+            last_read[0] = asyncio.current_task()
+            async with reading:
+                async for element in stream:
+                    return (element,)
+                return ()
+
+        async def close() -> None:
+            if last_read[0] is not None:
+                last_read[0].cancel()
+            async with reading:
+                await stream.aclose()
+
+        try:
+            while found := self.call(read()):
+                yield found[0]
+        finally:
+            self.call(close())
+
     def post(self, callback: Callable[[], object]) -> None:
         """Call something inside the loop; calls run in the order in which they are posted."""
+        self.check_process()
         with self._lock:
             if self._closed:
                 raise ClientClosedError("the client is closed", remedy="open a new Client")
@@ -81,6 +152,9 @@ class BackgroundLoop:
 
     def close(self) -> None:
         """Cancel what still runs and end the thread. Repeating it changes nothing."""
+        if self.is_of_parent:
+            return
+        _OPEN.discard(self)
         with self._lock:
             if self._closed:
                 return
@@ -104,6 +178,21 @@ class BackgroundLoop:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _LOG.error("background task failed", exc_info=task.exception())
+
+
+def wait_done(future: concurrent.futures.Future[Any], timeout_s: float = float("inf")) -> bool:
+    """Wait for a future in the calling thread; return whether it is done.
+
+    A signal that arrives just before a thread begins to wait is noticed when the wait ends. The
+    wait therefore has an end every second, or Ctrl-C could take as long as what is waited for.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not future.done():
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            break
+        concurrent.futures.wait([future], timeout=min(left_s, _SIGNAL_CHECK_S))
+    return future.done()
 
 
 def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

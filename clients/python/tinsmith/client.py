@@ -55,7 +55,7 @@ class Client(CheckpointCalls, KeyCalls):
             address: `host:port`, `https://host:port` for TLS, else `TINSMITH_ADDRESS`, else the
                 server of `tinsmith up`.
             api_key: The key, else `TINSMITH_API_KEY`, else that of the local server.
-            project: Id of the project, else `TINSMITH_PROJECT`, else `default`.
+            project: Id of the project, else `TINSMITH_PROJECT`, else the one of the key.
             display_name: What the session is for, for people.
             labels: Labels of the session.
             ca_file: PEM file of the authorities to trust, for a server with a private certificate;
@@ -86,6 +86,7 @@ class Client(CheckpointCalls, KeyCalls):
         self.jobs = JobClient(self._core)
         self._resumed_runs: list[TrainingRun] = []
         try:
+            self._call(self._core.find_project())
             if session:
                 self._resumed_runs = self._call(self._resume(session))
             else:
@@ -384,7 +385,8 @@ class Client(CheckpointCalls, KeyCalls):
         Args:
             outcome: `success`, `errored` or `interrupted`, for people.
         """
-        if self._closed:
+        if self._closed or self._core.background.is_of_parent:
+            # The session of a client that was forked belongs to the process that opened it.
             return
         atexit.unregister(self._at_exit)
         self._shut_down(outcome)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tinsmith import tensors
 from tinsmith import types as t
+from tinsmith.errors import InvalidArgumentError
 from tinsmith.v1 import (
     models_pb2,
     sampler_pb2,
@@ -29,6 +30,22 @@ def encode_model_input(value: t.ModelInput) -> trajectories_pb2.ModelInput:
             image = trajectories_pb2.ImageChunk(data=chunk.data, format=chunk.format)
             message.chunks.add(image=image)
     return message
+
+
+def encode_data(data: Sequence[t.Datum]) -> list[trajectories_pb2.Datum]:
+    """Return the messages of a batch.
+
+    Raises:
+        InvalidArgumentError: If it is no list of datums.
+    """
+    if isinstance(data, t.Datum):
+        raise InvalidArgumentError("data is one Datum", remedy="give a list of them: [datum]")
+    for index, datum in enumerate(data):
+        if not isinstance(datum, t.Datum):
+            raise InvalidArgumentError(
+                f"data[{index}] is a {type(datum).__name__}", remedy="give a list of tinsmith.Datum"
+            )
+    return [encode_datum(datum) for datum in data]
 
 
 def encode_datum(value: t.Datum) -> trajectories_pb2.Datum:

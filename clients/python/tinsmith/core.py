@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tinsmith import names
 from tinsmith.background import BackgroundLoop
-from tinsmith.errors import NotFoundError
+from tinsmith.errors import NotFoundError, TinsmithError, UnimplementedError
 from tinsmith.futures import ResultFuture
+from tinsmith.names import DEFAULT_PROJECT
 from tinsmith.operations import OperationStream
 from tinsmith.session import Session
 from tinsmith.settings import ClientSettings
@@ -36,6 +38,25 @@ class ClientCore:
     def project(self) -> str:
         """Resource name of the project."""
         return str(names.ProjectName(self.settings.project))
+
+    async def find_project(self) -> None:
+        """Take the project of the key, unless one was given."""
+        if self.settings.project:
+            return
+        project = DEFAULT_PROJECT
+        try:
+            key = await self.transport.call(
+                self.scheduler,
+                lambda c: c.scheduler.GetCallerKey,
+                scheduler_pb2.GetCallerKeyRequest(),
+            )
+            project = names.KeyName.parse(key.name).project
+        except UnimplementedError:
+            pass  # A server of an earlier release.
+        except TinsmithError as error:
+            if error.reason != "KEY_NOT_FOUND":
+                raise  # A pod has a secret and no key, and works in the default project.
+        self.settings = dataclasses.replace(self.settings, project=project)
 
     def run_name(self, value: str) -> str:
         """Return the resource name of a run that may be given by its id alone."""

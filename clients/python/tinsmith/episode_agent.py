@@ -21,10 +21,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf import duration_pb2
-
-from tinsmith.episode_types import Episode, decode_episode, encode_outcome, encode_type
-from tinsmith.errors import FailedPreconditionError, OperationTimeoutError, TinsmithError
+from tinsmith.episode_claims import ANY_TYPE, EpisodeClaims
+from tinsmith.episode_types import Episode, decode_episode, encode_outcome
+from tinsmith.errors import FailedPreconditionError, TinsmithError
 from tinsmith.transport import Endpoint
 from tinsmith.v1 import episode_pb2
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 240.0
-_LONG_POLL_S = 20.0
 _HEARTBEATS_PER_LEASE = 4
 _MAX_EPISODE_LEASES = 8
 _OVER_REASONS = frozenset({"LEASE_LOST", "EPISODE_ENDED", "EPISODE_NOT_FOUND"})
@@ -95,6 +93,11 @@ class HeldEpisode:
     def task(self) -> Any:
         """What the training loop says of the task."""
         return self.episode.task
+
+    @property
+    def type(self) -> str:
+        """`train`, or `eval` if it is played to validate."""
+        return self.episode.episode_type
 
     @property
     def is_held(self) -> bool:
@@ -203,8 +206,10 @@ class EpisodeAgent:
         self.queue = queue
         self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._endpoint = endpoint
-        self._max_held = max_held
         self._held: dict[str, HeldEpisode] = {}
+        self._claims = EpisodeClaims(
+            core, endpoint, queue=queue, client_id=self.client_id, max_held=max_held
+        )
 
     def begin_episode(
         self,
@@ -220,7 +225,7 @@ class EpisodeAgent:
             discard_episode_timeout: Seconds without a sign of life of this process after which the
                 episode is given to somebody else; 240 by default. It is kept eight times as long
                 at most.
-            episode_type: `train` or `eval`.
+            episode_type: `train`, `eval`, or `any` for both.
             allow_discard_timeout: Another name of `discard_episode_timeout`.
             timeout_s: How long to wait for an episode; the client's `operation_timeout_s` by
                 default.
@@ -293,11 +298,14 @@ class EpisodeAgent:
     def episode(
         self,
         discard_episode_timeout: float | None = None,
-        episode_type: str = "train",
+        episode_type: str = ANY_TYPE,
         *,
         timeout_s: float | None = None,
     ) -> Iterator[HeldEpisode]:
         """Claim an episode for the time of a block, which is to end it; an exception aborts it.
+
+        Episodes of both types are taken unless `episode_type` is `train` or `eval`; the `type` of
+        the episode says which it is.
 
         Raises:
             OperationTimeoutError: If there was none in time.
@@ -338,39 +346,9 @@ class EpisodeAgent:
     async def _begin(
         self, lease_s: float, episode_type: str, timeout_s: float | None
     ) -> HeldEpisode:
-        settings = self.core.settings
-        deadline_s = time.monotonic() + (
-            settings.operation_timeout_s if timeout_s is None else timeout_s
-        )
-        while True:
-            wait_s = min(_LONG_POLL_S, max(0.0, deadline_s - time.monotonic()))
-            request = episode_pb2.ClaimEpisodeRequest(
-                parent=self.core.project,
-                request_id=str(uuid.uuid4()),
-                client_id=self.client_id,
-                queue=self.queue,
-                type=encode_type(episode_type),
-                lease_duration=_duration(lease_s),
-                timeout=_duration(wait_s),
-                max_held=self._max_held,
-            )
-            answer = await self.core.transport.call(
-                await self._endpoint(),
-                lambda c: c.episode.ClaimEpisode,
-                request,
-                timeout_s=wait_s + settings.call_timeout_s,
-            )
-            if answer.HasField("episode"):
-                return self._hold(answer, lease_s)
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise OperationTimeoutError(
-                    f"no episode came in time; the server waits for: {answer.waiting_for}",
-                    metadata={"waiting_for": answer.waiting_for},
-                    remedy="register episodes with Client.episodes.create(), or wait longer",
-                )
-            retry_s = answer.retry_after.seconds + answer.retry_after.nanos / 1e9
-            await asyncio.sleep(min(retry_s, left_s))
+        timeout_s = self.core.settings.operation_timeout_s if timeout_s is None else timeout_s
+        answer = await self._claims.claim(episode_type, lease_s=lease_s, timeout_s=timeout_s)
+        return self._hold(answer, lease_s)
 
     def _hold(self, answer: episode_pb2.ClaimEpisodeResponse, lease_s: float) -> HeldEpisode:
         episode = decode_episode(answer.episode)
@@ -426,9 +404,3 @@ def _lease_s(discard_episode_timeout: float | None, allow_discard_timeout: float
         raise TypeError("give discard_episode_timeout or its alias allow_discard_timeout, not both")
     given = allow_discard_timeout if discard_episode_timeout is None else discard_episode_timeout
     return DEFAULT_TIMEOUT_S if given is None else float(given)
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    message = duration_pb2.Duration()
-    message.FromNanoseconds(int(seconds * 1e9))
-    return message

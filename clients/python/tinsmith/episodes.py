@@ -127,15 +127,7 @@ class EpisodeClient:
                 episode that an earlier watch yielded.
             timeout_s: Ends the iteration after this time; None goes on for ever.
         """
-        stream = self._watch(queue, after_revision, timeout_s)
-        try:
-            while True:
-                episode = self._core.background.call(_next(stream))
-                if episode is None:
-                    return
-                yield episode
-        finally:
-            self._core.background.call(stream.aclose())
+        return self._core.background.iterate(self._watch(queue, after_revision, timeout_s))
 
     def agent(
         self, *, queue: str = "default", client_id: str = "", max_held: int = 0
@@ -295,13 +287,6 @@ def _batches(messages: Sequence[episode_pb2.Episode]) -> Iterator[list[episode_p
         num_bytes += size
     if batch:
         yield batch
-
-
-async def _next(stream: AsyncIterator[Episode]) -> Episode | None:
-    """Return the next element, None at the end."""
-    async for element in stream:
-        return element
-    return None
 
 
 async def _within(

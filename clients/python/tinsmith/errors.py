@@ -16,6 +16,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from tinsmith.remedies import REMEDIES
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_NOT_CONNECTED = "failed to connect to all addresses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +261,13 @@ def decode_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> Tinsm
             except protobuf_message.DecodeError:
                 break
     code = error.code()
+    if (
+        address
+        and code is grpc.StatusCode.UNAVAILABLE
+        and _NOT_CONNECTED in (error.details() or "")
+    ):
+        cause = (error.details() or "").rpartition(": ")[2]
+        return UnavailableError(f"no server answers at {address}: {cause}")
     where = f"{address}: " if address else ""
     kind = _CLASSES.get(code.name, UnknownError)
     if _is_broken_stream(error):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tinsmith.background import BackgroundLoop
+from tinsmith.background import BackgroundLoop, wait_done
 from tinsmith.errors import ClientClosedError, OperationTimeoutError
 from tinsmith.types import OperationMetadata
 
@@ -68,6 +68,7 @@ class ResultFuture(Generic[T_co]):
             OperationTimeoutError: As `result`.
             TinsmithError: As `result`.
         """
+        self._check_process()
         timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
         if not await _wait_done(self._future, timeout_s):
             waiting_for = await self._background.acall(self._describe())
@@ -80,10 +81,15 @@ class ResultFuture(Generic[T_co]):
     def _wait(self, timeout_s: float | None) -> None:
         if self._background.is_current_thread and not self._future.done():
             raise RuntimeError("a blocking wait inside the client's own event loop; await instead")
+        self._check_process()
         timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
-        done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
-        if not done:
+        if not wait_done(self._future, timeout_s):
             raise self._timeout_error(timeout_s, self._background.call(self._describe()))
+
+    def _check_process(self) -> None:
+        """Refuse to wait for what arrives in another process; what is there can be looked at."""
+        if not self._future.done():
+            self._background.check_process()
 
     def _failure(self) -> BaseException | None:
         self._note_seen()

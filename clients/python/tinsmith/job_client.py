@@ -15,7 +15,9 @@ from google.protobuf.message import Message
 
 from tinsmith import names
 from tinsmith.errors import ConfigurationError, OperationTimeoutError, TinsmithError
+from tinsmith.job_data import find_data
 from tinsmith.job_json import JobFormatError, parse_manifest, parse_spec, to_json
+from tinsmith.settings import local_address
 from tinsmith.transport import Backoff, Connection
 from tinsmith.v1 import job_pb2
 
@@ -104,7 +106,8 @@ class JobClient:
                 content. `job_id` wins over its name.
 
         Raises:
-            ConfigurationError: If the description is none.
+            ConfigurationError: If the description is none, or names a file of data that is not on
+                this machine, where the server runs.
             InvalidArgumentError: If the server refuses it.
             AlreadyExistsError: If the project has a job of this id.
         """
@@ -117,6 +120,7 @@ class JobClient:
             raise ConfigurationError(
                 f"the job is refused: {error}", remedy="correct the description"
             ) from error
+        find_data(job.spec, self._core.settings.address, local_address())
         job.labels.update(labels or {})
         request = job_pb2.CreateTrainingJobRequest(
             parent=self._core.project,
@@ -283,24 +287,16 @@ class JobClient:
                 core.scheduler, method, request, timeout_s=_STREAM_TIMEOUT_S
             )
             try:
-                while True:
-                    message = core.background.call(_next(stream))
-                    if message is None:
-                        return
+                for message in core.background.iterate(stream):
                     go_on(message)
                     backoff = Backoff(core.settings.retry)
                     yield message
+                return
             except TinsmithError as error:
                 delay_s = backoff.delay_s(error, time.monotonic())
                 if delay_s is None:
                     raise
                 time.sleep(delay_s)
-            finally:
-                core.background.call(stream.aclose())
-
-
-async def _next(stream: AsyncGenerator[Any, None]) -> Any:
-    return await anext(stream, None)
 
 
 def _decode_job(message: job_pb2.TrainingJob) -> JobInfo:

@@ -6,10 +6,12 @@ of resources may be numbers there (`cpu: 2`), and are strings here; and a struct
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
 
 from tinsmith.v1 import job_pb2
 
@@ -32,6 +34,8 @@ def parse_spec(spec: Mapping[str, Any], *, lenient: bool = False) -> job_pb2.Tra
         JobFormatError: If it is not one.
     """
     message = job_pb2.TrainingJobSpec()
+    if not lenient:
+        _check_names(spec, message.DESCRIPTOR, "spec")
     try:
         json_format.ParseDict(_with_text_amounts(spec), message, ignore_unknown_fields=lenient)
     except json_format.ParseError as error:
@@ -94,6 +98,36 @@ def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _check_names(value: object, kind: Descriptor, path: str) -> None:
+    """Refuse a field that there is not, and say which one may be meant.
+
+    Raises:
+        JobFormatError: If there is one.
+    """
+    # Structs and other types of protobuf's own have a JSON of their own.
+    if not isinstance(value, Mapping) or kind.full_name.startswith("google.protobuf."):
+        return
+    fields = {field.json_name: field for field in kind.fields}
+    for name, part in value.items():
+        field = fields.get(str(name)) or kind.fields_by_name.get(str(name))
+        if field is None:
+            close = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.5)
+            meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(fields)}"
+            raise JobFormatError(f"{path}.{name}: {meant}")
+        if field.message_type is None:
+            continue
+        if field.message_type.GetOptions().map_entry:
+            inner = field.message_type.fields_by_name["value"].message_type
+            if inner is not None and isinstance(part, Mapping):
+                for key, entry in part.items():
+                    _check_names(entry, inner, f"{path}.{name}.{key}")
+        elif isinstance(part, list):
+            for index, entry in enumerate(part):
+                _check_names(entry, field.message_type, f"{path}.{name}[{index}]")
+        else:
+            _check_names(part, field.message_type, f"{path}.{name}")
 
 
 def _one_line(what: str, error: json_format.ParseError) -> str:

@@ -32,6 +32,15 @@ def is_valid_id(value: str) -> bool:
     return _ID_PATTERN.fullmatch(value) is not None
 
 
+def shorten(name: str) -> str:
+    """Return a name as people read it, without project: `run-1` of a run, `run-1/final` of a save.
+
+    Anything but a resource name stays as it is.
+    """
+    parts = name.split("/")
+    return "/".join(parts[3::2]) if parts[0] == "projects" and len(parts) > 3 else name
+
+
 def worker_tag(worker: str) -> str:
     """Return what the ids of a worker's environment instances begin with, before a `-`.
 

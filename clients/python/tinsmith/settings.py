@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.local_servers import LocalServer, list_servers, server_in_use
-from tinsmith.names import DEFAULT_PROJECT, is_valid_id
+from tinsmith.names import is_valid_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,8 @@ class ClientSettings:
     address: str
     """`host:port`; `https://host:port` for TLS."""
     api_key: str = field(repr=False)
-    project: str = DEFAULT_PROJECT
+    project: str = ""
+    """Id of the project; that of the key if empty, which the server is asked for at connect."""
     ca_file: Path | None = None
     """PEM file of the authorities that an `https://` server is trusted by; else gRPC's own list."""
     call_timeout_s: float = 60.0
@@ -93,19 +94,24 @@ def resolve_settings(
             remedy="run `tinsmith up`, set TINSMITH_ADDRESS and TINSMITH_API_KEY, or pass"
             " address= and api_key=",
         )
-    project = project or DEFAULT_PROJECT
-    if not is_valid_id(project):
+    if project and not is_valid_id(project):
         raise ConfigurationError(
             f"{project!r} is not the id of a project", remedy="use letters, digits, '-', '_', '.'"
         )
     return ClientSettings(
         address=address,
         api_key=api_key,
-        project=project,
+        project=project or "",
         ca_file=Path(ca_file) if ca_file else None,
         operation_timeout_s=operation_timeout_s,
         retry=retry or RetryPolicy(),
     )
+
+
+def local_address(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the address of the server of `tinsmith up` that is in use here; empty if none is."""
+    local = server_in_use(state_dir(environ))
+    return "" if local is None else local.address
 
 
 def _local_server(directory: Path, address: str | None) -> LocalServer | None:

@@ -119,7 +119,7 @@ class TrainingRun:
         """Compute the loss and log-probabilities of a batch, and no gradient."""
         request = trainer_pb2.ForwardRequest(
             run=self.name,
-            data=[codec.encode_datum(datum) for datum in data],
+            data=codec.encode_data(data),
             loss=codec.encode_loss(loss, config),
         )
         return self._stream.submit(operations.FORWARD, request, codec.decode_forward)
@@ -251,7 +251,7 @@ class TrainingRun:
     ) -> trainer_pb2.ForwardBackwardRequest:
         return trainer_pb2.ForwardBackwardRequest(
             run=self.name,
-            data=[codec.encode_datum(datum) for datum in data],
+            data=codec.encode_data(data),
             loss=codec.encode_loss(loss, config),
         )
 

@@ -40,6 +40,10 @@ _LOG = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 _RELOCATE_INTERVAL_S = 0.5
+_TOLD_AFTER_S = 3.0
+_TOLD_INTERVAL_S = 30.0
+_told_at_s: dict[str, float] = {}
+"""When a server that does not answer was last warned of."""
 PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
 _AWAY_CODES = PASSING_CODES | {"DEADLINE_EXCEEDED"}
 
@@ -176,6 +180,8 @@ class Backoff:
         left_s = self._started_at + self.policy.budget_s - now
         if left_s <= 0:
             return None
+        if now - self._started_at >= _TOLD_AFTER_S:
+            _tell_once(f"{error.message}; trying again for up to {left_s:.0f} s", now)
         delay_s = self._next_s
         self._next_s = min(self._next_s * 2, self.policy.max_backoff_s)
         if error.retry_after_s is not None:
@@ -188,6 +194,13 @@ class Backoff:
             tried_s = now - self._started_at
             error.message = f"{error.message}, tried again for {tried_s:.0f} s"
         return error
+
+
+def _tell_once(sentence: str, now: float) -> None:
+    """Warn of a server that does not answer; once a while, however many calls wait for it."""
+    if now - _told_at_s.get("last", float("-inf")) >= _TOLD_INTERVAL_S:
+        _told_at_s["last"] = now
+        _LOG.warning("%s", sentence)
 
 
 def is_away(error: TinsmithError) -> bool:
@@ -255,7 +268,7 @@ class Transport:
         except grpc.aio.AioRpcError as error:
             if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise _wrong_server(address) from error
-            raise decode_rpc_error(error, address=address) from error
+            raise decode_rpc_error(error, address=address) from None
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error
 
@@ -287,7 +300,8 @@ class Transport:
             except TinsmithError as error:
                 delay_s = backoff.delay_s(error, time.monotonic())
                 if delay_s is None:
-                    raise backoff.gave_up(error, time.monotonic()) from error.__cause__
+                    # What gRPC says is in the message; a second trace would only hide it.
+                    raise backoff.gave_up(error, time.monotonic()) from None
                 _LOG.debug("call is sent again", extra={"error": str(error), "delay_s": delay_s})
                 await asyncio.sleep(delay_s)
                 if is_away(error) and not self.is_pinned:
@@ -328,7 +342,7 @@ class Transport:
         except grpc.aio.AioRpcError as error:
             if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise _wrong_server(address) from error
-            raise decode_rpc_error(error, address=address) from error
+            raise decode_rpc_error(error, address=address) from None
         except grpc.aio.UsageError as error:
             raise ClientClosedError("the client is closed", remedy="open a new Client") from error
         finally:

@@ -10,6 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tinsmith.errors import InvalidArgumentError
+
 FloatArray = NDArray[np.float32]
 
 
@@ -37,7 +39,16 @@ class ModelInput:
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | NDArray[np.integer]) -> Self:
-        """Return the input of plain token ids."""
+        """Return the input of plain token ids.
+
+        Raises:
+            InvalidArgumentError: If it is text.
+        """
+        if isinstance(tokens, str):
+            raise InvalidArgumentError(
+                "the prompt is text, and a model reads tokens",
+                remedy="encode it with get_tokenizer() of the run or sampler",
+            )
         return cls((TokenChunk(tuple(int(token) for token in tokens)),))
 
     def append(self, chunk: TokenChunk | ImageChunk) -> Self:

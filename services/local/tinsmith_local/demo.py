@@ -89,7 +89,8 @@ def _run_tiny(arguments: argparse.Namespace, output: Path, work: Path) -> list[R
         with tinsmith.Client(server.address, server.api_key) as client:
             begin_s = time.monotonic()
             summary = supervised.main(
-                supervised.Config(base_model=WARM, output_dir=output / "pig_latin"), client
+                supervised.Config(base_model=WARM, output_dir=output / "pig_latin", overwrite=True),
+                client,
             )
             rows.append(_row("Pig Latin: unseen words", summary, "held_out_words", begin_s))
             _print_examples(summary)
@@ -113,6 +114,8 @@ def _warm_start(client: tinsmith.Client, output: Path) -> supervised.Summary:
         batch_size=102,
         save_every=0,
         output_dir=output / "warm_start",
+        # The server of each demo is a new one, which knows nothing of an earlier one's runs.
+        overwrite=True,
     )
     return supervised.main(config, client)
 
@@ -135,6 +138,7 @@ def _run_own(arguments: argparse.Namespace, output: Path, work: Path) -> list[Ro
             num_steps=arguments.steps,
             batch_size=arguments.batch,
             output_dir=output / "supervised",
+            overwrite=True,
         )
         summary = supervised.main(config, client)
         key = next(iter(summary.after.metrics), "")
@@ -160,7 +164,9 @@ def _reinforce(
     rows = []
     for seed in seeds:
         begin_s = time.monotonic()
-        settings = dataclasses.replace(config, seed=seed, output_dir=output / f"rl-{seed}")
+        settings = dataclasses.replace(
+            config, seed=seed, output_dir=output / f"rl-{seed}", overwrite=True
+        )
         summary = rl.main(settings, client)
         rows.append(
             Row(

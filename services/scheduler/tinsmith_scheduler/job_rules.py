@@ -8,8 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from tinsmith.errors import ConfigurationError
+from tinsmith.jobs.methods import RECIPE_METHODS, read_method
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_scheduler.records import Json
 
@@ -83,11 +86,24 @@ def check_local(spec: Json) -> None:
             )
     if look_up(spec, "roles", "agents", default=[]):
         raise InvalidFieldError("spec.roles.agents", "needs a cluster")
-    is_custom = look_up(spec, "method", "type") == "custom"
-    if is_custom and not look_up(spec, "roles", "driver", "template", "command", default=[]):
+    has_command = bool(look_up(spec, "roles", "driver", "template", "command", default=[]))
+    kind = look_up(spec, "method", "type")
+    if kind == "custom" and not has_command:
         raise InvalidFieldError(
             "spec.roles.driver.template.command", "is needed: one machine runs no images"
         )
+    if kind in RECIPE_METHODS and not has_command:
+        _check_method(spec)
+
+
+def _check_method(spec: Json) -> None:
+    """Read the method as the driver will, which is of the same release on this machine."""
+    model = look_up(spec, "model", "name", default="") or "of-a-pool"
+    try:
+        read_method(describe_method(spec, model), Path())
+    except ConfigurationError as error:
+        advice = f"; {error.remedy}" if error.remedy else ""
+        raise InvalidFieldError("spec.method", f"is refused: {error.message}{advice}") from error
 
 
 def describe_method(spec: Json, model: str) -> str:

@@ -111,9 +111,7 @@ class KubernetesLauncher:
         except AlreadyExistsError:
             made = await self._read(name)
             if look_up(made, "metadata", "annotations", _REQUEST) != request.digest.hex():
-                raise AlreadyExistsError(
-                    f"job {name} exists; choose another id", job=name
-                ) from None
+                raise AlreadyExistsError(f"job {name} exists", job=name) from None
         return _job(name.project, made)
 
     async def get(self, name: JobName) -> Job:

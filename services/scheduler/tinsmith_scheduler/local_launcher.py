@@ -151,7 +151,7 @@ class LocalLauncher:
                     now_s=now_s,
                 )
             if found[1] != request.digest:
-                raise AlreadyExistsError(f"job {name} exists; choose another id", job=name)
+                raise AlreadyExistsError(f"job {name} exists", job=name)
             return found[0]
 
         job = await self._database.write(write)

@@ -157,9 +157,7 @@ class Runs:
                     limit=self._max_runs_per_project,
                 )
             if run_store.get_run(connection, run.name) is not None:
-                raise AlreadyExistsError(
-                    f"run {run.name} exists or was deleted; choose another id", run=run.name
-                )
+                raise AlreadyExistsError(f"run {run.name} exists or was deleted", run=run.name)
             run_store.insert_run(connection, run)
             record_action(
                 connection,

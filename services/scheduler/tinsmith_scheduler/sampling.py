@@ -122,7 +122,7 @@ class SamplingSessions:
             )
             if connection.execute(taken).first() is not None:
                 raise AlreadyExistsError(
-                    f"sampling session {handle.name} exists; choose another id",
+                    f"sampling session {handle.name} exists",
                     sampling_session=handle.name,
                 )
             connection.execute(

@@ -207,6 +207,8 @@ def test_a_service_has_no_driver() -> None:
         ({**SPEC, "checkpoint": {"keepLast": 0}}, "spec.checkpoint.keepLast"),
         ({**SPEC, "checkpoint": {"finalName": "a/b"}}, "spec.checkpoint.finalName"),
         ({**SPEC, "data": {"pvc": "claim/path"}}, "spec.data.pvc"),
+        ({**SPEC, "method": {"type": "sft", "parameters": {"batch_siz": 1}}}, "spec.method"),
+        ({**SPEC, "method": {"type": "sft", "parameters": {"batch_size": 0}}}, "spec.method"),
         (
             {
                 **SPEC,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import sys
 import types
@@ -18,6 +19,7 @@ from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status
 from tests.unit.sdk.test_tokenizer import CHATML, make_files
 
 from tinsmith import cli
+from tinsmith.cli.output import show_list
 from tinsmith.config_values import load_config
 from tinsmith.errors import ConfigurationError
 from tinsmith.local_servers import Announcement
@@ -58,9 +60,59 @@ def test_runs_are_listed_as_a_table_and_as_json(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert invoke("runs", "list") == 0
-    assert "BASE MODEL" in capsys.readouterr().out
+    heading, row = capsys.readouterr().out.splitlines()
+    assert "BASE MODEL" in heading
+    assert row.startswith("run-1 ")
     assert invoke("runs", "list", "--json") == 0
     assert json.loads(capsys.readouterr().out)[0]["name"] == RUN
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    name: str
+    note: str
+    size_bytes: int
+    create_time: datetime.datetime
+
+
+ROWS = [
+    Row(f"{RUN}/checkpoints/final", "long " * 30, 2_954_991, ago)
+    for ago in (
+        datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=3),
+        datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=7, minutes=1),
+    )
+]
+COLUMNS = {"name": "NAME", "note": "NOTE", "size_bytes": "SIZE", "create_time": "AGE"}
+
+
+def test_a_table_is_a_line_for_each_row_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    show_list(ROWS, COLUMNS, as_json=False)
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["NAME", "NOTE", "SIZE", "AGE"]
+    assert first.split()[0] == "run-1/final"
+    assert "long long long" in first
+    assert first.split()[-3:] == ["3.0", "MB", "3m"]
+    assert second.endswith("in 7d")
+
+
+def test_a_table_fits_the_terminal_and_keeps_the_names(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    show_list(ROWS, COLUMNS, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) == 60
+    assert lines[1].startswith("run-1/final  long")
+    assert "…  3.0 MB  3m" in lines[1]
+
+
+def test_what_a_table_shows_is_taken_by_commands(local: FakeServer) -> None:
+    assert invoke("checkpoints", "delete", "run-1/a") == 0
+    assert local.state.last["DeleteCheckpoint"].name == f"{RUN}/checkpoints/a"
+    assert invoke("checkpoints", "delete", "run-1/checkpoints/b") == 0
+    assert local.state.last["DeleteCheckpoint"].name == f"{RUN}/checkpoints/b"
 
 
 def test_runs_and_checkpoints_are_deleted(
@@ -80,6 +132,9 @@ def test_a_new_key_is_shown_once_in_both_spellings(
     shown = capsys.readouterr().out
     assert "secret: tsk_k1_secret\n" in shown
     assert "tinker_secret: tml-k1_secret\n" in shown
+    # Whoever gets it needs no more than to paste a line.
+    assert f"export TINSMITH_ADDRESS={local.address} TINSMITH_API_KEY=tsk_k1_secret\n" in shown
+    assert f"export TINKER_BASE_URL=http://{local.address} TINKER_API_KEY=tml-k1_secret\n" in shown
     request = local.state.last["CreateKey"]
     assert (request.parent, request.display_name) == ("projects/b", "laptop")
     assert list(request.scopes) == ["admin", "user"]
@@ -88,7 +143,7 @@ def test_a_new_key_is_shown_once_in_both_spellings(
     assert list(local.state.last["CreateKey"].scopes) == ["user"]
     assert invoke("keys", "list") == 0
     shown = capsys.readouterr().out
-    assert "projects/default/keys/k1" in shown
+    assert "k1  " in shown
     assert "secret" not in shown
 
 

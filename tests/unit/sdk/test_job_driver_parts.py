@@ -118,7 +118,7 @@ def test_jobs_have_the_json_of_the_resource() -> None:
     assert to_json(parse_status({**status, "later": {}})) == status
     with pytest.raises(JobFormatError) as failure:
         parse_spec({"methods": {}})
-    assert 'no field named "methods"' in str(failure.value)
+    assert str(failure.value) == "spec.methods: did you mean method?"
     assert "\n" not in str(failure.value)
 
 

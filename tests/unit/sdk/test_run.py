@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
@@ -315,3 +317,25 @@ def test_closing_fails_what_is_pending(server: FakeServer, data: Data) -> None:
         future.result(timeout_s=5)
     with pytest.raises(tinsmith.ClientClosedError):
         run.optim_step()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        pytest.param(lambda datum: datum, r"data is one Datum .*\[datum\]", id="one"),
+        pytest.param(lambda datum: [datum, "text"], r"data\[1\] is a str", id="text"),
+    ],
+)
+def test_a_batch_that_is_no_list_of_datums_is_refused(
+    server: FakeServer,
+    run: tinsmith.TrainingRun,
+    data: Data,
+    wrap: Callable[[tinsmith.Datum], Any],
+    message: str,
+) -> None:
+    for send in (run.forward, run.forward_backward):
+        with pytest.raises(tinsmith.InvalidArgumentError, match=message):
+            send(wrap(data[0]))
+    assert not server.state.requests
+    # Nothing was used up: the run goes on at its first number.
+    assert run.forward_backward(data).sequence_number == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,3 +162,13 @@ def test_a_read_that_was_given_up_loses_nothing(
         return first.tokens + [token async for piece in stream for token in piece.tokens]
 
     assert asyncio.run(read()) == DONE
+
+
+@pytest.mark.parametrize("prompt", ["hello", ""])
+def test_a_prompt_that_is_text_is_refused_with_what_to_do(
+    client: tinsmith.Client, prompt: Any
+) -> None:
+    sampler = client.create_sampler(base_model="tiny")
+    for send in (sampler.sample, sampler.stream, sampler.compute_logprobs):
+        with pytest.raises(tinsmith.InvalidArgumentError, match=r"prompt is text.*get_tokenizer"):
+            send(prompt)

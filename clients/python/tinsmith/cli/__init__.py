@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from tinsmith.cli.app import build_app
-from tinsmith.errors import TinsmithError
-from tinsmith.names import InvalidNameError
+from tinsmith.cli.failures import report, shows_traces
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -15,6 +14,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         build_app(given)(given, prog_name="tinsmith")
-    except (TinsmithError, InvalidNameError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if shows_traces():
+            raise
+        report(error)
         sys.exit(1)

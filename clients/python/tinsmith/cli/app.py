@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tinsmith.cli import checkpoints, jobs, keys, recipe, runs, sample, servers
+from tinsmith.cli import checkpoints, jobs, keys, models, recipe, runs, sample, servers
 from tinsmith.errors import ConfigurationError
 from tinsmith.version import __version__
 
@@ -42,13 +42,24 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     app.add_typer(checkpoints.app, name="checkpoints")
     app.add_typer(keys.app, name="keys")
     app.add_typer(jobs.app, name="jobs")
+    # A copy: an extra may add commands to the group, and must not to the module's own.
+    ours = typer.Typer(no_args_is_help=True)
+    ours.info.help = models.app.info.help
+    ours.registered_commands = list(models.app.registered_commands)
+    groups = {"models": ours}
+    app.add_typer(ours, name="models")
     app.command("sample")(sample.sample)
     app.command("run")(recipe.run)
     app.command("status")(servers.status)
     app.command("use")(servers.use)
-    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    wanted = words[0] if words else None
     for entry_point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
-        _add(app, entry_point, load=entry_point.name == wanted)
+        if entry_point.name in groups:
+            if entry_point.name == wanted:
+                _extend(groups[entry_point.name], entry_point, words[1:])
+        else:
+            _add(app, entry_point, load=entry_point.name == wanted)
     return app
 
 
@@ -67,6 +78,23 @@ def _options(
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
+
+
+def _extend(group: typer.Typer, entry_point: metadata.EntryPoint, words: Sequence[str]) -> None:
+    """Add the commands of an extra to a group of this package.
+
+    Raises:
+        ConfigurationError: If the command that is asked for may be one that is not installed.
+    """
+    names = [command.name for command in group.registered_commands]
+    try:
+        extra = entry_point.load()
+    except ImportError as error:
+        if words and words[0] not in names:
+            package = entry_point.module.partition(".")[0].removeprefix("tinsmith_")
+            raise _missing_extra(f"{entry_point.name} {words[0]}", package, error) from error
+        return
+    group.registered_commands += extra.registered_commands
 
 
 def _add(app: typer.Typer, entry_point: metadata.EntryPoint, *, load: bool) -> None:
@@ -94,11 +122,15 @@ def _explain(name: str, extra: str, error: ImportError | None) -> Callable[..., 
     """Return a command that says which extra it needs."""
 
     def missing() -> None:
-        reason = f" ({error})" if error else ""
-        raise ConfigurationError(
-            f"`tinsmith {name}` needs packages that are not installed{reason}",
-            remedy=f"pip install 'tinsmith[{extra}]'",
-        )
+        raise _missing_extra(name, extra, error)
 
     missing.__doc__ = f"Needs `pip install 'tinsmith[{extra}]'`."
     return missing
+
+
+def _missing_extra(name: str, extra: str, error: ImportError | None) -> ConfigurationError:
+    reason = f" ({error})" if error else ""
+    return ConfigurationError(
+        f"`tinsmith {name}` needs packages that are not installed{reason}",
+        remedy=f"pip install 'tinsmith[{extra}]'",
+    )

@@ -15,6 +15,7 @@ import typer
 from tinsmith.checkpoints import Progress
 from tinsmith.cli.connection import connect
 from tinsmith.cli.durations import parse_duration
+from tinsmith.cli.naming import whole_checkpoint
 from tinsmith.cli.output import AsJson, show_json, show_list, show_record
 from tinsmith.types import Checkpoint, CheckpointExport
 
@@ -25,13 +26,13 @@ _COLUMNS = {
     "kind": "KIND",
     "base_model": "BASE MODEL",
     "version": "VERSION",
-    "size_bytes": "BYTES",
+    "size_bytes": "SIZE",
     "is_published": "PUBLISHED",
-    "create_time": "CREATED",
+    "create_time": "AGE",
     "expire_time": "EXPIRES",
 }
 
-_Name = Annotated[str, typer.Argument(help="Resource name of a checkpoint.")]
+_Name = Annotated[str, typer.Argument(help="A checkpoint: run-1/final, or its resource name.")]
 _Ttl = Annotated[str, typer.Option(help="Delete it after this time, such as 90s, 12h or 7d.")]
 
 
@@ -49,21 +50,21 @@ def list_checkpoints(
 def info(name: _Name, as_json: AsJson = False) -> None:
     """Show a checkpoint with its files."""
     with connect("tinsmith checkpoints info") as client:
-        _show(client.get_checkpoint(name), as_json=as_json)
+        _show(client.get_checkpoint(whole_checkpoint(client, name)), as_json=as_json)
 
 
 @app.command("publish")
 def publish(name: _Name, as_json: AsJson = False) -> None:
     """Let every project load, sample and copy a checkpoint by its name."""
     with connect("tinsmith checkpoints publish") as client:
-        _show(client.publish_checkpoint(name), as_json=as_json)
+        _show(client.publish_checkpoint(whole_checkpoint(client, name)), as_json=as_json)
 
 
 @app.command("unpublish")
 def unpublish(name: _Name, as_json: AsJson = False) -> None:
     """Keep other projects from reading a checkpoint from now on."""
     with connect("tinsmith checkpoints unpublish") as client:
-        _show(client.unpublish_checkpoint(name), as_json=as_json)
+        _show(client.unpublish_checkpoint(whole_checkpoint(client, name)), as_json=as_json)
 
 
 @app.command("set-ttl")
@@ -76,7 +77,10 @@ def set_ttl(
     is_kept = ttl == "never"
     ttl_s = None if is_kept else parse_duration(ttl)
     with connect("tinsmith checkpoints set-ttl") as client:
-        _show(client.update_checkpoint(name, ttl_s=ttl_s, keep=is_kept), as_json=as_json)
+        _show(
+            client.update_checkpoint(whole_checkpoint(client, name), ttl_s=ttl_s, keep=is_kept),
+            as_json=as_json,
+        )
 
 
 @app.command("copy")
@@ -94,7 +98,7 @@ def copy(
         _bar("copying", is_shown=not as_json) as progress,
     ):
         copied = client.copy_checkpoint(
-            source, run, checkpoint_id, ttl_s=ttl_s, progress=progress
+            whole_checkpoint(client, source), run, checkpoint_id, ttl_s=ttl_s, progress=progress
         ).result()
     _show(copied, as_json=as_json)
 
@@ -107,7 +111,7 @@ def delete_checkpoints(
     """Delete checkpoints, their exports and files."""
     with connect("tinsmith checkpoints delete") as client:
         for name in names:
-            client.delete_checkpoint(name)
+            client.delete_checkpoint(whole_checkpoint(client, name))
             if not as_json:
                 print(f"deleted {name}")
     if as_json:
@@ -126,11 +130,15 @@ def export(
     """Write a checkpoint in the layout of PEFT or transformers."""
     with connect("tinsmith checkpoints export") as client:
         with _bar("exporting", is_shown=not as_json) as progress:
-            made = client.export_checkpoint(name, export_format, progress=progress).result()
+            made = client.export_checkpoint(
+                whole_checkpoint(client, name), export_format, progress=progress
+            ).result()
         if output is not None:
             with _bar("downloading", is_shown=not as_json) as progress:
                 client.download_checkpoint(made, output, progress=progress)
     _show(made, as_json=as_json)
+    if output is not None and not as_json:
+        print(f"written to {output}")
 
 
 @app.command("download")
@@ -144,7 +152,9 @@ def download(
         connect("tinsmith checkpoints download") as client,
         _bar("downloading", is_shown=not as_json) as progress,
     ):
-        paths = client.download_checkpoint(name, folder, progress=progress)
+        paths = client.download_checkpoint(
+            whole_checkpoint(client, name), folder, progress=progress
+        )
     if as_json:
         show_json({"name": name, "files": [str(path) for path in paths]})
     else:
@@ -180,14 +190,16 @@ def _show(value: Checkpoint | CheckpointExport, *, as_json: bool) -> None:
 @contextmanager
 def _bar(what: str, *, is_shown: bool) -> Iterator[Progress]:
     """Show a progress bar on stderr while the context lasts."""
+    console = rich.console.Console(stderr=True)
     bar = rich.progress.Progress(
         rich.progress.TextColumn("{task.description}"),
         rich.progress.BarColumn(),
         rich.progress.DownloadColumn(),
         rich.progress.TransferSpeedColumn(),
         rich.progress.TimeRemainingColumn(),
-        console=rich.console.Console(stderr=True),
-        disable=not is_shown,
+        console=console,
+        # Where there is no terminal even an empty bar leaves a line.
+        disable=not is_shown or not console.is_terminal,
         transient=True,
     )
     with bar:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +13,14 @@ import yaml
 
 from tinsmith.cli.connection import connect
 from tinsmith.cli.durations import parse_duration
-from tinsmith.cli.output import AsJson, show_json, show_list
+from tinsmith.cli.output import AsJson, describe_age, show_json, show_list
 from tinsmith.errors import ConfigurationError
 from tinsmith.job_client import JobInfo
 
 app = typer.Typer(help="Hand trainings in and look after them.", no_args_is_help=True)
 
 _METHODS = {"supervised": "sft", "rl": "grpo", "rl_episodes": "episodes"}
+_KINDS = ("sft", "grpo", "ppo", "episodes", "custom", "serve")
 _SAMPLING = ("grpo", "ppo", "episodes", "serve")
 _COLUMNS = {
     "name": "NAME",
@@ -186,7 +186,7 @@ def describe_job(job: JobInfo) -> list[str]:
         "Checkpoint": job.checkpoint,
         "Restarts": status.get("restartCount", 0) or "",
         "Nodes": status.get("nodesSummary", ""),
-        "Created": f"{_age(job)} ago",
+        "Created": f"{describe_age(job.create_time)} ago",
     }
     lines = [f"{key + ':':<13} {value}" for key, value in facts.items() if value != ""]
     lines += _table(
@@ -234,25 +234,20 @@ def _row(job: JobInfo) -> _Row:
         progress=progress.get("summary", ""),
         eta=progress.get("eta", ""),
         reward=progress.get("reward", ""),
-        age=_age(job),
+        age=describe_age(job.create_time),
         waiting_for=job.waiting_for or (job.failure if job.phase == "Failed" else ""),
     )
-
-
-def _age(job: JobInfo) -> str:
-    if job.create_time is None:
-        return ""
-    seconds = (datetime.datetime.now(datetime.UTC) - job.create_time).total_seconds()
-    for size_s, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size_s:
-            return f"{int(seconds // size_s)}{unit}"
-    return f"{max(int(seconds), 0)}s"
 
 
 def _spec_of_recipe(
     recipe: str, model: str, steps: int, adapter: str, settings: Sequence[str]
 ) -> dict[str, Any]:
     kind = _METHODS.get(recipe, recipe)
+    if kind not in _KINDS:
+        raise ConfigurationError(
+            f"there is no recipe {recipe!r}",
+            remedy=f"use one of {', '.join(_METHODS)}, or a spec.method.type: {', '.join(_KINDS)}",
+        )
     parameters: dict[str, Any] = {}
     for word in settings:
         key, equals, text = word.partition("=")

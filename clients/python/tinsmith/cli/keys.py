@@ -9,6 +9,7 @@ import typer
 
 from tinsmith.cli.connection import connect
 from tinsmith.cli.output import AsJson, show_json, show_list, show_record
+from tinsmith.episode_agent import openai_base_url
 
 app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
@@ -17,7 +18,7 @@ _COLUMNS = {
     "state": "STATE",
     "scopes": "SCOPES",
     "display_name": "FOR",
-    "create_time": "CREATED",
+    "create_time": "AGE",
 }
 
 _Project = Annotated[str, typer.Option(help="Id of another project; operators only.")]
@@ -37,10 +38,15 @@ def create_key(
             display_name=display_name,
             project=project,
         )
+        address = client.address
+    url = openai_base_url(address).removesuffix("/v1")
     if as_json:
         show_json(dataclasses.asdict(key))
     else:
         show_record(key)
+        print("\n# For whoever gets it, to paste into a terminal:")
+        print(f"export TINSMITH_ADDRESS={address} TINSMITH_API_KEY={key.secret}")
+        print(f"export TINKER_BASE_URL={url} TINKER_API_KEY={key.tinker_secret}")
 
 
 @app.command("list")

@@ -5,18 +5,26 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import rich.console
-import rich.table
 import typer
+
+from tinsmith.names import shorten
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
+_GAP = "  "
+_LEAST_WIDTH = 6
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
+
 
 def show_list(rows: Sequence[Any], columns: Mapping[str, str], *, as_json: bool) -> None:
-    """Print dataclasses.
+    """Print dataclasses, a line each: on a terminal no wider than it is, else as wide as they are.
+
+    The first column is never cut: it is what other commands take.
 
     Args:
         rows: What to print.
@@ -26,13 +34,21 @@ def show_list(rows: Sequence[Any], columns: Mapping[str, str], *, as_json: bool)
     if as_json:
         show_json([dataclasses.asdict(row) for row in rows])
         return
-    table = rich.table.Table(box=None, pad_edge=False)
-    for heading in columns.values():
-        # A cut-off name is of no use: it is what other commands take.
-        table.add_column(heading, overflow="fold", no_wrap=heading == "NAME")
-    for row in rows:
-        table.add_row(*(_text(getattr(row, name)) for name in columns))
-    rich.console.Console().print(table)
+    cells = [[_cell(name, getattr(row, name)) for name in columns] for row in rows]
+    table = [list(columns.values()), *cells]
+    widths = [max(len(line[column]) for line in table) for column in range(len(columns))]
+    if sys.stdout.isatty():
+        # What no row has would only take room; a pipe keeps its columns.
+        kept = [c for c in range(len(columns)) if c == 0 or any(line[c] for line in cells)]
+        table = [[line[c] for c in kept] for line in table]
+        widths = [widths[c] for c in kept]
+        _narrow(widths, shutil.get_terminal_size().columns)
+    for line in table:
+        print(
+            _GAP.join(
+                _cut(cell, width).ljust(width) for cell, width in zip(line, widths, strict=True)
+            ).rstrip()
+        )
 
 
 def show_record(record: Any) -> None:
@@ -51,6 +67,54 @@ def show_record(record: Any) -> None:
 def show_json(value: object) -> None:
     """Print a value as JSON; times in ISO 8601."""
     print(json.dumps(value, indent=2, ensure_ascii=False, default=_json_default))
+
+
+def describe_age(time: datetime.datetime | None) -> str:
+    """Return how long ago a time was, such as `3m`, or how far away it is, such as `in 7d`."""
+    if time is None:
+        return ""
+    seconds = (datetime.datetime.now(datetime.UTC) - time).total_seconds()
+    # A moment ago by one clock is in a moment by another.
+    prefix = "in " if seconds < -1 else ""
+    seconds = abs(seconds)
+    for size_s, unit in _UNITS:
+        if seconds >= size_s:
+            return f"{prefix}{int(seconds // size_s)}{unit}"
+    return f"{prefix}{int(seconds)}s"
+
+
+def _narrow(widths: list[int], limit: int) -> None:
+    """Take room from the widest column but the first, until all fit or none can give any."""
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > limit:
+        widest = max(range(1, len(widths)), key=lambda column: widths[column])
+        if widths[widest] <= _LEAST_WIDTH:
+            return
+        widths[widest] -= 1
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _cell(name: str, value: object) -> str:
+    if isinstance(value, datetime.datetime):
+        return describe_age(value)
+    if name == "name":
+        return shorten(str(value))
+    if name.endswith("_bytes") and isinstance(value, int):
+        return _size(value)
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return " ".join(_text(value).split())
+
+
+def _size(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def _text(value: object) -> str:

@@ -22,10 +22,14 @@ def run(
     recipe: Annotated[str, typer.Argument(help="supervised, rl or rl_episodes.")],
     settings: Annotated[list[str] | None, typer.Argument(help="key=value ...")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the experiment in the folder.")
+    ] = False,
 ) -> None:
-    """Run a recipe; `key=value` words win over the file."""
+    """Run a recipe; `key=value` words win over the file. The same command goes on after Ctrl-C."""
     module = _load(recipe)
-    parsed: Any = load_config(module.Config, config, settings or [])
+    words = [*(settings or []), *(["overwrite=true"] if overwrite else [])]
+    parsed: Any = load_config(module.Config, config, words)
     with Client(display_name=f"tinsmith run {recipe}") as client:
         result = module.main(parsed, client)
         if inspect.iscoroutine(result):

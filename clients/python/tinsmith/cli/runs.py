@@ -14,12 +14,13 @@ app = typer.Typer(help="List and delete training runs.", no_args_is_help=True)
 _COLUMNS = {
     "name": "NAME",
     "state": "STATE",
+    "create_time": "AGE",
     "base_model": "BASE MODEL",
     "adapter": "ADAPTER",
     "rank": "RANK",
-    "create_time": "CREATED",
     "activity": "ACTIVITY",
     "num_pending_operations": "PENDING",
+    "display_name": "FOR",
     "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }

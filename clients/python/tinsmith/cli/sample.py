@@ -8,12 +8,17 @@ from typing import Annotated
 import typer
 
 from tinsmith.cli.connection import connect
+from tinsmith.cli.naming import whole_checkpoint
 from tinsmith.cli.output import show_json
+from tinsmith.errors import ConfigurationError
 from tinsmith.types import ModelInput, SamplingParams
 
 
 def sample(
-    prompt: Annotated[str, typer.Option(help="What to say to the model.")],
+    words: Annotated[
+        str, typer.Argument(metavar="[PROMPT]", help="What to say to the model.")
+    ] = "",
+    prompt: Annotated[str, typer.Option(help="The same as an option.")] = "",
     base_model: Annotated[str, typer.Option(help="Sample from a base model.")] = "",
     checkpoint: Annotated[str, typer.Option(help="Sample from a checkpoint.")] = "",
     run: Annotated[str, typer.Option(help="Sample from the live weights of a run.")] = "",
@@ -27,8 +32,21 @@ def sample(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with tokens.")] = False,
 ) -> None:
     """Sample from a base model, a checkpoint or a run."""
+    if bool(words) == bool(prompt):
+        raise ConfigurationError(
+            "two prompts are given" if words else "no prompt is given",
+            remedy='write it once: tinsmith sample "a prompt" --base-model NAME',
+        )
+    prompt = words or prompt
+    if sum(map(bool, (base_model, checkpoint, run))) != 1:
+        raise ConfigurationError(
+            "a sample needs one source",
+            remedy="give one of --base-model, --checkpoint and --run",
+        )
     with connect("tinsmith sample") as client:
-        sampler = client.create_sampler(base_model=base_model, checkpoint=checkpoint, run=run)
+        sampler = client.create_sampler(
+            base_model=base_model, checkpoint=whole_checkpoint(client, checkpoint), run=run
+        )
         tokenizer = sampler.get_tokenizer()
         if raw:
             tokens = tokenizer.encode(prompt)

@@ -27,8 +27,8 @@ from tinsmith.jobs.context import STOPPED_EXIT_CODE, Job, JobEnvironment
 from tinsmith.jobs.methods import Method, read_method
 from tinsmith.jobs.readiness import wait_ready
 from tinsmith.jobs.state import DriverState
+from tinsmith.recipes.experiment import STATE_FILE
 from tinsmith.recipes.observer import Observer, SavedState
-from tinsmith.recipes.resume import STATE_FILE
 from tinsmith.settings import RetryPolicy
 from tinsmith.v1 import job_pb2
 

@@ -19,6 +19,9 @@ _RECIPES: dict[str, tuple[ModuleType, dict[str, object]]] = {
     "ppo": (rl, {"loss": "ppo"}),
     "episodes": (rl_episodes, {}),
 }
+RECIPE_METHODS = frozenset(_RECIPES)
+"""Values of `spec.method.type` that are a recipe, with settings of its own."""
+
 _SET_ELSEWHERE = {
     "base_model": "spec.model",
     "adapter": "spec.adapter.type",
@@ -27,6 +30,7 @@ _SET_ELSEWHERE = {
     "save_every": "spec.checkpoint.everySteps",
     "checkpoint": "spec.checkpoint.finalName",
     "output_dir": "nothing: the driver chooses it",
+    "overwrite": "nothing: a job has a folder of its own",
 }
 _DEFAULT_RANK, _DEFAULT_EVERY_STEPS, _DEFAULT_KEEP_LAST, _DEFAULT_FINAL = 32, 50, 3, "final"
 

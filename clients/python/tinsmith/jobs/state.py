@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tinsmith.recipes.resume import STATE_FILE
+from tinsmith.recipes.experiment import STATE_FILE
 from tinsmith.recipes.run_log import METRICS
 
 MAX_BYTES = 256 * 1024

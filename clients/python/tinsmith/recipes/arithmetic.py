@@ -26,6 +26,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from tinsmith.recipes.jsonl import DataFormatError, read_lines
 
 NUM_VALUES = 100
 """Operands run from 0 to `NUM_VALUES - 1`."""
@@ -68,7 +71,7 @@ class ArithmeticSplit:
     validation: tuple[MathRecord, ...]
 
 
-class MathFormatError(ValueError):
+class MathFormatError(DataFormatError):
     """A record or file does not have GSM8K's layout."""
 
 
@@ -185,13 +188,12 @@ def read_jsonl(path: Path) -> tuple[MathRecord, ...]:
     """Read a JSONL file in GSM8K's layout; blank lines are skipped, further keys ignored.
 
     Raises:
-        MathFormatError: If a line is not such a record; the message names the line.
+        MathFormatError: If the file can not be read, or a line is not such a record; the message
+            names the line.
     """
-    records: list[MathRecord] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if line.strip():
-            records.append(_decode_record(line, where=f"{path.name}:{number}"))
-    return tuple(records)
+    return tuple(
+        _decode_record(line.value, where=line.where) for line in read_lines(path, MathFormatError)
+    )
 
 
 def write_jsonl(path: Path, records: Sequence[MathRecord]) -> None:
@@ -200,11 +202,7 @@ def write_jsonl(path: Path, records: Sequence[MathRecord]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _decode_record(line: str, *, where: str) -> MathRecord:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise MathFormatError(f"{where}: not JSON: {error.msg}") from error
+def _decode_record(value: Any, *, where: str) -> MathRecord:
     if not isinstance(value, dict):
         raise MathFormatError(f"{where}: expected an object, got {type(value).__name__}")
     question, answer = value.get("question"), value.get("answer")
@@ -214,7 +212,7 @@ def _decode_record(line: str, *, where: str) -> MathRecord:
     try:
         extract_final_answer(answer)
     except MathFormatError as error:
-        raise MathFormatError(f"{where}: {error}") from error
+        raise MathFormatError(f"{where}: {error.message}") from error
     return record
 
 

@@ -8,7 +8,7 @@ that a step takes no longer than it was given, whatever agents do.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -20,6 +20,10 @@ from tinsmith.episodes import EpisodeClient
 from tinsmith.errors import AbortedError, OperationTimeoutError
 from tinsmith.recipes.episode_tasks import AgentTask
 from tinsmith.sampler import Sampler
+
+_FIRST_LOOK_S = 5.0
+_LAST_LOOK_S = 60.0
+"""How long nothing is looked for that does not happen; twice as long each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class EpisodeGroups:
         sampler: What model calls of the episodes use.
         model: The name that agents give as `model`.
         replaced_share: Lost episodes that are registered again, as a share of all.
+        say: Is told that no agent plays, while that is so.
     """
 
     def __init__(
@@ -67,7 +72,9 @@ class EpisodeGroups:
         sampler: Sampler | str,
         model: str,
         replaced_share: float = 1.0,
+        say: Callable[[str], None] | None = None,
     ) -> None:
+        self._say = say
         self._episodes = episodes
         self._queue = queue
         self._sampler = sampler
@@ -90,10 +97,7 @@ class EpisodeGroups:
         num_spare = int(self._replaced_share * len(wanted))
         num_replaced = num_lost = 0
         still_open = self._register(tasks, wanted, episode_type)
-        left_s = deadline_s - time.monotonic()
-        for episode in self._episodes.watch(
-            self._queue, after_revision=self._revision, timeout_s=left_s
-        ):
+        for episode in self._ended(deadline_s, still_open, episode_type):
             self._revision = episode.revision
             index = still_open.pop(episode.name, None)
             if index is None:
@@ -111,6 +115,28 @@ class EpisodeGroups:
         if not any(groups):
             self._raise_nothing(episode_type, timeout_s, num_lost=num_lost + num_replaced)
         return PlayedGroups(groups, num_replaced, num_lost, len(still_open))
+
+    def _ended(
+        self, deadline_s: float, still_open: Mapping[str, int], episode_type: str
+    ) -> Iterator[Episode]:
+        """Yield episodes as they end, and say in between if no agent plays them."""
+        pause_s = _FIRST_LOOK_S
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            yield from self._episodes.watch(
+                self._queue, after_revision=self._revision, timeout_s=min(left_s, pause_s)
+            )
+            if self._say is not None and still_open:
+                self._look(self._say, len(still_open), episode_type)
+            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+
+    def _look(self, say: Callable[[str], None], num_open: int, episode_type: str) -> None:
+        if not self._episodes.list(queue=self._queue, states=["claimed"]):
+            say(
+                f"waiting for agents: {num_open} {episode_type} "
+                f"{'episode is' if num_open == 1 else 'episodes are'} open on queue {self._queue} "
+                "and no agent plays; agents claim them with "
+                f'Client().episodes.agent(queue="{self._queue}").episode()'
+            )
 
     def _raise_nothing(self, episode_type: str, timeout_s: float, *, num_lost: int) -> NoReturn:
         what = f"no {episode_type} episode of queue {self._queue} was submitted"

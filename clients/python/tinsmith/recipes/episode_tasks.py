@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes import arithmetic
 from tinsmith.recipes.arithmetic import MathRecord
+from tinsmith.recipes.jsonl import read_lines
 from tinsmith.recipes.rl_problems import load_problems
 
 _VALIDATION_EVERY = 5
@@ -74,13 +74,7 @@ def _arithmetic_task(record: MathRecord) -> AgentTask:
 
 def _read_tasks(path: Path) -> list[AgentTask]:
     tasks = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                content = json.loads(line)
-                named = content.get("task_id") if isinstance(content, dict) else None
-                tasks.append(AgentTask(str(named or number), content))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} is not a JSONL file of tasks: {error}") from error
+    for line in read_lines(path):
+        named = line.value.get("task_id") if isinstance(line.value, dict) else None
+        tasks.append(AgentTask(str(named or line.number), line.value))
     return tasks

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from tinsmith.client import Client
+from tinsmith.errors import ConfigurationError
 from tinsmith.futures import OperationFuture
+from tinsmith.recipes.experiment import Experiment
 from tinsmith.recipes.observer import Observer
 from tinsmith.recipes.resume import ResumableRun
 from tinsmith.recipes.rl_problems import load_problems
@@ -29,7 +31,8 @@ from tinsmith.recipes.rl_sources import (
     Source,
     SourceConfig,
 )
-from tinsmith.recipes.run_log import RunLog, plot_curve
+from tinsmith.recipes.rules import check_settings
+from tinsmith.recipes.run_log import RunLog, say_finished
 from tinsmith.recipes.schedules import linear_schedule
 from tinsmith.rollouts import DatumArrays
 from tinsmith.sampler import Sampler
@@ -52,7 +55,7 @@ class Config:
     """`lora` or `full`."""
     rank: int = 32
     loss: str = "importance_sampling"
-    """`importance_sampling` or `ppo`."""
+    """`importance_sampling`, `ppo`, `cispo` or `dro`."""
     learning_rate: float = 4e-3
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1
@@ -71,9 +74,15 @@ class Config:
     eval_every: int = 0
     """Steps between scores; 0: before and after only."""
     save_every: int = 50
-    output_dir: Path = Path("runs/rl")
+    output_dir: Path | None = None
+    """`runs/rl-<data>-<n>` if it is left out: a folder of this experiment alone."""
+    overwrite: bool = False
+    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of the checkpoint at the end."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,43 +107,57 @@ class Summary:
 def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
     """Train, and score validation tasks before and after.
 
+    Of an experiment that ended, nothing is repeated: what came out is returned.
+
     Raises:
+        ConfigurationError: If the data can not be read, the environment is not served, or
+            `output_dir` holds another experiment.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
-    progress = ResumableRun(config, client, observer)
-    source = _make_source(config, client, progress.run.sampler())
-    name = config.environment or Path(config.data).name
-    log = RunLog(
-        config.output_dir,
-        title=f"rl {name} seed {config.seed}",
-        num_steps=config.num_steps,
-        first_step=progress.first_step,
-        observer=observer,
-    )
-    with log:
-        before = progress.once("before", source.score)
-        _train(config, source, progress, log)
-        checkpoint = progress.save(progress.last_step, config.checkpoint)
-        after = source.score()
-        summary = Summary(
-            progress.run.name,
-            checkpoint,
-            float(np.mean(before)),
-            float(np.mean(after)),
-            paired_lower_95(before, after),
-            len(after),
+    # All that can be wrong with the data is found before anything is made on the server.
+    make_source = _prepare(config, client)
+    with Experiment("rl", config, observer) as experiment:
+        if experiment.summary is not None:
+            summary = Summary(**experiment.summary)
+            say_finished(experiment, [_describe(summary)])
+            return summary
+        progress = ResumableRun(config, client, experiment, observer)
+        source = make_source(progress.run.sampler())
+        name = config.environment or Path(config.data).name
+        log = RunLog(
+            experiment.folder,
+            title=f"rl {name} seed {config.seed}",
+            num_steps=config.num_steps,
+            first_step=progress.first_step,
+            observer=observer,
         )
-        log.say(
-            f"validation reward {summary.before:.3f} -> {summary.after:.3f} on "
-            f"{summary.num_validation} tasks (gain at least {summary.gain_lower_95:.3f}, 95 %)"
-        )
-    plot_curve(
-        config.output_dir / "reward.png",
-        f"rl: {name}, seed {config.seed}",
-        {"mean reward of the plays": [(row["step"], row["reward"]) for row in log.rows]},
-        y_label="reward",
-    )
+        with log, progress.explained(log.say):
+            log.say_begin(progress.describe())
+            before = progress.once("before", source.score)
+            _train(config, source, progress, log)
+            checkpoint = progress.save(progress.last_step, config.checkpoint)
+            after = source.score()
+            summary = Summary(
+                progress.run.name,
+                checkpoint,
+                _mean(before),
+                _mean(after),
+                paired_lower_95(before, after),
+                len(after),
+            )
+            log.plot(
+                f"rl: {name}, seed {config.seed}", "reward", y_label="mean reward of the plays"
+            )
+            experiment.finish(asdict(summary))
+            log.say_end([_describe(summary)], summary.run, summary.checkpoint)
     return summary
+
+
+def _describe(summary: Summary) -> str:
+    return (
+        f"validation reward {summary.before:.3f} -> {summary.after:.3f} on "
+        f"{summary.num_validation} tasks (gain at least {summary.gain_lower_95:.3f}, 95 %)"
+    )
 
 
 def paired_lower_95(before: Sequence[float], after: Sequence[float]) -> float:
@@ -142,12 +165,19 @@ def paired_lower_95(before: Sequence[float], after: Sequence[float]) -> float:
 
     A normal approximation of the mean of the differences.
     """
+    if not len(after):
+        return math.nan
     gains = np.asarray(after) - np.asarray(before)
     deviation = float(gains.std(ddof=1)) if len(gains) > 1 else math.inf
     return float(gains.mean()) - _Z_95 * deviation / math.sqrt(len(gains))
 
 
-def _make_source(config: Config, client: Client, sampler: Sampler) -> Source:
+def _prepare(config: Config, client: Client) -> Callable[[Sampler], Source]:
+    """Read what is played, and return what makes a source of it.
+
+    Raises:
+        ConfigurationError: If it can not be read, or the environment is not served.
+    """
     settings = SourceConfig(
         num_tasks=config.num_problems,
         group_size=config.group_size,
@@ -157,17 +187,25 @@ def _make_source(config: Config, client: Client, sampler: Sampler) -> Source:
         seed=config.seed,
     )
     tokenizer = client.get_tokenizer(config.base_model)
-    if config.environment:
-        served = {model.base_model: model for model in client.get_capabilities()}
-        return EnvironmentSource(
-            settings,
-            sampler,
-            tokenizer,
-            client,
-            config.environment,
-            max_context_tokens=served[config.base_model].max_context_tokens,
+    if not config.environment:
+        problems = load_problems(config.data)
+        return lambda sampler: ProblemSource(settings, sampler, tokenizer, problems)
+    names = [each.name.rpartition("/")[2] for each in client.environments.list_environments()]
+    if config.environment not in names:
+        raise ConfigurationError(
+            f"no environment {config.environment} is served",
+            remedy=f"give environment= one of {', '.join(sorted(names))}",
         )
-    return ProblemSource(settings, sampler, tokenizer, load_problems(config.data))
+    served = {model.base_model: model for model in client.get_capabilities()}
+    max_context_tokens = served[config.base_model].max_context_tokens
+    return lambda sampler: EnvironmentSource(
+        settings,
+        sampler,
+        tokenizer,
+        client,
+        config.environment,
+        max_context_tokens=max_context_tokens,
+    )
 
 
 def _train(config: Config, source: Source, progress: ResumableRun, log: RunLog) -> None:
@@ -179,17 +217,20 @@ def _train(config: Config, source: Source, progress: ResumableRun, log: RunLog) 
             submitted = _submit(config, progress.run, experience, step)
             # From here on a save contains the step, whether its result was seen or not.
             done = step + 1
-            log.add(step, _metrics(experience, submitted))
+            metrics = _metrics(experience, submitted)
+            log.health.note_trained(len(experience.sequences))
+            if "grad_norm" in metrics:
+                log.health.note_gradient(metrics["grad_norm"])
+            log.add(step, metrics)
             if done == config.num_steps:
                 break
             if config.eval_every and done % config.eval_every == 0:
-                log.say(f"step {done}: validation reward {np.mean(source.score()):.3f}")
+                log.say(f"step {done}: validation reward {_mean(source.score()):.3f}")
             if config.save_every and done % config.save_every == 0:
                 progress.save(done)
     except KeyboardInterrupt:
         if done > progress.first_step:
             progress.save(done)
-            log.say(f"saved after step {done}; the same command goes on")
         raise
 
 
@@ -239,8 +280,17 @@ def _metrics(experience: Experience, submitted: _Submitted | None) -> dict[str, 
     if submitted is None:
         return metrics
     result = submitted.gradient.result()
-    submitted.update.result()
-    return {**metrics, "mismatch": _mismatch(experience.sequences, result)}
+    grad_norm = submitted.update.result().metrics["grad_norm"]
+    return {
+        **metrics,
+        "grad_norm": grad_norm,
+        "mismatch": _mismatch(experience.sequences, result),
+    }
+
+
+def _mean(rewards: Sequence[float]) -> float:
+    """Return the mean; NaN if there is nothing."""
+    return float(np.mean(rewards)) if len(rewards) else math.nan
 
 
 def _mismatch(sequences: Sequence[DatumArrays], result: ForwardResult) -> float:

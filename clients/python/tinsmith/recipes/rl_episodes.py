@@ -14,15 +14,15 @@ episode, and submit a reward:
             is_right = episode.task["answer"] in answer.choices[0].message.content
             episode.end(tinsmith.WorkflowOutput(reward=float(is_right)))
 
-Agents for validation do the same with `agent.episode(episode_type="eval")`. What was sampled is
-trained on token by token as the server recorded it. Episodes that are open while weights change go
-on; each token knows the version that sampled it.
+Validation is played by the same agents: an agent takes episodes of both types, and `episode.type`
+says which it got. What was sampled is trained on token by token as the server recorded it. Episodes
+that are open while weights change go on; each token knows the version that sampled it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +32,11 @@ from tinsmith.episode_types import RecordedTrajectory
 from tinsmith.errors import FailedPreconditionError
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
 from tinsmith.recipes.episode_tasks import AgentTask, TaskSet, load_tasks
+from tinsmith.recipes.experiment import Experiment
 from tinsmith.recipes.observer import Observer
 from tinsmith.recipes.resume import ResumableRun
-from tinsmith.recipes.run_log import RunLog, plot_curve
+from tinsmith.recipes.rules import check_settings
+from tinsmith.recipes.run_log import RunLog, say_finished
 from tinsmith.recipes.schedules import linear_schedule
 from tinsmith.rollouts import center_rewards
 from tinsmith.training_run import TrainingRun
@@ -56,7 +58,7 @@ class Config:
     """`lora` or `full`."""
     rank: int = 32
     loss: str = "importance_sampling"
-    """`importance_sampling` or `ppo`."""
+    """`importance_sampling`, `ppo`, `cispo` or `dro`."""
     learning_rate: float = 1e-3
     num_warmup_steps: int = 5
     learning_rate_floor: float = 0.1
@@ -72,9 +74,15 @@ class Config:
     num_validation: int = 64
     """Held-out tasks that are scored, at most; 0 scores nothing."""
     save_every: int = 10
-    output_dir: Path = Path("runs/rl_episodes")
+    output_dir: Path | None = None
+    """`runs/rl_episodes-<data>-<n>` if it is left out: a folder of this experiment alone."""
+    overwrite: bool = False
+    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of the checkpoint at the end."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,41 +105,57 @@ class Summary:
 def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
     """Train on what agents play, and let them play validation tasks before and after.
 
+    Of an experiment that ended, nothing is repeated: what came out is returned.
+
     Raises:
+        ConfigurationError: If the data can not be read, or `output_dir` holds another experiment.
         OperationTimeoutError: If no agent plays.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
-    progress = ResumableRun(config, client, observer)
     tasks = load_tasks(config.data)
-    groups = EpisodeGroups(
-        client.episodes,
-        queue=config.queue,
-        sampler=progress.run.sampler(),
-        model=config.model,
-    )
-    log = RunLog(
-        config.output_dir,
-        title=f"rl_episodes {Path(config.data).name} seed {config.seed}",
-        num_steps=config.num_steps,
-        first_step=progress.first_step,
-        observer=observer,
-    )
-    with log:
-        before = progress.once("before", lambda: _score(config, groups, tasks))
-        _train(config, groups, tasks, progress, log)
-        checkpoint = progress.save(progress.last_step, config.checkpoint)
-        summary = _summarize(progress.run, checkpoint, before, _score(config, groups, tasks))
-        log.say(
-            f"validation reward {summary.before:.3f} -> {summary.after:.3f} on "
-            f"{summary.num_validation} tasks"
+    with Experiment("rl_episodes", config, observer) as experiment:
+        if experiment.summary is not None:
+            summary = Summary(**experiment.summary)
+            say_finished(experiment, [_describe_scores(summary)])
+            return summary
+        progress = ResumableRun(config, client, experiment, observer)
+        name = Path(config.data).name
+        log = RunLog(
+            experiment.folder,
+            title=f"rl_episodes {name} seed {config.seed}",
+            num_steps=config.num_steps,
+            first_step=progress.first_step,
+            observer=observer,
         )
-    plot_curve(
-        config.output_dir / "reward.png",
-        f"rl_episodes: {Path(config.data).name}, seed {config.seed}",
-        {"mean reward of the episodes": [(row["step"], row["reward"]) for row in log.rows]},
-        y_label="reward",
-    )
+        with log, progress.explained(log.say):
+            log.say_begin(progress.describe())
+            groups = EpisodeGroups(
+                client.episodes,
+                queue=config.queue,
+                sampler=progress.run.sampler(),
+                model=config.model,
+                say=log.say,
+            )
+            before = progress.once("before", lambda: _score(config, groups, tasks))
+            _train(config, groups, tasks, progress, log)
+            checkpoint = progress.save(progress.last_step, config.checkpoint)
+            after = _score(config, groups, tasks)
+            summary = _summarize(progress.run, checkpoint, before, after)
+            log.plot(
+                f"rl_episodes: {name}, seed {config.seed}",
+                "reward",
+                y_label="mean reward of the episodes",
+            )
+            experiment.finish(asdict(summary))
+            log.say_end([_describe_scores(summary)], summary.run, summary.checkpoint)
     return summary
+
+
+def _describe_scores(summary: Summary) -> str:
+    return (
+        f"validation reward {summary.before:.3f} -> {summary.after:.3f} on "
+        f"{summary.num_validation} tasks"
+    )
 
 
 def _train(
@@ -151,13 +175,15 @@ def _train(
             metrics = _step(config, progress.run, step, samples)
             # From here on a save contains the step.
             done = step + 1
+            log.health.note_trained(len(samples))
+            if "grad_norm" in metrics:
+                log.health.note_gradient(metrics["grad_norm"])
             log.add(step, {**_describe(played, samples), **metrics})
             if config.save_every and done % config.save_every == 0 and done < config.num_steps:
                 progress.save(done)
     except KeyboardInterrupt:
         if done > progress.first_step:
             progress.save(done)
-            log.say(f"saved after step {done}; the same command goes on")
         raise
 
 
@@ -221,14 +247,15 @@ def _step(
         for sample, output in zip(samples, gradient.result().outputs, strict=True)
     ]
     masks = [sample.trajectory.mask > 0 for sample in samples]
-    version = update.result().version
+    result = update.result()
     oldest = min(
         int(sample.trajectory.versions[mask].min())
         for sample, mask in zip(samples, masks, strict=True)
     )
     return {
+        "grad_norm": result.metrics["grad_norm"],
         "mismatch": max(float(gap[mask].max()) for gap, mask in zip(gaps, masks, strict=True)),
-        "staleness": float(version - 1 - oldest),
+        "staleness": float(result.version - 1 - oldest),
     }
 
 

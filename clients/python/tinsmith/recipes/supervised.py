@@ -7,16 +7,20 @@ computed, so the trainer never waits for this process. Ctrl-C saves; the same co
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tinsmith.client import Client
 from tinsmith.futures import OperationFuture
+from tinsmith.recipes.experiment import Experiment
 from tinsmith.recipes.observer import Observer
 from tinsmith.recipes.resume import ResumableRun
-from tinsmith.recipes.run_log import RunLog, plot_curve
+from tinsmith.recipes.rules import check_settings
+from tinsmith.recipes.run_log import RunLog, say_finished
 from tinsmith.recipes.schedules import linear_schedule
-from tinsmith.recipes.supervised_tasks import Evaluation, SupervisedTask, make_task
+from tinsmith.recipes.supervised_tasks import Evaluation, Example, SupervisedTask, make_task
 from tinsmith.training_run import TrainingRun
 from tinsmith.types import AdamParams, ForwardResult, OptimStepResult
 
@@ -43,9 +47,15 @@ class Config:
     save_every: int = 100
     max_tokens: int = 128
     """Longest answer to a held-out question of a file."""
-    output_dir: Path = Path("runs/supervised")
+    output_dir: Path | None = None
+    """`runs/supervised-<data>-<n>` if it is left out: a folder of this experiment alone."""
+    overwrite: bool = False
+    """Whether to begin anew where `output_dir` holds an experiment; `--overwrite` sets it."""
     checkpoint: str = "final"
     """Name of the checkpoint at the end."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,43 +72,61 @@ class Summary:
 def main(config: Config, client: Client, observer: Observer | None = None) -> Summary:
     """Train, and score what was held out before and after.
 
+    Of an experiment that ended, nothing is repeated: what came out is returned.
+
     Raises:
+        ConfigurationError: If the data can not be read, or `output_dir` holds another experiment.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
-    tokenizer = client.get_tokenizer(config.base_model)
+    # All that can be wrong with the data is found before anything is made on the server.
     task = make_task(
         config.data,
-        tokenizer,
+        client.get_tokenizer(config.base_model),
         batch_size=config.batch_size,
         seed=config.seed,
         max_tokens=config.max_tokens,
     )
-    progress = ResumableRun(config, client, observer)
-    run = progress.run
-    log = RunLog(
-        config.output_dir,
-        title=f"supervised {config.data}",
-        num_steps=config.num_steps,
-        first_step=progress.first_step,
-        observer=observer,
+    with Experiment("supervised", config, observer) as experiment:
+        if experiment.summary is not None:
+            summary = _read_summary(experiment.summary)
+            say_finished(experiment, _describe(summary))
+            return summary
+        progress = ResumableRun(config, client, experiment, observer)
+        log = RunLog(
+            experiment.folder,
+            title=f"supervised {Path(config.data).name}",
+            num_steps=config.num_steps,
+            first_step=progress.first_step,
+            observer=observer,
+        )
+        with log, progress.explained(log.say):
+            log.say_begin(progress.describe(), f"trains on {task.description}")
+            before = Evaluation(progress.once("before", lambda: _score(task, progress).metrics))
+            _train(config, task, progress, log)
+            checkpoint = progress.save(progress.last_step, config.checkpoint)
+            after = _score(task, progress)
+            losses = [row["loss"] for row in log.rows]
+            summary = Summary(progress.run.name, checkpoint, before, after, losses)
+            log.plot(f"supervised: {config.data}", "loss", y_label="loss per trained token")
+            experiment.finish(asdict(summary))
+            log.say_end(_describe(summary), summary.run, summary.checkpoint)
+    return summary
+
+
+def _describe(summary: Summary) -> list[str]:
+    return [
+        f"{key}: {summary.before.metrics.get(key, float('nan')):.3f} -> {value:.3f}"
+        for key, value in summary.after.metrics.items()
+    ]
+
+
+def _read_summary(content: Mapping[str, Any]) -> Summary:
+    """Return what came out of an experiment that ended."""
+    before, after = (
+        Evaluation(part["metrics"], [Example(**example) for example in part["examples"]])
+        for part in (content["before"], content["after"])
     )
-    with log:
-        before = Evaluation(progress.once("before", lambda: _score(task, progress).metrics))
-        if progress.is_resumed:
-            log.say(f"resumed {run.name} at step {progress.first_step}")
-        _train(config, task, progress, log)
-        checkpoint = progress.save(progress.last_step, config.checkpoint)
-        after = _score(task, progress)
-        for key, value in after.metrics.items():
-            log.say(f"{key}: {before.metrics.get(key, float('nan')):.3f} -> {value:.3f}")
-    losses = [row["loss"] for row in log.rows]
-    plot_curve(
-        config.output_dir / "loss.png",
-        f"supervised: {config.data}",
-        {"loss per token": [(row["step"], row["loss"]) for row in log.rows]},
-        y_label="loss per trained token",
-    )
-    return Summary(run.name, checkpoint, before, after, losses)
+    return Summary(content["run"], content["checkpoint"], before, after, content["losses"])
 
 
 def _train(config: Config, task: SupervisedTask, progress: ResumableRun, log: RunLog) -> None:
@@ -129,7 +157,6 @@ def _train(config: Config, task: SupervisedTask, progress: ResumableRun, log: Ru
         if in_flight or step > progress.first_step:
             finish(num_left=0)
             progress.save(step)
-            log.say(f"saved after step {step}; the same command goes on")
         raise
 
 
@@ -155,6 +182,7 @@ class _Step:
         loss = self.gradient.result().loss
         norm = self.update.result().metrics["grad_norm"]
         self.is_logged = True
+        log.health.note_gradient(norm)
         log.add(
             self.step,
             {"loss": loss, "grad_norm": norm, "learning_rate": self.learning_rate},

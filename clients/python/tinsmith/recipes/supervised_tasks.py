@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tinsmith.errors import ConfigurationError
 from tinsmith.recipes import arithmetic, pig_latin
 from tinsmith.recipes.conversations import (
     conversation_to_datum,
@@ -40,7 +41,13 @@ class Evaluation:
 
 
 class SupervisedTask(Protocol):
-    """Data of the supervised recipe; everything is a function of seed and step."""
+    """Data of the supervised recipe; everything is a function of seed and step.
+
+    Attributes:
+        description: What it is, in words.
+    """
+
+    description: str
 
     def batch(self, step: int) -> list[Datum]:
         """Return the batch of a step, its weights scaled."""
@@ -70,6 +77,8 @@ def make_task(
 
 class PigLatinTask:
     """The shipped phrases; scored on words that no training phrase contains."""
+
+    description = "the shipped Pig Latin phrases (data=FILE.jsonl trains on conversations of yours)"
 
     def __init__(self, tokenizer: Tokenizer, *, batch_size: int, seed: int) -> None:
         self._tokenizer = tokenizer
@@ -105,6 +114,8 @@ class WarmStartTask:
     (`tinsmith.recipes.arithmetic`). Copying makes Pig Latin learnable by a small model. Neither
     sees a validation problem or a held-out word.
     """
+
+    description = "sums as a careless pupil writes them, and copied words"
 
     COPY_SHARE = 0.3
     MAX_COPIED_WORDS = 3
@@ -183,12 +194,17 @@ class ConversationTask:
         self._max_tokens = max_tokens
         held_out = conversations[:: self.HELD_OUT_EVERY] if len(conversations) > 1 else []
         self._held_out = held_out
+        # All of the file is rendered before anything is trained: a bad line is found at once.
+        self._held_out_data = [conversation.to_datum(tokenizer) for conversation in held_out]
         self._data = [
-            conversation_to_datum(tokenizer, conversation)
+            conversation.to_datum(tokenizer)
             for index, conversation in enumerate(conversations)
             if index % self.HELD_OUT_EVERY or not held_out
         ]
         self._draw = EpochDraw(len(self._data), min(batch_size, len(self._data)), seed)
+        self.description = (
+            f"{len(self._data)} conversations of {path}, {len(held_out) or 'none'} held out"
+        )
 
     def batch(self, step: int) -> list[Datum]:
         """Return the batch of a step."""
@@ -198,7 +214,7 @@ class ConversationTask:
         """Score the log-probability of held-out answers, and answer some of their questions."""
         if not self._held_out:
             return Evaluation({})
-        data = [conversation_to_datum(self._tokenizer, messages) for messages in self._held_out]
+        data = self._held_out_data
         futures = [
             sampler.compute_logprobs(
                 [*datum.model_input.to_ints(), int(datum.loss_inputs["target_tokens"][-1])]
@@ -215,12 +231,13 @@ class ConversationTask:
         completions = complete(
             sampler,
             self._tokenizer,
-            [messages[:-1] for messages in shown],
+            [each.messages[:-1] for each in shown],
             max_tokens=self._max_tokens,
+            tools=[each.tools for each in shown],
         )
         examples = [
-            Example(messages[-2]["content"], completion, messages[-1]["content"])
-            for messages, completion in zip(shown, completions, strict=True)
+            Example(each.messages[-2]["content"], completion, each.messages[-1]["content"])
+            for each, completion in zip(shown, completions, strict=True)
         ]
         return Evaluation({"held_out_loss": loss / max(num_tokens, 1.0)}, examples)
 
@@ -230,7 +247,9 @@ class EpochDraw:
 
     def __init__(self, num_items: int, batch_size: int, seed: int) -> None:
         if not 0 < batch_size <= num_items:
-            raise ValueError(f"batch_size must be 1 to {num_items}, got {batch_size}")
+            raise ConfigurationError(
+                f"batch_size is {batch_size}", remedy=f"give a whole number from 1 to {num_items}"
+            )
         self._num_items = num_items
         self._batch_size = batch_size
         self._seed = seed
@@ -250,12 +269,16 @@ def complete(
     prompts: Sequence[Sequence[dict[str, Any]]],
     *,
     max_tokens: int,
+    tools: Sequence[Sequence[dict[str, Any]] | None] | None = None,
 ) -> list[str]:
     """Return the greedy completion of each prompt, without special tokens."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     futures = [
-        sampler.sample(tokenizer.apply_chat_template(prompt, add_generation_prompt=True), params)
-        for prompt in prompts
+        sampler.sample(
+            tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tools=offered),
+            params,
+        )
+        for prompt, offered in zip(prompts, tools or [None] * len(prompts), strict=True)
     ]
     return [
         tokenizer.decode(future.result().sequences[0].tokens, skip_special_tokens=True)

@@ -1,0 +1,81 @@
+"""What the settings of recipes may be, by name: checked before anything is asked of a server.
+
+A setting has one meaning and one range in every recipe that has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tinsmith.errors import ConfigurationError
+from tinsmith.names import is_valid_id
+
+LOSSES = ("importance_sampling", "ppo", "cispo", "dro")
+"""Losses that take what recipes of reinforcement learning send: log-probabilities, advantages."""
+
+_MAX_RANK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    holds: Callable[[Any], bool]
+    wanted: str
+
+
+def _at_least(least: int) -> _Rule:
+    return _Rule(lambda value: value >= least, f"a whole number, {least} or more")
+
+
+def _one_of(*words: str) -> _Rule:
+    return _Rule(lambda value: value in words, f"one of {', '.join(words)}")
+
+
+_RULES: Mapping[str, _Rule] = {
+    "adapter": _one_of("lora", "full"),
+    "loss": _one_of(*LOSSES),
+    "rank": _Rule(lambda value: 1 <= value <= _MAX_RANK, f"a whole number from 1 to {_MAX_RANK}"),
+    # Adam moves each weight by about the rate: above 1 nothing is left of a model in one step.
+    "learning_rate": _Rule(lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+    "learning_rate_floor": _Rule(lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "grad_clip_norm": _Rule(
+        lambda value: value >= 0 and math.isfinite(value), "a number, 0 or more; 0 clips nothing"
+    ),
+    "temperature": _Rule(
+        lambda value: value > 0 and math.isfinite(value),
+        "a number above 0: plays that are all alike teach nothing",
+    ),
+    "step_timeout_s": _Rule(lambda value: value > 0, "a number of seconds above 0"),
+    # The advantage of a play is what it earned above its group: alone it has none.
+    "group_size": _at_least(2),
+    "num_steps": _at_least(1),
+    "batch_size": _at_least(1),
+    "num_problems": _at_least(1),
+    "num_tasks": _at_least(1),
+    "max_tokens": _at_least(1),
+    "num_validation": _at_least(0),
+    "num_warmup_steps": _at_least(0),
+    "save_every": _at_least(0),
+    "eval_every": _at_least(0),
+    "seed": _at_least(0),
+    "checkpoint": _Rule(is_valid_id, "an id: up to 63 letters, digits, '-', '_' and '.'"),
+}
+
+
+def check_settings(config: Any) -> None:
+    """Refuse a configuration that can not be trained with.
+
+    Args:
+        config: The `Config` of a recipe.
+
+    Raises:
+        ConfigurationError: If a setting is out of its range; names it as the user does.
+    """
+    for field in fields(config):
+        rule = _RULES.get(field.name)
+        value = getattr(config, field.name)
+        # Written so that NaN, which compares with nothing, is refused.
+        if rule is not None and not rule.holds(value):
+            raise ConfigurationError(f"{field.name} is {value!r}", remedy=f"give {rule.wanted}")
