@@ -328,6 +328,8 @@ class RunInfo:
     after that; else empty."""
     num_pending_operations: int = 0
     """Operations that wait or run, in a list."""
+    exactness: str = ""
+    """What its trainer promises of bits, in the command line's list: `exact`, `fast`, `fallback`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class ModelCatalog:
             )
             for name, engine in sorted(host.engines.items())
         }
-        # `require_tokenizers` refuses at start a model that has none; whoever embeds a host may not.
+        # Pods refuse a model that has none (`require_tokenizers`); other users of a host may not.
         return cls(models, {name: found for name, found in tokenizers.items() if found.digest})
 
     def select(self, base_model: str) -> list[models_pb2.ModelCapabilities]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from tinsmith_local.embedded import (
     make_data_dir,
 )
 from tinsmith_local.overrides import read_overrides
+from tinsmith_local.random_model import SHAPES, build_random_model
 from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.devices import AUTO
 from tinsmith_runtime.errors import ConfigError, TinsmithError
@@ -30,6 +31,7 @@ from tinsmith_runtime.logs import configure_logging
 from tinsmith_runtime.server import wait_for_signal
 
 TINY = "tiny"
+_EXACT = {AUTO: None, "true": True, "false": False}
 
 models = typer.Typer(help="Make models.", no_args_is_help=True)
 _console = Console(stderr=False)
@@ -49,6 +51,13 @@ def up(
     dtype: Annotated[
         str,
         typer.Option(help="Of the base model: float32, bfloat16, or auto: bfloat16 on a GPU."),
+    ] = AUTO,
+    exact: Annotated[
+        str,
+        typer.Option(
+            help="Whether tenants do not touch each other's bits. true: refuse to start where this "
+            "machine cannot promise it; auto: start, and say so; false: do not try."
+        ),
     ] = AUTO,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile kernels at start: faster, takes a minute.")
@@ -78,6 +87,7 @@ def up(
             num_threads=threads,
             device=device,
             dtype=dtype,
+            exact=parse_exact(exact),
             compiled=compiled or None,
             metrics_address=metrics,
             math_problems_path=problems,
@@ -99,6 +109,21 @@ def build_tiny(
     _console.print(f"tiny model in {path}", highlight=False)
 
 
+@models.command("build-random")
+def build_random(
+    shape: Annotated[str, typer.Argument(help=f"One of {', '.join(SHAPES)}.")],
+    directory: Annotated[Path, typer.Argument(help="Where to put it.")],
+    layers: Annotated[int, typer.Option(help="How many of its layers; 0: all.")] = 0,
+) -> None:
+    """Make a model of a real shape with random weights, to size a machine; no download."""
+    try:
+        path = build_random_model(directory, shape, num_layers=layers or None)
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    _console.print(f"{shape} with random weights in {path}", highlight=False)
+
+
 def named_models(entries: list[str], data_dir: Path) -> dict[str, str]:
     """Return base models by name: `NAME=SOURCE`, or a source named by its last part.
 
@@ -118,6 +143,17 @@ def named_models(entries: list[str], data_dir: Path) -> dict[str, str]:
             raise ConfigError(f"two base models are named {name!r}; use NAME=SOURCE")
         named[name] = source
     return named
+
+
+def parse_exact(text: str) -> bool | None:
+    """Return what `--exact` asks for; None for auto.
+
+    Raises:
+        ConfigError: If it is neither auto, true nor false.
+    """
+    if text not in _EXACT:
+        raise ConfigError(f"--exact is {text!r}; use auto, true or false")
+    return _EXACT[text]
 
 
 def _name_of(source: str) -> str:
@@ -152,6 +188,7 @@ def describe(server: EmbeddedServer, config: EmbeddedConfig, others: Sequence[st
         f"           {tinker_key}   the same, as tinker spells it\n"
         f"  data     {config.data_dir}\n"
         f"  device   {server.placement}\n"
+        f"  bits     {_promise(server.exactness)}\n"
         "Clients on this machine:\n"
         f"  tinsmith  found by itself; else TINSMITH_ADDRESS={server.address} "
         "TINSMITH_API_KEY=tsk_...\n"
@@ -161,6 +198,18 @@ def describe(server: EmbeddedServer, config: EmbeddedConfig, others: Sequence[st
         + warning
         + "Ctrl-C stops it; what was acknowledged survives."
     )
+
+
+def _promise(exactness: Mapping[str, str]) -> str:
+    """Return what base models promise, in words."""
+    words = {
+        "exact": "exact: what a tenant gets depends on nobody beside it",
+        "fast": "fast: NOT exact, a tenant's last bits may depend on others",
+        "fallback": "fallback: NOT exact, run by transformers",
+    }
+    if len(set(exactness.values())) == 1:
+        return words[next(iter(exactness.values()))]
+    return "; ".join(f"{name} {words[kind]}" for name, kind in exactness.items())
 
 
 def describe_others(mine: str, servers: Sequence[LocalServer], chosen: str) -> list[str]:

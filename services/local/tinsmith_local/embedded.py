@@ -71,6 +71,9 @@ class EmbeddedConfig:
     """Where models compute: cpu, cuda, cuda:N, or auto, which is the GPU if torch can use one."""
     dtype: str = "float32"
     """Of the base models: float32, bfloat16, or auto, which follows the device."""
+    exact: bool | None = None
+    """Whether a run's bits must depend on nothing beside it; None keeps that where the machine can,
+    and says where it cannot."""
     compiled: bool | None = None
     """Whether elementwise kernels are compiled at start; unset does so on a GPU alone."""
     math_problems_path: Path | None = None
@@ -158,6 +161,12 @@ class EmbeddedServer:
             await self.stop()
             raise
 
+    @property
+    def exactness(self) -> dict[str, str]:
+        """What each base model promises of bits: `exact`, `fast` or `fallback`."""
+        engines = self._engines.engines if self._engines is not None else {}
+        return {name: engine.info.exactness for name, engine in engines.items()}
+
     async def stop(self) -> None:
         """Drain and stop everything: jobs, then the gateway, then the last started first."""
         if self._scheduler is not None:
@@ -194,6 +203,7 @@ class EmbeddedServer:
             "num_threads": self._config.num_threads,
             "device": self._config.device,
             "dtype": self._config.dtype,
+            "exact": self._config.exact,
             "compiled": self._config.compiled,
         }
         return TrainerConfig(

@@ -109,7 +109,7 @@ def build_tiny_model(directory: Path | str, config: TinyModelConfig | None = Non
     directory.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
     try:
-        _write_files(scratch, config, texts)
+        _write_files(scratch, config)
         names = sorted(path.name for path in scratch.iterdir())
         files = {name: _digest_file(scratch / name) for name in names}
         marker = {"recipe": recipe_digest, "files": files}
@@ -155,10 +155,25 @@ def train_tokenizer(texts: tuple[str, ...]) -> Tokenizer:
     return tokenizer
 
 
-def _write_files(directory: Path, config: TinyModelConfig, texts: tuple[str, ...]) -> None:
-    tokenizer = train_tokenizer(texts)
+def write_tokenizer(directory: Path, *, max_tokens: int) -> int:
+    """Write the tokenizer and its settings; return the size of its vocabulary."""
+    tokenizer = train_tokenizer(load_phrases())
     tokenizer.save(str(directory / "tokenizer.json"))
-    vocab_size = tokenizer.get_vocab_size()
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_tokens,
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "additional_special_tokens": [TURN_START, TURN_END],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(_to_json(settings), encoding="utf-8")
+    return tokenizer.get_vocab_size()
+
+
+def _write_files(directory: Path, config: TinyModelConfig) -> None:
+    vocab_size = write_tokenizer(directory, max_tokens=config.max_position_embeddings)
     end_of_text = SPECIAL_TOKENS.index(END_OF_TEXT)
     turn_end = SPECIAL_TOKENS.index(TURN_END)
     documents = {
@@ -168,15 +183,6 @@ def _write_files(directory: Path, config: TinyModelConfig, texts: tuple[str, ...
             "temperature": 1.0,
             "eos_token_id": [turn_end, end_of_text],
             "pad_token_id": end_of_text,
-        },
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": config.max_position_embeddings,
-            "eos_token": TURN_END,
-            "pad_token": END_OF_TEXT,
-            "additional_special_tokens": [TURN_START, TURN_END],
-            "clean_up_tokenization_spaces": False,
-            "chat_template": CHAT_TEMPLATE,
         },
     }
     for name, document in documents.items():

@@ -79,5 +79,6 @@ def checkpoint_attributes(
         "adapter": run.record.adapter,
         "version": version,
         "sequence_number": sequence_number,
+        "exactness": run.engine.info.exactness,
         "fingerprint": run.engine.info.fingerprint,
     }

@@ -14,6 +14,7 @@ _COLUMNS = {
     "trainable": "TRAINABLE",
     "sampleable": "SAMPLEABLE",
     "max_context_tokens": "CONTEXT",
+    "exactness": "BITS",
     "num_parameters": "PARAMETERS",
     "reads_images": "IMAGES",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ _COLUMNS = {
     "activity": "ACTIVITY",
     "num_pending_operations": "PENDING",
     "display_name": "FOR",
+    "exactness": "BITS",
     "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }
@@ -30,7 +32,13 @@ _COLUMNS = {
 def list_runs(as_json: AsJson = False) -> None:
     """List the runs of the project, newest first."""
     with connect("tinsmith runs list") as client:
-        show_list(client.list_runs(), _COLUMNS, as_json=as_json)
+        # What is served now: a run whose base model is not is told nothing of.
+        served = {model.base_model: model.exactness for model in client.get_capabilities()}
+        rows = [
+            dataclasses.replace(run, exactness=served.get(run.base_model, ""))
+            for run in client.list_runs()
+        ]
+        show_list(rows, _COLUMNS, as_json=as_json)
 
 
 @app.command("delete")
