@@ -329,7 +329,7 @@ class RunInfo:
     num_pending_operations: int = 0
     """Operations that wait or run, in a list."""
     exactness: str = ""
-    """What its trainer promises of bits, in the command line's list: `exact`, `fast`, `fallback`."""
+    """What is promised of bits, in the command line's list: `exact`, `fast` or `fallback`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,10 @@ def _tiles(
                 places[row] = place
             sources.extend(part + [part[0]] * (_LORA_TILE - len(part)))
             adapters.append(adapter)
+    if len(adapters) == 1:
+        # A lone product is shared out between the threads in another way than those of a batch.
+        adapters *= 2
+        sources *= 2
     is_worn = torch.tensor([[worn in members] for worn in adapter_of_row])
     return AdapterTiles(
         adapters=tuple(adapters),

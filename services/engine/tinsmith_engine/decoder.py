@@ -152,7 +152,7 @@ class Decoder:
     def head_adapter(self, bound: Bound, index: int) -> LoraUnit | None:
         """Return the adapter of the unembedding of one run of a stack, or None."""
         unit = bound.linear(-1) if isinstance(bound, AdapterWeights) else None
-        return None if unit is None else unit.alone(index)
+        return None if unit is None else unit.run(index)
 
     def score(self, one: Pass[Bound], *, needs_gradient: bool) -> list[HeadScores]:
         """Score the heads of a pass; with `needs_gradient`, also add to the gradient rows."""

@@ -20,7 +20,7 @@ from tinsmith_engine.decoder_config import DecoderConfig, head_unit, layer_units
 from tinsmith_engine.expert_lora import ExpertLora
 from tinsmith_engine.experts import AdaptedExperts, ExpertUnit, MoeMlp
 from tinsmith_engine.linear import AdaptedRows, LinearUnit
-from tinsmith_engine.lora import RANK_STEP, LoraUnit
+from tinsmith_engine.lora import LoraUnit
 from tinsmith_engine.mlp import DenseMlp
 from tinsmith_engine.models import BoundRows, RunTensors
 from tinsmith_engine.ops import EAGER, Ops
@@ -121,13 +121,8 @@ def bind_adapters(
     if grad_RP is not None and grad_RP.dim() == 1:
         grad_RP = grad_RP[None]
     # See `lora`: a batch of one is another kernel then.
-    is_doubled = len(theta_RP) == 1 and (
-        dtype != torch.float32
-        or theta_RP.device.type == "cuda"
-        or _rank(specs, run.layout) % RANK_STEP != 0
-    )
-    # A view: in float32 theta changes under it.
-    dense_RP = theta_RP.expand(2, -1) if is_doubled else theta_RP
+    is_doubled = len(theta_RP) == 1 and (dtype != torch.float32 or theta_RP.device.type == "cuda")
+    dense_RP = theta_RP.repeat(2, 1) if is_doubled else theta_RP
     return AdapterWeights(
         tuple(
             ExpertLora.of(spec, run.layout, theta_RP, grad_RP, run.scale)
@@ -136,13 +131,6 @@ def bind_adapters(
             for spec in specs
         )
     )
-
-
-def _rank(specs: Sequence[LayerSpec], layout: RowLayout) -> int:
-    """Return the rank of an adapter, which all of its matrices share."""
-    units = (spec if isinstance(spec, UnitSpec) else spec.first for spec in specs)
-    names = (unit.b_names[0] for unit in units)
-    return next(layout.entries[name].shape[1] for name in names if name in layout)
 
 
 def wear(

@@ -22,6 +22,8 @@ from tinsmith_engine.packing import PackedRows
 from tinsmith_engine.products import KSplit
 
 _LENGTH_STEP = 64
+# Products of three rows have other bits where threads share the heads than where one has all.
+_ODD_GROUPS = 3
 
 
 def cached_length(num_tokens: int) -> int:
@@ -140,6 +142,9 @@ class DecodeAttention:
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         # The query heads that share a key head are taken as its queries: nothing is repeated.
         grouped = q.unflatten(1, (k.shape[1], -1))  # type: ignore[no-untyped-call]
+        num_groups = grouped.shape[2]
+        if num_groups == _ODD_GROUPS:
+            grouped = F.pad(grouped, (0, 0, 0, 1))
         for group in self._groups:
             attended = F.scaled_dot_product_attention(
                 grouped[group.rows],
@@ -147,5 +152,5 @@ class DecodeAttention:
                 values[group.slots][:, :, : group.length],
                 attn_mask=group.mask,
             )
-            out[group.rows] = attended.flatten(1, 2)
+            out[group.rows] = attended[:, :, :num_groups].flatten(1, 2)
         return out

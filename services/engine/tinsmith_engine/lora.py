@@ -4,10 +4,10 @@ Runs whose rows lie in the arena at one stride, whose segments have one length a
 have one shape are a *stack*: each of their products is a single batched product over views of the
 arena, and their gradients are written to it directly. A batched product gives each run the same
 bits whatever the size of the batch, so who shares a stack changes nothing but the time; but a batch
-of one is another kernel where the dtype is not float32, and is shared out between the threads in
-odd parts where the rank is no multiple of 4. There a run that is alone is computed twice, as a
-batch of two; and long segments, which gain nothing from a batch, are batches of one whether they
-are in a stack or not. Long sums are cut as those of frozen products are (`products.py`).
+of one is another kernel where the dtype is not float32. There a run that is alone is computed
+twice, as a batch of two; and long segments, which gain nothing from a batch, are batches of one
+whether they are in a stack or not. Long sums are cut as those of frozen products are
+(`products.py`).
 
 Everything is scaled once, on the narrow side: `p = scale x A^T`, so that `y += p B^T`,
 `dB += dy^T p`, and with `dp = scale dy B`, `dA += dp^T x`, `dx += dp A`.
@@ -15,7 +15,6 @@ Everything is scaled once, on the narrow side: `p = scale x A^T`, so that `y += 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,8 +25,6 @@ from tinsmith_engine.products import KSplit
 from tinsmith_engine.rows import RowLayout
 from tinsmith_engine.units import UnitSpec
 
-RANK_STEP = 4
-"""Ranks of a multiple of this are shared out between threads without a remainder."""
 _LONGEST_STACKED = 256
 """Rows of a segment up to which runs are stacked, where the dtype is not float32."""
 
@@ -88,18 +85,6 @@ class LoraUnit:
             a_grad=None if self.a_grad is None else self.a_grad[one],
             b_grad=tuple(grad[one] for grad in self.b_grad),
             scale=self.scale,
-        )
-
-    def alone(self, index: int) -> LoraUnit:
-        """Return the unit of one of the stacked runs as it goes through a pass by itself."""
-        unit = self.run(index)
-        if self.a.dtype != torch.float32 or self.b[0].shape[-1] % RANK_STEP == 0:
-            return unit
-        return dataclasses.replace(
-            unit,
-            a=unit.a.expand(2, -1, -1),
-            b=tuple(b.expand(2, -1, -1) for b in unit.b),
-            is_doubled=True,
         )
 
     def add_forward_(self, y: Tensor, x: Tensor, split: KSplit) -> Tensor:
@@ -243,11 +228,6 @@ def _take_product_(
             grad.add_(product)
         else:
             grad.copy_(product)
-    elif len(left) != len(grad):
-        # A lone run that is computed twice: its gradient goes through the same batch of two.
-        twice = grad.repeat(len(left), 1, 1)
-        split.add_batched_(twice, left, right, adds=accumulates)
-        grad.copy_(twice[: len(grad)])
     else:
         split.add_batched_(grad, left, right, adds=accumulates)
 

@@ -28,9 +28,7 @@ _BLOCK = 512
 _BATCHED_BLOCK = 256
 """Longest stretch of K in one batched product: adapters, their gradients, attention."""
 _BLOCK_STEP = 64
-_COLUMN_STEP = 16
-_BATCH_TILE = 8
-_LEAST_TILES = 16
+_SHARED_STEP = 16
 ROW_TILE = 16
 """Exact products take a multiple of this many rows: below it kernels of another kind take over."""
 _CHECKED_ROWS = 64
@@ -103,9 +101,7 @@ class KSplit:
         if left.dtype != torch.float32 and len(blocks) > 1 and self.block is not None:
             return self.batched(left.float(), right.float()).to(left.dtype)
         if self._shares_badly(left, right):
-            tiled = _tiled(left)
-            wide = right.expand(len(tiled), -1, -1)
-            return self._batched(tiled, wide, blocks).view(1, left.shape[1], right.shape[2])
+            return self._batched(left.expand(2, -1, -1), right.expand(2, -1, -1), blocks)[:1]
         return self._batched(left, right, blocks)
 
     def _batched(self, left: Tensor, right: Tensor, blocks: Sequence[slice]) -> Tensor:
@@ -117,22 +113,24 @@ class KSplit:
     def _shares_badly(self, left: Tensor, right: Tensor) -> bool:
         """Whether the threads may share out a lone product in a way that changes its sums.
 
-        Three threads and more that share out so few columns leave one of them a remainder, which
-        MKL sums in another order. In batches each product is one thread's.
+        A thread that is left with few rows or columns sums in another order. In a batch each
+        product is one thread's, so a lone one is computed twice, as a batch of two.
         """
         return (
             self.block is not None
             and len(left) == 1
-            and left.shape[1] % _BATCH_TILE == 0
-            and right.shape[2] % _COLUMN_STEP != 0
+            and (left.shape[1] % _SHARED_STEP != 0 or right.shape[2] % _SHARED_STEP != 0)
         )
 
     def add_batched_(self, out: Tensor, left: Tensor, right: Tensor, *, adds: bool = True) -> None:
         """Add `left @ right` to out [B, n, m], all of one dtype, or put it there."""
         blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
         if self._shares_badly(left, right):
-            out, left = _tiled(out), _tiled(left)
-            right = right.expand(len(left), -1, -1)
+            twice = out.repeat(2, 1, 1)
+            wide = (left.expand(2, -1, -1), right.expand(2, -1, -1))
+            self.add_batched_(twice, *wide, adds=adds)
+            out.copy_(twice[:1])
+            return
         # beta 0 does not read what is there, so it may be anything, NaN included.
         beta = 1 if adds else 0
         for block in blocks:
@@ -258,16 +256,6 @@ def _wide_product(x: Tensor, weight: Tensor) -> Tensor:
     if x.device.type == "cuda":
         return torch.mm(x, weight, out_dtype=torch.float32)
     return torch.mm(x.float(), weight.float())
-
-
-def _tiled(matrix: Tensor) -> Tensor:
-    """Return a lone matrix [1, n, m] as a batch of tiles of its rows, as a view."""
-    num_rows = matrix.shape[1]
-    tile = next(size for size in (64, 32, 16, _BATCH_TILE) if num_rows % size == 0)
-    while tile > _BATCH_TILE and num_rows // tile < _LEAST_TILES:
-        tile //= 2
-    tiles: Tensor = matrix[0].unflatten(0, (-1, tile))  # type: ignore[no-untyped-call]
-    return tiles
 
 
 def padded_rows(num_rows: int, tile: int) -> int:
