@@ -22,8 +22,8 @@ IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
 BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
 
-.PHONY: help venv demo test test-cluster test-node test-images test-postgres unit verify lint format types proto proto-check proto-baseline \
-	manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-engine bench-tenants bench-durability \
+.PHONY: help venv demo test test-cluster test-node test-images test-postgres test-real unit verify lint format types proto proto-check proto-baseline \
+	manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client clean
 
 help: ## List the targets
@@ -51,6 +51,9 @@ test: venv ## Run the unit, contract and integration tests
 test-postgres: venv ## Run the tests of the database on other binaries, in POSTGRES_BIN
 	OMP_NUM_THREADS=$(TEST_THREADS) TINSMITH_TEST_POSTGRES_BIN=$(POSTGRES_BIN) $(BIN)/python -m pytest -q \
 		$(addprefix tests/unit/runtime/test_runtime_,ledger.py leases.py migrations.py postgres.py)
+
+test-real: venv ## Real families at their widths, a layer deep; REAL="0.5b or smollm2" runs some (4 minutes for all)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/real $(if $(REAL),-k "$(REAL)",)
 
 unit: venv ## Run the unit tests alone
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/unit
@@ -125,6 +128,9 @@ fuzz: venv ## Send FUZZ_COUNT hostile requests to the gateway, made by the seed 
 
 bench: venv ## Compare with plain transformers and PEFT, side by side; writes bench/results/
 	$(BIN)/python -m bench.service
+
+bench-real: venv ## A 0.5 B shape in full depth through the service, beside PEFT, generate and a static-KV loop
+	$(BIN)/python -m bench.real
 
 bench-engine: venv ## Compare the packed engine with sequential PEFT, in one process
 	$(BIN)/python -m bench.engine --eager

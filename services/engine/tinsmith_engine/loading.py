@@ -10,15 +10,23 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.weight_files import TensorEntry, read_header_of
 from tinsmith_runtime.errors import CheckpointIncompatibleError, ModelNotFoundError
 
+_PIECE_NUMBERS = 16 << 20
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -170,17 +178,50 @@ def read_row(
             raise CheckpointIncompatibleError(f"{directory} lacks tensor {name}", tensor=name)
         by_file.setdefault(files[stored_as[name]], []).append(name)
     for file, names in by_file.items():
-        with safe_open(file, framework="pt") as weights:
+        header = read_header_of(file)
+        # Not mapped: pages of a mapped file count as memory of the process, and would double it.
+        with file.open("rb", buffering=0) as weights:
             for name in names:
-                place = places[name]
-                tensor = weights.get_tensor(stored_as[name])
-                if name in fused and tensor.dim() == place.dim() + 1:
-                    tensor = tensor.flatten(0, 1)
-                if tensor.shape != place.shape:
+                place, entry = places[name], header[stored_as[name]]
+                shape = list(entry.shape)
+                if name in fused and len(shape) == place.dim() + 1:
+                    shape[:2] = [shape[0] * shape[1]]
+                if shape != list(place.shape):
                     raise CheckpointIncompatibleError(
-                        f"tensor {name} of {file} has shape {list(tensor.shape)}, "
+                        f"tensor {name} of {file} has shape {shape}, "
                         f"the configuration says {list(place.shape)}",
                         tensor=name,
                     )
-                place.copy_(tensor)
+                _read_numbers(weights, file, entry, place.view(-1))
     return row
+
+
+def _read_numbers(weights: IO[bytes], file: Path, entry: TensorEntry, place_N: Tensor) -> None:
+    """Read a tensor of a safetensors file into its place, converted piece by piece."""
+    dtype = _DTYPES.get(entry.dtype)
+    if dtype is None:
+        raise CheckpointIncompatibleError(
+            f"{file} holds tensors of dtype {entry.dtype}; convert them to one of "
+            f"{', '.join(_DTYPES)}",
+            dtype=entry.dtype,
+        )
+    weights.seek(entry.file_offset)
+    is_direct = dtype == place_N.dtype and place_N.device.type == "cpu"
+    buffer_N = None if is_direct else torch.empty(min(_PIECE_NUMBERS, len(place_N)), dtype=dtype)
+    for start in range(0, len(place_N), _PIECE_NUMBERS):
+        part_N = place_N[start : start + _PIECE_NUMBERS]
+        read_N = part_N if buffer_N is None else buffer_N[: len(part_N)]
+        _read_into(weights, file, read_N.view(torch.uint8).numpy().data)
+        if buffer_N is not None:
+            part_N.copy_(read_N)
+
+
+def _read_into(weights: IO[bytes], file: Path, target: memoryview) -> None:
+    done = 0
+    while done < len(target):
+        count = weights.readinto(target[done:])  # type: ignore[attr-defined]
+        if not count:
+            raise CheckpointIncompatibleError(
+                f"{file} ends before its last tensor; fetch it again", file=file
+            )
+        done += count

@@ -7,11 +7,12 @@ library as it is.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,7 +70,15 @@ class TensorEntry:
     dtype: str
     shape: tuple[int, ...]
     begin: int
+    """Within the numbers of the file, in bytes."""
     end: int
+    header_bytes: int = field(default=0, compare=False)
+    """What stands before the numbers in the file."""
+
+    @property
+    def file_offset(self) -> int:
+        """Where its numbers begin in the file."""
+        return self.header_bytes + self.begin
 
     @property
     def size_bytes(self) -> int:
@@ -155,7 +164,10 @@ def read_header(file: BinaryIO, size_bytes: int, *, name: str) -> dict[str, Tens
             f"has {size_bytes - _LENGTH_BYTES - length} bytes of numbers, its header describes "
             f"{expected}",
         )
-    return dict(ordered)
+    start_bytes = _LENGTH_BYTES + length
+    return {
+        tensor: dataclasses.replace(entry, header_bytes=start_bytes) for tensor, entry in ordered
+    }
 
 
 def _parse_header(name: str, content: bytes) -> dict[str, Any]:

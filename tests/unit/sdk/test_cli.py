@@ -75,18 +75,23 @@ class Row:
     create_time: datetime.datetime
 
 
-ROWS = [
-    Row(f"{RUN}/checkpoints/final", "long " * 30, 2_954_991, ago)
-    for ago in (
-        datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=3),
-        datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=7, minutes=1),
-    )
-]
+def rows() -> list[Row]:
+    # Of the moment: what was made when the module was read is older by the time it is shown.
+    now = datetime.datetime.now(datetime.UTC)
+    return [
+        Row(f"{RUN}/checkpoints/final", "long " * 30, 2_954_991, time)
+        for time in (
+            now - datetime.timedelta(minutes=3),
+            now + datetime.timedelta(days=7, minutes=1),
+        )
+    ]
+
+
 COLUMNS = {"name": "NAME", "note": "NOTE", "size_bytes": "SIZE", "create_time": "AGE"}
 
 
 def test_a_table_is_a_line_for_each_row_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    show_list(ROWS, COLUMNS, as_json=False)
+    show_list(rows(), COLUMNS, as_json=False)
     heading, first, second = capsys.readouterr().out.splitlines()
     assert heading.split() == ["NAME", "NOTE", "SIZE", "AGE"]
     assert first.split()[0] == "run-1/final"
@@ -100,7 +105,7 @@ def test_a_table_fits_the_terminal_and_keeps_the_names(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
-    show_list(ROWS, COLUMNS, as_json=False)
+    show_list(rows(), COLUMNS, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert max(map(len, lines)) == 60

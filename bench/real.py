@@ -1,0 +1,306 @@
+"""A real shape in full depth, as users run it, beside what they would write without us.
+
+`python -m bench.real` makes the 0.5 B model of `tinsmith models build-random qwen2.5-0.5b`, starts
+`tinsmith up` on it with its defaults, and trains and samples through the SDK from this process, on
+the same cores. The rivals run here: transformers + PEFT for training, its `generate` and a plain
+loop over a preallocated cache (`static_loop.py`) for decoding. Sides take turns, and a figure is
+the median of the ratios of neighbouring turns. All sides have all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
+
+import tinsmith
+from bench import report
+from bench.processes import Server
+from bench.static_loop import StaticLoop
+from tinsmith_engine import AdamParams, BatchRequest, Datum, Engine, LoraConfig
+from tinsmith_engine.memory import keep_freed_memory
+from tinsmith_local.random_model import build_random_model
+
+SHAPE, RANK = "qwen2.5-0.5b", 32
+TENANTS = 4
+PROMPT_TOKENS, SAMPLED_TOKENS = 16, 24
+_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_ADAM = tinsmith.AdamParams(learning_rate=1e-4)
+
+
+class Rivals:
+    """One copy of the weights for PEFT and `generate`, and one for the static loop."""
+
+    def __init__(self, model_dir: Path) -> None:
+        from peft import LoraConfig as PeftLoraConfig
+        from peft import get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        base: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        config = PeftLoraConfig(r=RANK, lora_alpha=32, target_modules=_LINEARS)
+        self._model: Any = get_peft_model(base, config, adapter_name="tenant-0")
+        for tenant in range(1, TENANTS):
+            self._model.add_adapter(f"tenant-{tenant}", config)
+        self._optimizers = []
+        for tenant in range(TENANTS):
+            self._model.set_adapter(f"tenant-{tenant}")
+            trained = [p for n, p in self._model.named_parameters() if f".tenant-{tenant}." in n]
+            self._optimizers.append(torch.optim.AdamW(trained, lr=1e-4, fused=True))
+        self._loops = {
+            count: StaticLoop(
+                model_dir, num_sequences=count, max_tokens=PROMPT_TOKENS + SAMPLED_TOKENS
+            )
+            for count in (1, 8)
+        }
+
+    def train(self, batches: list[torch.Tensor]) -> None:
+        """Take a step for each tenant in turn; batches are tokens [S, T + 1]."""
+        self._model.train()
+        for tenant, batch in enumerate(batches):
+            self._model.set_adapter(f"tenant-{tenant}")
+            logits = self._model(input_ids=batch[:, :-1], use_cache=False).logits
+            loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizers[tenant].step()
+            self._optimizers[tenant].zero_grad(set_to_none=True)
+
+    def generate(self, prompts: torch.Tensor) -> None:
+        """Sample with transformers' `generate`, without adapters."""
+        self._model.eval()
+        with torch.inference_mode(), self._model.disable_adapter():
+            self._model.generate(
+                input_ids=prompts,
+                attention_mask=torch.ones_like(prompts),
+                max_new_tokens=SAMPLED_TOKENS,
+                min_new_tokens=SAMPLED_TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+            )
+
+    def loop(self, prompts: torch.Tensor) -> None:
+        """Sample with the static loop."""
+        self._loops[len(prompts)].generate(prompts, SAMPLED_TOKENS)
+
+
+class Service:
+    """What a user of the SDK would write."""
+
+    def __init__(self, client: tinsmith.Client, model: str) -> None:
+        self._runs = [
+            client.create_lora_training_run(model, rank=RANK, seed=n) for n in range(TENANTS)
+        ]
+        self._sampler = client.create_sampler(base_model=model)
+
+    def train(self, batches: list[torch.Tensor]) -> None:
+        """Take a step for each tenant, all of them submitted before the first is awaited."""
+        futures: list[Any] = []
+        for run, batch in zip(self._runs, batches, strict=False):
+            data = [
+                tinsmith.Datum(
+                    tinsmith.ModelInput.from_ints(row[:-1].numpy()),
+                    {"target_tokens": row[1:].numpy(), "weights": np.ones(len(row) - 1)},
+                )
+                for row in batch
+            ]
+            futures += [run.forward_backward(data, "cross_entropy"), run.optim_step(_ADAM)]
+        for future in futures:
+            future.result()
+
+    def sample(self, prompts: torch.Tensor) -> None:
+        """Sample one prompt as often as there are prompts, as RL does."""
+        params = tinsmith.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=0.0, stop=[])
+        result = self._sampler.sample(
+            prompts[0].tolist(), params, num_samples=len(prompts)
+        ).result()
+        if any(len(one.tokens) != SAMPLED_TOKENS for one in result.sequences):
+            raise RuntimeError("a completion ended early")
+
+
+def ratios(
+    ours: Callable[[], object], theirs: Callable[[], object], repeats: int
+) -> tuple[list[float], float]:
+    """Return the speeds of ours over theirs, in turns, and the seconds of our best turn."""
+    ours()
+    theirs()
+    found, best_s = [], float("inf")
+    for _ in range(repeats):
+        begin_s = time.perf_counter()
+        theirs()
+        middle_s = time.perf_counter()
+        ours()
+        ours_s = time.perf_counter() - middle_s
+        found.append((middle_s - begin_s) / ours_s)
+        best_s = min(best_s, ours_s)
+    return found, best_s
+
+
+def service_rows(model_dir: Path, folder: Path, repeats: int) -> list[report.Row]:
+    """Compare the service with its rivals, and look at its memory."""
+    random = np.random.default_rng(0)
+
+    def tokens(num_sequences: int, length: int) -> torch.Tensor:
+        return torch.from_numpy(random.integers(3, 150_000, (num_sequences, length)))
+
+    weights_bytes = (model_dir / "model.safetensors").stat().st_size
+    begin_s = time.perf_counter()
+    with Server(folder, model_dir, num_threads=os.cpu_count() or 1) as server:
+        address, key = server.wait_ready()
+        start_s = time.perf_counter() - begin_s
+        started_bytes = server.peak_memory_bytes()
+        rows = [report.Row.of("start of tinsmith up", [start_s], "s", "lower")]
+        with tinsmith.Client(address, key) as client:
+            service, rivals = Service(client, "bench"), Rivals(model_dir)
+            for name, batches, target in (
+                ("training 1 tenant x (4x128): service / PEFT", [tokens(4, 129)], 1.0),
+                (
+                    "training 4 tenants x (1x64): service / PEFT in turn",
+                    [tokens(1, 65) for _ in range(TENANTS)],
+                    1.6,
+                ),
+            ):
+                found, best_s = ratios(
+                    lambda: service.train(batches),  # noqa: B023 - called before the next round
+                    lambda: rivals.train(batches),  # noqa: B023
+                    repeats,
+                )
+                count = sum(batch.numel() - len(batch) for batch in batches)
+                rows.append(report.Row.of(name, found, "ratio", "higher", target=target))
+                rows.append(speed(name, count / best_s))
+            for count in (1, 8):
+                prompts = tokens(1, PROMPT_TOKENS).expand(count, -1)
+                for rival, theirs, target in (
+                    ("static loop", rivals.loop, 0.85),
+                    ("HF generate", rivals.generate, 1.0),
+                ):
+                    name = f"decoding {count} sequence(s): service / {rival}"
+                    found, best_s = ratios(
+                        lambda: service.sample(prompts),  # noqa: B023
+                        lambda: theirs(prompts),  # noqa: B023
+                        repeats,
+                    )
+                    rows.append(report.Row.of(name, found, "ratio", "higher", target=target))
+                rows.append(speed(name, count * SAMPLED_TOKENS / best_s))
+        used_bytes = server.peak_memory_bytes()
+    needed = known_bytes(model_dir)
+    rows += [
+        report.Row.of(
+            "peak memory after the start / weights",
+            [started_bytes / weights_bytes],
+            "ratio",
+            "lower",
+            target=1.3,
+        ),
+        report.Row.of(
+            "peak memory at the end, less adapters, cache and activations / weights",
+            [(used_bytes - sum(needed.values())) / weights_bytes],
+            "ratio",
+            "lower",
+            target=1.3,
+        ),
+        report.Row.of("peak memory at the end", [used_bytes / 2**30], "GiB", "lower"),
+        *(
+            report.Row.of(f"of that: {name}", [size / 2**30], "GiB", "lower")
+            for name, size in needed.items()
+        ),
+    ]
+    return rows
+
+
+def speed(name: str, tokens_per_s: float) -> report.Row:
+    """Return our own speed as a row that explains a ratio."""
+    return report.Row.of(f"{name.split(':')[0]}: service", [tokens_per_s], "tokens/s", "higher")
+
+
+def known_bytes(model_dir: Path) -> dict[str, float]:
+    """Return what adapters, the cache and the activations of 4 x 128 tokens take."""
+    config = json.loads((model_dir / "config.json").read_text())
+    layers, hidden, inner = (
+        config[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size")
+    )
+    keys = config["num_key_value_heads"] * hidden // config["num_attention_heads"]
+    linears = 2 * (hidden + hidden) + 2 * (hidden + keys) + 3 * (hidden + inner)
+    # Of each token and layer: x, normed, qkv, turned q and k, attended, middle, normed, gate and up,
+    # activated; and one LoRA projection for each linear layer.
+    activations = 5 * hidden + 2 * (hidden + keys) + keys + 3 * inner + 7 * RANK
+    return {
+        "adapters, gradients and moments": 4.0 * 4 * TENANTS * layers * RANK * linears,
+        "keys and values": 4.0 * 2 * layers * keys * 64 * 64,
+        "activations of 512 tokens": 4.0 * 512 * layers * activations,
+    }
+
+
+def exactness_rows(model_dir: Path, repeats: int) -> list[report.Row]:
+    """Compare the exact mode with the fastest one, at many rows and at few."""
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        engines = [
+            Engine.load(model_dir, dtype=dtype, max_rows=1, exact=exact) for exact in (True, False)
+        ]
+        for engine in engines:
+            engine.create_run("run", LoraConfig(rank=RANK, seed=0))
+        for num_sequences, length, target in ((8, 128, 1.10), (1, 8, 1.10)):
+            request = _request(num_sequences, length)
+
+            def step(engine: Engine, request: BatchRequest = request) -> None:
+                engine.compute([request])
+                engine.optim_step("run", AdamParams(learning_rate=1e-4))
+
+            found, _ = ratios(lambda: step(engines[1]), lambda: step(engines[0]), repeats)  # noqa: B023
+            name = f"{num_sequences * length} rows, {dtype}: exact / fastest mode, time of a step"
+            rows.append(report.Row.of(name, found, "ratio", "lower", target=target))
+        del engines
+    return rows
+
+
+def _request(num_sequences: int, length: int) -> BatchRequest:
+    random = np.random.default_rng(1)
+    batch = []
+    for _ in range(num_sequences):
+        tokens = random.integers(3, 150_000, length + 1)
+        batch.append(Datum(tokens[:-1], tokens[1:], {"weights": np.ones(length, np.float32)}))
+    return BatchRequest(
+        run="run", batch=batch, loss="cross_entropy", loss_config={}, is_backward=True
+    )
+
+
+def main() -> None:
+    """Run all and write `bench/results/real.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--model", type=Path, help="directory of the 0.5 B model, if it is there")
+    parser.add_argument("--only", choices=["service", "exactness"])
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    if psutil.virtual_memory().available < 16 * 2**30:
+        sys.exit("bench.real needs 16 GB of free memory: it holds the model five times")
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model_dir = arguments.model or build_random_model(folder / "model", SHAPE)
+        rows = []
+        if arguments.only != "exactness":
+            rows += service_rows(model_dir, folder / "server", arguments.repeats)
+        if arguments.only != "service":
+            rows += exactness_rows(model_dir, arguments.repeats)
+    machine = report.machine() | {"torch": torch.__version__, "threads": os.cpu_count() or 1}
+    report.show("A 0.5 B shape in full depth, with the defaults", rows, machine)
+    if arguments.only is None:
+        report.write("real", rows, machine)
+
+
+if __name__ == "__main__":
+    main()
