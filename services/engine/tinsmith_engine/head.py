@@ -24,8 +24,8 @@ from tinsmith_engine.losses import TokenLoss
 from tinsmith_engine.ops import exponentials_, row_sums
 from tinsmith_engine.products import ROW_TILE, padded_rows
 
-# Memory of the logits of a chunk, 128 MB in float32. Products of fewer rows are slower by half.
-_CHUNK_NUMBERS = 1 << 25
+# Memory of the logits of a chunk, at most 160 MB in float32. Products of fewer rows are slower.
+_CHUNK_NUMBERS = 40 << 20
 _MIN_CHUNK_ROWS, _MAX_CHUNK_ROWS = 32, 256
 
 
@@ -130,9 +130,12 @@ def _run_chunks(
 
 
 def _chunks(num_rows: int, tile: int, limit: int) -> list[int]:
-    """Return the rows of each chunk, padding of the last one included."""
-    full, left = divmod(padded_rows(num_rows, tile), limit)
-    return [limit] * full + ([left] if left else [])
+    """Return the rows of each chunk, of nearly one size, padding of the last one included."""
+    if not num_rows:
+        return []
+    size = padded_rows(-(-num_rows // -(-num_rows // limit)), tile)
+    full, left = divmod(padded_rows(num_rows, tile), size)
+    return [size] * full + ([left] if left else [])
 
 
 class _Chunk:
