@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tinsmith.cli.app import DESCRIPTIONS
-from tinsmith_local.commands import describe, up
+from tinsmith_local.commands import describe, parse_exact, up
 from tinsmith_local.embedded import (
     EmbeddedConfig,
     EmbeddedServer,
@@ -122,3 +122,32 @@ def test_every_table_that_is_taken_makes_a_server(tmp_path: Path) -> None:
     assert server._scheduler_config().job_launcher == ""
     assert server._coordinator_config().data_dir == tmp_path
     assert server._environment_config().pod_key
+
+
+@pytest.mark.parametrize(("text", "exact"), [("auto", None), ("true", True), ("false", False)])
+def test_exactness_is_asked_for_in_words(text: str, exact: bool | None) -> None:
+    assert parse_exact(text) is exact
+
+
+def test_an_unknown_word_for_exactness_names_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match="--exact is 'maybe'; use auto, true or false"):
+        parse_exact("maybe")
+
+
+@pytest.mark.parametrize(
+    ("exactness", "shown"),
+    [
+        pytest.param({"a": "exact"}, "bits     exact: ", id="exact"),
+        pytest.param({"a": "fast", "b": "fast"}, "bits     fast: NOT exact", id="fast"),
+        pytest.param(
+            {"a": "exact", "b": "fallback"},
+            "nobody beside it; b fallback: NOT exact",
+            id="one-of-two",
+        ),
+    ],
+)
+def test_the_banner_says_what_is_promised_of_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exactness: dict[str, str], shown: str
+) -> None:
+    monkeypatch.setattr(EmbeddedServer, "exactness", exactness)
+    assert shown in announced(tmp_path, "127.0.0.1:7077")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from tinsmith_engine.rows import RowLayout
@@ -98,6 +97,7 @@ def stored_tensors(directory: Path) -> Mapping[str, Path]:
 
     Raises:
         ModelNotFoundError: The directory has no safetensors weights that may be read.
+        FileRefusedError: The file was cut, or is no safetensors file.
     """
     try:
         return _stored_tensors(directory)
@@ -120,8 +120,7 @@ def _stored_tensors(directory: Path) -> Mapping[str, Path]:
             model=directory,
         )
     _check_readable(single, directory)
-    with safe_open(single, framework="pt") as weights:
-        return dict.fromkeys(weights.keys(), single)
+    return dict.fromkeys(read_header_of(single), single)
 
 
 def _check_readable(file: Path, directory: Path) -> None:

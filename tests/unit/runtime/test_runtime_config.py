@@ -17,6 +17,7 @@ class Settings:
     num_threads: int = 1
     timeout_s: float = 2.5
     is_open: bool = False
+    is_wanted: bool | None = None
 
     def __post_init__(self) -> None:
         if self.num_threads < 1:
@@ -64,6 +65,21 @@ def test_variables_win_over_the_file(tmp_path: Path) -> None:
 def test_an_empty_variable_clears_an_optional_field(tmp_path: Path) -> None:
     text = 'data_dir = "/a"\nmetrics_address = "m:1"'
     assert load(tmp_path, text, TINSMITH_METRICS_ADDRESS="").metrics_address is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wanted"),
+    [
+        pytest.param("", None, id="left-out"),
+        pytest.param('is_wanted = "auto"', None, id="auto"),
+        pytest.param("is_wanted = true", True, id="true"),
+        pytest.param('is_wanted = "false"', False, id="false-in-words"),
+    ],
+)
+def test_what_may_be_left_to_the_pod_is_auto(
+    tmp_path: Path, text: str, is_wanted: bool | None
+) -> None:
+    assert load(tmp_path, f'data_dir = "x"\n{text}').is_wanted is is_wanted
 
 
 def test_a_section_is_read_alone(tmp_path: Path) -> None:

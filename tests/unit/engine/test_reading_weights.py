@@ -1,0 +1,60 @@
+"""Weights are read from safetensors into their places, whatever their dtype there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tinsmith_engine import loading
+from tinsmith_engine.loading import read_row
+from tinsmith_engine.rows import RowLayout
+from tinsmith_runtime.errors import CheckpointIncompatibleError, FileRefusedError
+
+LAYOUT = RowLayout([("a", (3, 5)), ("b", (7,))])
+CPU = torch.device("cpu")
+
+
+def stored(directory: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "b": torch.randn(7, generator=generator).to(dtype),
+        "a": torch.randn(3, 5, generator=generator).to(dtype),
+        "unused": torch.zeros(2, dtype=dtype),
+    }
+    save_file(tensors, directory / "model.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("stored_as", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("piece", [4, 1 << 20], ids=["in-pieces", "at-once"])
+def test_numbers_are_converted_as_torch_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stored_as: torch.dtype,
+    wanted: torch.dtype,
+    piece: int,
+) -> None:
+    monkeypatch.setattr(loading, "_PIECE_NUMBERS", piece)
+    tensors = stored(tmp_path, stored_as)
+    row = read_row(tmp_path, LAYOUT, wanted, CPU)
+    for name in ("a", "b"):
+        assert torch.equal(LAYOUT.view(row, name), tensors[name].to(wanted))
+    assert not row[LAYOUT.num_numbers :].any()
+
+
+def test_a_dtype_that_is_none_of_weights_is_named(tmp_path: Path) -> None:
+    stored(tmp_path, torch.int32)
+    with pytest.raises(CheckpointIncompatibleError, match="dtype I32; convert them to one of F64"):
+        read_row(tmp_path, LAYOUT, torch.float32, CPU)
+
+
+def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
+    stored(tmp_path, torch.float32)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(FileRefusedError, match="bytes of numbers, its header describes"):
+        read_row(tmp_path, LAYOUT, torch.float32, CPU)
