@@ -35,6 +35,7 @@ from tinsmith_engine.memory import keep_freed_memory
 from tinsmith_local.random_model import build_random_model
 
 SHAPE, RANK = "qwen2.5-0.5b", 32
+START_SHAPES = ("smollm2-135m", "qwen2.5-0.5b", "qwen3-0.6b", "llama-3.2-1b", "qwen2.5-1.5b")
 TENANTS = 4
 PROMPT_TOKENS, SAMPLED_TOKENS = 16, 24
 _LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -242,6 +243,28 @@ def known_bytes(model_dir: Path) -> dict[str, float]:
     }
 
 
+def start_rows(folder: Path) -> list[report.Row]:
+    """Start the server on each shape, two layers deep, train a step and sample."""
+    rows = []
+    for shape in START_SHAPES:
+        model_dir = build_random_model(folder / shape, shape, num_layers=2)
+        for num_threads in (1, 2, 4):
+            begin_s = time.perf_counter()
+            place = folder / f"{shape}-{num_threads}"
+            with Server(place, model_dir, num_threads=num_threads) as server:
+                address, key = server.wait_ready()
+                start_s = time.perf_counter() - begin_s
+                with tinsmith.Client(address, key) as client:
+                    exactness = client.get_capabilities()[0].exactness
+                    service = Service(client, "bench")
+                    service.train([torch.arange(3, 36)[None]])
+                    service.sample(torch.arange(3, 3 + PROMPT_TOKENS)[None])
+            name = f"{shape}, 2 layers, {num_threads} thread(s), {exactness}: start of tinsmith up"
+            rows.append(report.Row.of(name, [start_s], "s", "lower"))
+        (model_dir / "model.safetensors").unlink()
+    return rows
+
+
 def exactness_rows(model_dir: Path, repeats: int) -> list[report.Row]:
     """Compare the exact mode with the fastest one, at many rows and at few."""
     rows = []
@@ -288,7 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--model", type=Path, help="directory of the 0.5 B model, if it is there")
-    parser.add_argument("--only", choices=["service", "exactness"])
+    parser.add_argument("--only", choices=["service", "exactness", "starts"])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -299,10 +322,12 @@ def main() -> None:
         folder = Path(name)
         model_dir = arguments.model or build_random_model(folder / "model", SHAPE)
         rows = []
-        if arguments.only != "exactness":
+        if arguments.only in (None, "service"):
             rows += service_rows(model_dir, folder / "server", arguments.repeats)
-        if arguments.only != "service":
+        if arguments.only in (None, "exactness"):
             rows += exactness_rows(model_dir, arguments.repeats)
+        if arguments.only in (None, "starts"):
+            rows += start_rows(folder)
     machine = report.machine() | {"torch": torch.__version__, "threads": os.cpu_count() or 1}
     report.show("A 0.5 B shape in full depth, with the defaults", rows, machine)
     if arguments.only is None:
