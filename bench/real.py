@@ -31,6 +31,7 @@ from bench import report
 from bench.processes import Server
 from bench.static_loop import StaticLoop
 from tinsmith_engine import AdamParams, BatchRequest, Datum, Engine, LoraConfig
+from tinsmith_engine.head import chunk_rows
 from tinsmith_engine.memory import keep_freed_memory
 from tinsmith_local.random_model import build_random_model
 
@@ -226,7 +227,7 @@ def speed(name: str, tokens_per_s: float) -> report.Row:
 
 
 def known_bytes(model_dir: Path) -> dict[str, float]:
-    """Return what adapters, the cache and the activations of 4 x 128 tokens take."""
+    """Return what adapters, the cache, and activations and logits of 4 x 128 tokens take."""
     config = json.loads((model_dir / "config.json").read_text())
     layers, hidden, inner = (
         config[name] for name in ("num_hidden_layers", "hidden_size", "intermediate_size")
@@ -234,12 +235,16 @@ def known_bytes(model_dir: Path) -> dict[str, float]:
     keys = config["num_key_value_heads"] * hidden // config["num_attention_heads"]
     linears = 2 * (hidden + hidden) + 2 * (hidden + keys) + 3 * (hidden + inner)
     # Of each token and layer: x, normed, qkv, turned q and k, attended, middle, normed, gate and
-    # up, activated; and one LoRA projection for each linear layer.
-    activations = 5 * hidden + 2 * (hidden + keys) + keys + 3 * inner + 7 * RANK
+    # up; one LoRA projection for each linear layer; q, k, v and probabilities of attention.
+    activations = 5 * hidden + 2 * (hidden + keys) + keys + 2 * inner + 7 * RANK
+    activations += hidden + 2 * keys + 128 * config["num_attention_heads"]
     return {
         "adapters, gradients and moments": 4.0 * 4 * TENANTS * layers * RANK * linears,
         "keys and values": 4.0 * 2 * layers * keys * 64 * 64,
         "activations of 512 tokens": 4.0 * 512 * layers * activations,
+        "logits of a chunk of the head": 4.0
+        * chunk_rows(config["vocab_size"])
+        * config["vocab_size"],
     }
 
 

@@ -16,11 +16,14 @@ from tinsmith_engine.ops import EAGER, Ops
 
 
 class DenseSaved(NamedTuple):
-    """What the backward of a dense MLP needs."""
+    """What the backward of a dense MLP needs.
+
+    The activation is computed again: it is a fifth of what a layer would keep, and a hundredth of
+    its time.
+    """
 
     gate_up: Tensor
     gate_up_saved: Saved
-    activated: Tensor
     down_saved: Saved
 
 
@@ -37,11 +40,12 @@ class DenseMlp:
         gate_up, gate_up_saved = self.gate_up.forward(x)
         activated = self.ops.swiglu(gate_up)
         y, down_saved = self.down.forward(activated)
-        return y, DenseSaved(gate_up, gate_up_saved, activated, down_saved)
+        return y, DenseSaved(gate_up, gate_up_saved, down_saved)
 
     def backward(self, dy: Tensor, x: Tensor, saved: DenseSaved) -> Tensor:
         """Add the parameter gradients to the runs' rows; return the gradient for x."""
-        dactivated = given(self.down.backward(dy, saved.activated, saved.down_saved))
+        activated = self.ops.swiglu(saved.gate_up)
+        dactivated = given(self.down.backward(dy, activated, saved.down_saved))
         dgate_up = self.ops.swiglu_backward(dactivated, saved.gate_up)
         return given(self.gate_up.backward(dgate_up, x, saved.gate_up_saved))
 
