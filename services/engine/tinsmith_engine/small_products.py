@@ -179,8 +179,6 @@ def _kernel(num_rows: int) -> Callable[[Any, int], None]:
 
     # Vectors as wide as the CPU has them: LLVM prefers half of that on some.
     features = llvm.get_host_cpu_features().flatten() + ",-prefer-256-bit"
-    if "avx512f" not in llvm.get_host_cpu_features():
-        features = llvm.get_host_cpu_features().flatten()
     machine = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=features, opt=3
     )
