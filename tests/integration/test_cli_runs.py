@@ -82,8 +82,8 @@ def weights_of(server: ServerProcess, folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)],
-    ids=["kill", "ctrl-c"],
+    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 130)],
+    ids=["kill", "ctrl-c", "terminate"],
 )
 def test_the_same_command_goes_on_with_the_same_bits(
     server: ServerProcess, tmp_path: Path, how: signal.Signals, code: int
@@ -98,7 +98,7 @@ def test_the_same_command_goes_on_with_the_same_bits(
     process.send_signal(how)
     out, error = finish(process, code)
     assert "Traceback" not in error
-    if how is signal.SIGINT:
+    if how is not signal.SIGKILL:
         assert "the same command goes on" in out
     # Another experiment that is begun in between has a folder of its own.
     finish(start(server, disturbed, *SUPERVISED, "num_steps=1", "seed=1"))

@@ -39,12 +39,15 @@ def resolve_model(model_dir: str | Path) -> Path:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFoundError(
-                f"directory {path} holds no config.json, so it is no model", model=path
+                f"directory {path} holds no config.json, so it is no model; give one that does",
+                model=path,
             )
         return path
     # A hub id is `name` or `owner/name`; everything else was meant as a path.
     if path.is_absolute() or str(model_dir).startswith(".") or len(path.parts) > 2:
-        raise ModelNotFoundError(f"there is no model directory {model_dir}", model=model_dir)
+        raise ModelNotFoundError(
+            f"there is no model directory {model_dir}; check the path", model=model_dir
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,

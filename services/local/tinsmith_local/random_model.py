@@ -121,6 +121,7 @@ def build_random_model(
         ConfigError: There is no such shape.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     if shape not in SHAPES:
         raise ConfigError(f"there is no shape {shape!r}; use one of {', '.join(SHAPES)}")
@@ -130,6 +131,7 @@ def build_random_model(
     directory = Path(directory).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     config = AutoConfig.for_model(**fields)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)

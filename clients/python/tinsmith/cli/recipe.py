@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import inspect
 import re
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,8 @@ def run(
     module = _load(recipe)
     words = [*(settings or []), *(["overwrite=true"] if overwrite else [])]
     parsed: Any = load_config(module.Config, config, words)
+    # What ends a process from outside (timeout, a shutdown) saves as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     with Client(display_name=f"tinsmith run {recipe}") as client:
         result = module.main(parsed, client)
         if inspect.iscoroutine(result):
