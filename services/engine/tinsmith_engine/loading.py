@@ -184,7 +184,10 @@ def read_row(
         # Not mapped: pages of a mapped file count as memory of the process, and would double it.
         with file.open("rb", buffering=0) as weights:
             for name in names:
-                place, entry = places[name], header[stored_as[name]]
+                place, entry = places[name], header.get(stored_as[name])
+                if entry is None:
+                    # The index of a sharded checkpoint promises what the file does not hold.
+                    raise CheckpointIncompatibleError(f"{file} lacks tensor {name}", tensor=name)
                 shape = list(entry.shape)
                 if name in fused and len(shape) == place.dim() + 1:
                     shape[:2] = [shape[0] * shape[1]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,12 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(FileRefusedError, match="bytes of numbers, its header describes"):
         read_row(tmp_path, LAYOUT, torch.float32, CPU)
+
+
+def test_an_index_that_promises_too_much_is_refused(tmp_path: Path) -> None:
+    stored(tmp_path, torch.float32)
+    layout = RowLayout([("a", (3, 5)), ("c", (7,))])
+    index = {"weight_map": dict.fromkeys(("a", "c"), "model.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointIncompatibleError, match="lacks tensor c"):
+        read_row(tmp_path, layout, torch.float32, CPU)
