@@ -28,9 +28,9 @@ from tests.unit.controller.simulation import (
 )
 
 from bench import report
-from bench.noise import NoiseMeter
+from bench.machine_load import NoiseMeter
 from tinsmith_controller.assignment.decide import apply, decide
-from tinsmith_controller.assignment.records import (
+from tinsmith_controller.assignment.types import (
     Key,
     PodRequest,
     Policy,

@@ -21,8 +21,8 @@ import torch
 from rich.console import Console
 
 from bench import engine_figures, report
-from bench.sides import Case, EngineSide, PeftSide, build_model, compare
-from tinsmith_engine.memory import keep_freed_memory
+from bench.paired_runs import Case, EngineSide, PeftSide, build_model, compare
+from tinsmith_engine.base.memory import keep_freed_memory
 
 _console = Console(highlight=False, stderr=True)
 _LARGE_VOCABULARY = 151_936

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.paired_runs import RANK, Batch, Case, EngineSide, compare, datum
 from bench.report import Row
-from bench.sides import RANK, Batch, Case, EngineSide, compare, datum
 from tinsmith_engine import AdamParams, Engine, LoraConfig
-from tinsmith_engine.adam import RowStep, adamw_
-from tinsmith_engine.rows import Arena
-from tinsmith_engine.units import lora_layout
+from tinsmith_engine.arena.adam import RowStep, adamw_
+from tinsmith_engine.arena.adapter_targets import lora_layout
+from tinsmith_engine.arena.rows import Arena
 
 _MEBIBYTE = 2**20
 _NUM_PARKED, _NUM_ACTIVE = 64, 16

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 import torch
 
-from bench.sides import RANK, Case, datum
+from bench.paired_runs import RANK, Case, datum
 from tinsmith_engine import AdamParams, BatchRequest, Engine, LoraConfig
 from tinsmith_runtime.errors import TinsmithError
 

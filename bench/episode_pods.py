@@ -14,7 +14,7 @@ import grpc
 from bench.processes import Child
 from tinsmith.v1 import episode_pb2, episode_pb2_grpc
 from tinsmith_local.process import free_port
-from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
 
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05

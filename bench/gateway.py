@@ -28,9 +28,9 @@ from rich.console import Console
 
 import tinsmith
 from bench import report
-from bench.crowd import make_datum
+from bench.concurrent_clients import make_datum
 from bench.pods import Pods
-from bench.wires import tinker_rows
+from bench.tinker_overhead import tinker_rows
 from tinsmith.tensors import decode_tensor, encode_tokens
 from tinsmith.v1 import (
     sampler_pb2,

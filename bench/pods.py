@@ -11,7 +11,7 @@ from typing import Self
 import tinsmith
 from bench.processes import Child
 from tinsmith_local.process import free_port
-from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
 
 _START_TIMEOUT_S = 120.0
 _POLL_S = 0.05

@@ -144,7 +144,7 @@ class Server(Child):
 
 
 class Bare(Child):
-    """The bare loop, `python -m bench.bare`.
+    """The bare loop, `python -m bench.peft_baseline`.
 
     Args:
         folder: Its log goes here.
@@ -155,7 +155,7 @@ class Bare(Child):
 
     def __init__(self, folder: Path, model: Path, adapter: Path, *, num_threads: int) -> None:
         super().__init__(
-            ["-m", "bench.bare", "serve", str(model), str(adapter), str(num_threads)],
+            ["-m", "bench.peft_baseline", "serve", str(model), str(adapter), str(num_threads)],
             num_threads=num_threads,
             log=folder / "bare.log",
             has_pipes=True,

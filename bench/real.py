@@ -31,8 +31,8 @@ from bench import report
 from bench.processes import Server
 from bench.static_loop import StaticLoop
 from tinsmith_engine import AdamParams, BatchRequest, Datum, Engine, LoraConfig
-from tinsmith_engine.head import chunk_rows
-from tinsmith_engine.memory import keep_freed_memory
+from tinsmith_engine.base.memory import keep_freed_memory
+from tinsmith_engine.model.lm_head import chunk_rows
 from tinsmith_local.random_model import build_random_model
 
 SHAPE, RANK = "qwen2.5-0.5b", 32

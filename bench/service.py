@@ -25,7 +25,7 @@ import numpy as np
 
 import tinsmith
 from bench import report, workload
-from bench.noise import NoiseMeter, fsync_ms
+from bench.machine_load import NoiseMeter, fsync_ms
 from bench.processes import Bare, Server
 from bench.report import Row
 from bench.service_side import ADAM, ServiceSide, make_data, wait_served
@@ -70,7 +70,7 @@ def main() -> int:
 def _measure(folder: Path, num_threads: int) -> tuple[list[Row], dict[str, float]]:
     """Start both sides, run all cases, and return rows and the conditions they ran under."""
     model = folder / "model"
-    command = [sys.executable, "-m", "bench.bare", "build", str(model)]
+    command = [sys.executable, "-m", "bench.peft_baseline", "build", str(model)]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     with Server(folder / "server", model, num_threads=num_threads) as server:
         address, api_key = server.wait_ready()

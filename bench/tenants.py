@@ -24,10 +24,10 @@ from rich.console import Console
 
 import tinsmith
 from bench import report
-from bench.noise import NoiseMeter
+from bench.machine_load import NoiseMeter
+from bench.paired_runs import RANK, Batch, Case, PeftSide, build_model
 from bench.processes import Server
 from bench.service_side import wait_served
-from bench.sides import RANK, Batch, Case, PeftSide, build_model
 
 _NUM_TENANTS = 16
 _CASES = (

@@ -21,7 +21,7 @@ from types import TracebackType
 
 import tinsmith
 from tinsmith_local.process import free_port
-from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
 
 BASE_MODEL = "tiny"
 START_TIMEOUT_S = 90.0

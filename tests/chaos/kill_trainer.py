@@ -22,8 +22,8 @@ from tests.chaos import sqlite_view
 from tests.chaos.report import Findings, Row
 from tests.chaos.scenario import Setting
 from tests.chaos.server_process import WatchedServer
-from tinsmith.recipes import pig_latin
-from tinsmith.recipes.conversations import conversation_to_datum, scale_weights
+from tinsmith.recipes.tasks import pig_latin
+from tinsmith.recipes.tasks.conversations import conversation_to_datum, scale_weights
 
 _BATCH = 8
 _STEPS_PER_KILL = 6

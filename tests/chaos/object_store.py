@@ -22,9 +22,10 @@ from tests.chaos.tenants import Tenant, Tenants, compare, reinforced, supervised
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
 from tests.faults.proxy import Fault, HttpFaultProxy
-from tinsmith_runtime import manifests, storage
+from tinsmith_runtime import storage
 from tinsmith_runtime.errors import CheckpointCorruptError
-from tinsmith_runtime.manifests import MANIFEST_NAME
+from tinsmith_runtime.storage import checkpoint_manifests
+from tinsmith_runtime.storage.checkpoint_manifests import MANIFEST_NAME
 
 _DATABASE = "tinsmith"
 _BUCKET = "chaos"
@@ -130,7 +131,7 @@ def _check_store(server: S3Server) -> list[Row]:
     num_wrong = 0
     for folder in folders:
         try:
-            manifests.verify_checkpoint(store, folder)
+            checkpoint_manifests.verify_checkpoint(store, folder)
         except CheckpointCorruptError:
             num_wrong += 1
     return [

@@ -18,13 +18,13 @@ from grpc_status import rpc_status
 
 from tinsmith import tensors
 from tinsmith.v1 import environment_pb2, environment_pb2_grpc, tensors_pb2, trajectories_pb2
-from tinsmith_environment import codec
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
-from tinsmith_runtime.auth import Authenticator, Caller
+from tinsmith_environment.rpc import codec
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
-from tinsmith_runtime.server import PodServer
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.auth import Authenticator, Caller
+from tinsmith_runtime.rpc.error_codec import decode_status
+from tinsmith_runtime.rpc.server import PodServer
 
 Code = grpc.StatusCode
 Metadata = tuple[tuple[str, str], ...]

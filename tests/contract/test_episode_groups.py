@@ -16,8 +16,8 @@ from tests.fakes.episode_services import Services
 import tinsmith
 from tinsmith.recipes import episode_groups
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
-from tinsmith.recipes.episode_tasks import AgentTask, load_tasks
 from tinsmith.recipes.rl_episodes import trained_samples
+from tinsmith.recipes.tasks.episode_tasks import AgentTask, load_tasks
 
 TASKS = [AgentTask("a", {"number": 1}), AgentTask("b", {"number": 2})]
 

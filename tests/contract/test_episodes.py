@@ -28,7 +28,7 @@ from tests.fakes.scheduler_fake_trainer import eventually, expect_rpc_error
 
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import episode_pb2
-from tinsmith_coordinator import episodes as episodes_module
+from tinsmith_coordinator.episodes import episodes as episodes_module
 
 Code = grpc.StatusCode
 

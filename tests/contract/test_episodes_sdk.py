@@ -11,8 +11,8 @@ import pytest
 from tests.fakes.episode_services import Services
 
 import tinsmith
-from tinsmith import episode_claims
-from tinsmith.episode_agent import openai_base_url
+from tinsmith.episodes import claims
+from tinsmith.episodes.agent import openai_base_url
 
 Output = tinsmith.WorkflowOutput
 
@@ -211,13 +211,13 @@ def test_an_agent_gets_an_episode_that_is_registered_while_it_waits(
 def test_an_agent_says_what_it_waits_for_and_what_there_is_instead(
     client: tinsmith.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(episode_claims, "_TOLD_AFTER_S", 0.1)
+    monkeypatch.setattr(claims, "_TOLD_AFTER_S", 0.1)
     client.episodes.create([tinsmith.EpisodeSpec(episode_type="eval")] * 2, queue="rl")
     agent = client.episodes.agent(queue="rl")
     later = threading.Timer(
         1.0, client.episodes.create, [[tinsmith.EpisodeSpec()]], {"queue": "rl"}
     )
-    monkeypatch.setattr(episode_claims, "_LONG_POLL_S", 0.3)
+    monkeypatch.setattr(claims, "_LONG_POLL_S", 0.3)
     later.start()
     with agent.episode(episode_type="train", timeout_s=15) as episode:
         episode.end(Output(1.0))

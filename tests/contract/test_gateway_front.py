@@ -27,10 +27,10 @@ from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.gateway_rig import RUN, TIMEOUT_S, GatewayRig, running_gateway
 
 from tinsmith_gateway import app as gateway_app
-from tinsmith_gateway.front import PREFACE, bind, load_tls, raise_file_limit
-from tinsmith_gateway.http import Call, endpoint
+from tinsmith_gateway.endpoint import Call, endpoint
 from tinsmith_gateway.openai.streaming import begin_stream
 from tinsmith_gateway.services import Services
+from tinsmith_gateway.serving.port_multiplexer import PREFACE, bind, load_tls, raise_file_limit
 from tinsmith_runtime.errors import ConfigError, TinsmithError
 
 _HEALTHZ = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"

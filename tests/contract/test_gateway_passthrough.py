@@ -32,7 +32,7 @@ from tinsmith.v1 import (
     scheduler_pb2_grpc,
     trainer_pb2,
 )
-from tinsmith_gateway import passthrough
+from tinsmith_gateway.proxy import grpc_proxy
 from tinsmith_runtime.errors import RunMovedError, ShapeMismatchError
 
 
@@ -211,7 +211,7 @@ async def test_the_key_of_an_episode_is_in_no_log(
     rig: GatewayRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound: list[dict[str, str]] = []
-    monkeypatch.setattr(passthrough, "bind_log_fields", lambda **fields: bound.append(fields))
+    monkeypatch.setattr(grpc_proxy, "bind_log_fields", lambda **fields: bound.append(fields))
     request = episode_pb2.VerifyEpisodeKeyRequest(api_key="tse-secret")
     await refusal(rig.call("/tinsmith.v1.EpisodeService/VerifyEpisodeKey", request, None))
     assert bound[-1]["method"] == "VerifyEpisodeKey"

@@ -32,7 +32,7 @@ from transformers import PreTrainedTokenizerFast
 import tinsmith
 from tinsmith.tensors import decode_tensor, encode_tokens
 from tinsmith.v1 import sampler_pb2, sampler_pb2_grpc, scheduler_pb2
-from tinsmith_gateway.openai.answers import Answer
+from tinsmith_gateway.openai.text.completion_text import Answer
 from tinsmith_runtime.errors import (
     FailedPreconditionError,
     QueueFullError,

@@ -26,9 +26,9 @@ from tests.fakes.scheduler import bearer
 
 from tinsmith.tensors import encode_tensor, encode_tokens
 from tinsmith.v1 import sampler_pb2, tensors_pb2
+from tinsmith_engine.files.weight_files import ADAPTER_FILE
 from tinsmith_engine.host import EngineHost
-from tinsmith_engine.weight_files import ADAPTER_FILE
-from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
 
 NAN, INFINITY = float("nan"), float("inf")
 NOT_FOUND, INVALID = "NOT_FOUND", "INVALID_ARGUMENT"

@@ -34,11 +34,11 @@ from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import sampler_pb2, trainer_pb2, trajectories_pb2
 from tinsmith_engine import Sampler
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.metrics import WAITING_SEQUENCES
-from tinsmith_trainer.state_files import OPTIMIZER_FILE
+from tinsmith_trainer.execution.snapshot_format import OPTIMIZER_FILE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

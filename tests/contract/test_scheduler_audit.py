@@ -19,8 +19,8 @@ from tests.fakes.scheduler_fake_trainer import (
 )
 
 from tinsmith.v1 import audit_pb2, scheduler_pb2
-from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import UnavailableError
+from tinsmith_runtime.rpc.auth import ApiKey
 
 Code = grpc.StatusCode
 

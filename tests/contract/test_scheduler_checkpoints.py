@@ -21,7 +21,7 @@ from tests.fakes.scheduler_fake_trainer import (
 
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.errors import CheckpointCorruptError, UnavailableError
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.error_codec import decode_status
 
 
 @pytest.fixture

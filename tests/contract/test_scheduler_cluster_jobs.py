@@ -21,8 +21,8 @@ from tinsmith_runtime.errors import (
     JobsDisabledError,
     TinsmithError,
 )
-from tinsmith_scheduler.kubernetes_launcher import KubernetesLauncher
-from tinsmith_scheduler.records import LogPosition, PageRequest, RequestIdentity
+from tinsmith_scheduler.jobs.kubernetes_launcher import KubernetesLauncher
+from tinsmith_scheduler.store.records import LogPosition, PageRequest, RequestIdentity
 
 J = JobName("p", "j")
 SPEC = {"method": {"type": "sft"}, "model": {"name": "tiny"}}

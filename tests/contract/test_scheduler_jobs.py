@@ -22,7 +22,7 @@ from tests.fakes.scheduler_fake_trainer import (
 )
 
 from tinsmith.v1 import job_pb2, scheduler_pb2
-from tinsmith_runtime.auth import ApiKey, derive_job_key
+from tinsmith_runtime.rpc.auth import ApiKey, derive_job_key
 
 Code = grpc.StatusCode
 Report = job_pb2.TrainingJobReport

@@ -17,8 +17,8 @@ from tests.fakes.scheduler_fake_trainer import (
 )
 
 from tinsmith.v1 import scheduler_pb2
-from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
 

@@ -25,7 +25,7 @@ from tinsmith_runtime.errors import (
     InvalidFieldError,
     UnavailableError,
 )
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.error_codec import decode_status
 
 Code = grpc.StatusCode
 TrainingRun = scheduler_pb2.TrainingRun

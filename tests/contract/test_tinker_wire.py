@@ -35,7 +35,7 @@ from tests.integration.servers import (
 
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.metrics import PENDING_SAMPLES
-from tinsmith_gateway.tinker import arrays, downloads, retrieval, wire, wire_pb2
+from tinsmith_gateway.tinker import downloads, retrieval, routes, tensor_codec, wire_pb2
 from tinsmith_runtime.errors import ShapeMismatchError
 
 MAX_BODY_BYTES = 2**20
@@ -224,7 +224,7 @@ def _huge_claims(model: Model) -> str:
         tensor = batch.data[0].loss_fn_inputs[f"x{index}"]
         tensor.dtype = wire_pb2.DTYPE_FLOAT32
         tensor.sparse_csr.crow_indices = bytes(16)
-        tensor.shape[:] = [1, arrays.MAX_ELEMENTS]
+        tensor.shape[:] = [1, tensor_codec.MAX_ELEMENTS]
     return model.submit(batch)
 
 
@@ -415,13 +415,13 @@ def test_matrices_survive_both_layouts(dtype: str) -> None:
     for rows, columns in [(0, 0), (0, 3), (1, 1), (5, 7)]:
         matrix = (chance.integers(-3, 3, (rows, columns))).astype(dtype)
         for message in (dense(matrix), sparse(matrix)):
-            np.testing.assert_array_equal(arrays.decode_tensor(message, "x"), matrix)
+            np.testing.assert_array_equal(tensor_codec.decode_tensor(message, "x"), matrix)
 
 
 def test_rows_that_overflow_are_refused() -> None:
     crow = np.array([0, 2**63 - 1, -2, 1], "<i8")
     with pytest.raises(ShapeMismatchError):
-        arrays.from_csr(np.ones(1), crow, np.zeros(1, "<i8"), (3, 1), "x")
+        tensor_codec.from_csr(np.ones(1), crow, np.zeros(1, "<i8"), (3, 1), "x")
 
 
 def test_json_of_millions_of_wrong_items_costs_one_error(ours: Wire, sampler: str) -> None:
@@ -855,7 +855,7 @@ def small(
 ) -> Iterator[EmbeddedThread]:
     """A server that gives little and forgets soon."""
     monkeypatch.setenv("TINSMITH_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(wire, "_SWEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr(routes, "_SWEEP_INTERVAL_S", 0.05)
     settings = {
         "max_waits_per_key": 1,
         "max_tokens_per_key": 4,

@@ -25,8 +25,8 @@ from tests.fakes.trainer_rig import (
 
 from tinsmith.v1 import audit_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime.auth import ADMIN_SCOPE, ApiKey
 from tinsmith_runtime.errors import TinsmithError
+from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, ApiKey
 
 PEFT = trainer_pb2.CheckpointExport.FORMAT_PEFT
 DAY_S = 24 * 3600.0

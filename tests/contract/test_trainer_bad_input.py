@@ -29,8 +29,8 @@ from tests.fakes.trainer_rig import (
 
 from tinsmith.v1 import models_pb2, tensors_pb2, trainer_pb2, trajectories_pb2
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import TinsmithError
+from tinsmith_runtime.rpc.auth import ApiKey
 
 NAN = float("nan")
 

@@ -32,9 +32,9 @@ from tests.fakes.trainer_rig import (
 from tinsmith.v1 import trainer_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
-from tinsmith_trainer import checkpoint_work
-from tinsmith_trainer.checkpoint_sweeper import TOMBSTONE_S
-from tinsmith_trainer.checkpoints import GRACE_S
+from tinsmith_trainer.checkpoints import transfers
+from tinsmith_trainer.checkpoints.expiry import TOMBSTONE_S
+from tinsmith_trainer.checkpoints.registry import GRACE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PEFT = trainer_pb2.CheckpointExport.FORMAT_PEFT
@@ -159,21 +159,21 @@ async def test_files_that_a_dead_process_left_are_removed(rig: TrainerRig) -> No
 async def test_a_load_that_reads_is_not_deprived_of_its_files(
     rig: TrainerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinsmith_trainer import checkpoints
+    from tinsmith_trainer.checkpoints import registry
 
     run = await rig.new_run("held")
     await run.step()
     saved = await run.saved("a")
     reading, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    read = checkpoints.manifests.read_checkpoint
+    read = registry.manifests.read_checkpoint
 
     def slow_read(*args: Any, **kwargs: Any) -> Any:
         loop.call_soon_threadsafe(reading.set)
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(TIMEOUT_S)
         return read(*args, **kwargs)
 
-    monkeypatch.setattr(checkpoints.manifests, "read_checkpoint", slow_read)
+    monkeypatch.setattr(registry.manifests, "read_checkpoint", slow_read)
     load_call = await run.load(saved.name)
     await reading.wait()
     await run.call("DeleteCheckpoint", trainer_pb2.DeleteCheckpointRequest(name=saved.name))
@@ -363,13 +363,13 @@ async def test_a_task_that_a_restart_cut_off_is_done_again(
     run = await rig.new_run("cut-off")
     saved = await run.saved("a")
     begun = asyncio.Event()
-    do = checkpoint_work.CheckpointWork.do
+    do = transfers.CheckpointWork.do
 
     async def stuck(*args: Any) -> Any:
         begun.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(checkpoint_work.CheckpointWork, "do", stuck)
+    monkeypatch.setattr(transfers.CheckpointWork, "do", stuck)
     operation = await export(run, saved.name)
     await begun.wait()
     metadata = trainer_pb2.CheckpointTaskMetadata()
@@ -378,7 +378,7 @@ async def test_a_task_that_a_restart_cut_off_is_done_again(
     assert not standing.done
     assert (metadata.kind, metadata.checkpoint) == ("export", saved.name)
     assert metadata.state == trainer_pb2.CheckpointTaskMetadata.STATE_RUNNING
-    monkeypatch.setattr(checkpoint_work.CheckpointWork, "do", do)
+    monkeypatch.setattr(transfers.CheckpointWork, "do", do)
     await rig.restart()
     done = response_of(await run.wait(operation), trainer_pb2.CheckpointExport())
     assert folder_of(done).exists()
@@ -393,7 +393,7 @@ async def test_a_bug_in_a_task_is_an_internal_error(
     async def broken(*args: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(checkpoint_work.CheckpointWork, "do", broken)
+    monkeypatch.setattr(transfers.CheckpointWork, "do", broken)
     error = error_of(await run.wait(await export(run, saved.name)))
     assert (error.reason, "ZeroDivision" in error.message) == ("INTERNAL", False)
 

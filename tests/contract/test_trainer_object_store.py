@@ -29,9 +29,9 @@ from tests.faults.proxy import Fault, HttpFaultProxy
 
 from tinsmith.v1 import trainer_pb2
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime import manifests, storage
+from tinsmith_runtime import storage
 from tinsmith_runtime.errors import ConfigError, StorageUnavailableError
-from tinsmith_runtime.storage import ObjectStore
+from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
 
 ALWAYS_SNAPSHOT_S = 1e-9
 LARGE = [make_datum(num_tokens=2500, seed=seed) for seed in range(2)]
@@ -110,10 +110,10 @@ async def accepted_later(run: RunClient, **call: Any) -> Any:
 
 def bits_of(direct: ObjectStore, checkpoint: trainer_pb2.Checkpoint) -> dict[str, bytes]:
     """Return the tensor files of a checkpoint, verified."""
-    folder = manifests.find_folder(
+    folder = checkpoint_manifests.find_folder(
         direct, checkpoint.manifest_uri, sha256=checkpoint.manifest_sha256
     )
-    _, files = manifests.read_checkpoint(direct, folder)
+    _, files = checkpoint_manifests.read_checkpoint(direct, folder)
     return {name: data for name, data in files.items() if name.endswith(".safetensors")}
 
 

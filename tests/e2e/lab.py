@@ -23,7 +23,7 @@ from tests.e2e.deployment import (
     scheduler_process,
 )
 from tinsmith.v1 import job_pb2, job_pb2_grpc
-from tinsmith_runtime.scheduler_client import pod_metadata
+from tinsmith_runtime.rpc.scheduler_client import pod_metadata
 
 _CALL_TIMEOUT_S = 10.0
 _GONE_TIMEOUT_S = 60.0

@@ -133,7 +133,9 @@ def test_an_image_has_what_its_entry_point_needs_and_no_more(
         _run([python, "-c", f"import {module}"], tmp_path)
     else:
         assert "--config" in _run([python, "-m", module, "--help"], tmp_path)
-        assert "usage" in _run([python, "-m", "tinsmith_runtime.probe", "--help"], tmp_path)
+        assert "usage" in _run(
+            [python, "-m", "tinsmith_runtime.rpc.health_probe", "--help"], tmp_path
+        )
     found = {path.name.partition("-")[0] for path in target.glob("lib/*/site-packages/*.dist-info")}
     assert "torch" not in found
     assert ("kubernetes" in found) is (dockerfile.pod in ("controller", "scheduler"))

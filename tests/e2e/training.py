@@ -27,7 +27,7 @@ from tests.fakes.s3_server import CREDENTIALS, running_s3_server
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_local.process import free_port
 from tinsmith_local.tiny_model import build_tiny_model
-from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
 
 MODEL = "tiny"
 TINY: Json = {"requests": {"cpu": "500m", "memory": "1Gi"}}
@@ -100,7 +100,7 @@ def process_nodes(cluster: TestCluster, name: str) -> Iterator[Kubelet]:
     """Yield two nodes of two GPUs, `<name>-0` and `-1`, whose pods are processes."""
     nodes = [FakeNode(name=f"{name}-{i}", gpus=2) for i in range(2)]
     images = {f"tinsmith/{pod}": _image(f"tinsmith_{pod}") for pod in _PODS}
-    images["tinsmith/driver"] = _image("tinsmith.jobs.driver")
+    images["tinsmith/driver"] = _image("tinsmith.driver.main")
     with cluster.kubelet(nodes, images=images) as kubelet:
         yield kubelet
 

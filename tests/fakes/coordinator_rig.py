@@ -18,7 +18,7 @@ from tinsmith.tensors import encode_tensor, encode_tokens
 from tinsmith.v1 import episode_pb2, episode_pb2_grpc, trajectories_pb2
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
-from tinsmith_coordinator.store import database_clock
+from tinsmith_coordinator.store.database import database_clock
 
 PROJECT = "projects/default"
 POD = bearer(POD_KEY)

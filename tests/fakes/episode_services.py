@@ -12,7 +12,7 @@ from tests.fakes.coordinator_rig import MovedClock
 
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
-from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
 

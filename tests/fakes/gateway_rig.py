@@ -25,10 +25,10 @@ from tinsmith.v1 import (
 )
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
-from tinsmith_runtime.auth import Authenticator, current_caller
 from tinsmith_runtime.errors import ErrorCode, RunNotFoundError, TinsmithError
-from tinsmith_runtime.server import PodServer, ServerConfig
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.auth import Authenticator, current_caller
+from tinsmith_runtime.rpc.error_codec import decode_status
+from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 
 PROJECT = "p"
 RUN = f"projects/{PROJECT}/trainingRuns/run-1"

@@ -8,8 +8,7 @@ import numpy as np
 
 from tinsmith_engine import AdamParams, Datum, Engine
 from tinsmith_runtime.ledger import OperationRecord, OperationState, RunRecord
-from tinsmith_trainer.live_run import LiveRun, Load, QueuedOperation
-from tinsmith_trainer.work import (
+from tinsmith_trainer.runs.operations import (
     ForwardWork,
     Kind,
     LoadCheckpointWork,
@@ -17,6 +16,7 @@ from tinsmith_trainer.work import (
     SaveCheckpointWork,
     Work,
 )
+from tinsmith_trainer.runs.run import LiveRun, Load, QueuedOperation
 
 RUN = "projects/p/trainingRuns/r"
 TOKENS = 4

@@ -28,11 +28,10 @@ from tinsmith.v1 import (
     trajectories_pb2,
 )
 from tinsmith_engine import Engine, LoraConfig
-from tinsmith_engine.codec import adapter_to_json
+from tinsmith_engine.contract.codec import adapter_to_json
+from tinsmith_engine.files.weight_files import ADAPTER_FILE
 from tinsmith_engine.host import EngineHost
-from tinsmith_engine.weight_files import ADAPTER_FILE
-from tinsmith_runtime import manifests, storage
-from tinsmith_runtime.auth import POD_SCOPE, Authenticator, Caller, current_caller
+from tinsmith_runtime import storage
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
     ErrorCode,
@@ -40,12 +39,14 @@ from tinsmith_runtime.errors import (
     RunNotFoundError,
     TinsmithError,
 )
-from tinsmith_runtime.server import PodServer, ServerConfig
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.auth import POD_SCOPE, Authenticator, Caller, current_caller
+from tinsmith_runtime.rpc.error_codec import decode_status
+from tinsmith_runtime.rpc.server import PodServer, ServerConfig
+from tinsmith_runtime.storage import checkpoint_manifests
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_sampler.weights import PublishLive
-from tinsmith_trainer.state_files import OPTIMIZER_FILE
+from tinsmith_trainer.execution.snapshot_format import OPTIMIZER_FILE
 
 BASE_MODEL = "tiny"
 PROJECT = "p"
@@ -275,7 +276,9 @@ class SamplerRig:
         )
         return name
 
-    async def _write(self, folder: str, seed: int, version: int) -> manifests.WrittenManifest:
+    async def _write(
+        self, folder: str, seed: int, version: int
+    ) -> checkpoint_manifests.WrittenManifest:
         config = LoraConfig(rank=4, seed=seed)
         tensors = await self.host.call(_random_adapter, self.host.engine(BASE_MODEL), config)
         attributes = {
@@ -286,7 +289,7 @@ class SamplerRig:
         }
         files = {ADAPTER_FILE: save(tensors), OPTIMIZER_FILE: b"not for samplers"}
         return await asyncio.to_thread(
-            manifests.write_checkpoint, self.store, folder, files, attributes
+            checkpoint_manifests.write_checkpoint, self.store, folder, files, attributes
         )
 
     @contextlib.contextmanager

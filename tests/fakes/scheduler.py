@@ -7,13 +7,13 @@ from typing import Any
 from google.protobuf import duration_pb2
 
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tinsmith_runtime.auth import USER_SCOPE, ApiKey, Authenticator, Caller
 from tinsmith_runtime.errors import (
     KeyInvalidError,
     KeyRevokedError,
     SamplingSessionNotFoundError,
 )
-from tinsmith_runtime.server import PodServer, ServerConfig
+from tinsmith_runtime.rpc.auth import USER_SCOPE, ApiKey, Authenticator, Caller
+from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 
 POD_KEY = "pod-key-of-the-tests"
 

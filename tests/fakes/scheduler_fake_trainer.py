@@ -24,14 +24,6 @@ from tinsmith.v1 import (
     trainer_pb2,
     trainer_pb2_grpc,
 )
-from tinsmith_runtime.auth import (
-    POD_SCOPE,
-    ApiKey,
-    Authenticator,
-    Caller,
-    current_caller,
-    derive_job_key,
-)
 from tinsmith_runtime.errors import (
     AbortedError,
     CheckpointNotFoundError,
@@ -40,8 +32,16 @@ from tinsmith_runtime.errors import (
     RunNotFoundError,
     TinsmithError,
 )
-from tinsmith_runtime.server import PodServer, ServerConfig
-from tinsmith_runtime.status import decode_status, encode_status
+from tinsmith_runtime.rpc.auth import (
+    POD_SCOPE,
+    ApiKey,
+    Authenticator,
+    Caller,
+    current_caller,
+    derive_job_key,
+)
+from tinsmith_runtime.rpc.error_codec import decode_status, encode_status
+from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
 

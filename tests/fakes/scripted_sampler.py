@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
-from tinsmith.tokenizer import Tokenizer
+from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import (
     episode_pb2,
     episode_pb2_grpc,
@@ -32,8 +32,8 @@ from tinsmith_runtime.errors import (
     SequenceTooLongError,
     TinsmithError,
 )
-from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
-from tinsmith_runtime.server import PodServer, ServerConfig
+from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
+from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 
 SCRIPTED_MODEL = "scripted"
 MAX_CONTEXT = 512

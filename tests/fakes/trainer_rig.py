@@ -25,7 +25,7 @@ from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import models_pb2, trainer_pb2, trainer_pb2_grpc, trajectories_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import ErrorCode, TinsmithError
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.pod import TrainerPod
 

@@ -21,7 +21,7 @@ import tinsmith
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer
 from tinsmith_local.process import free_port
-from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
 
 BASE_MODEL = "tiny"
 TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ from tests.fakes.certificates import make_certificates
 from tests.integration.servers import BASE_MODEL, EmbeddedThread
 
 import tinsmith
-from tinsmith import transport
+from tinsmith.rpc import transport
 from tinsmith_local.process import free_port
 
 

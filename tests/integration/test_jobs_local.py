@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import tinsmith
-from tinsmith.job_client import JobInfo
+from tinsmith.jobs.client import JobInfo
 from tinsmith_local.process import ServerProcess
 
 TIMEOUT_S = 60.0
@@ -306,7 +306,7 @@ def test_jobs_queue_and_can_be_cancelled(client: tinsmith.Client) -> None:
 
 USERS_LOOP = """
 import json, sys, time, tinsmith
-job = tinsmith.jobs.current()
+job = tinsmith.driver.current()
 first = json.loads(job.state)["step"] if job.state else 0
 print("first", first, flush=True)
 for step in range(first, 1000):

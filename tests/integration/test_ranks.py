@@ -27,7 +27,7 @@ from tests.integration.servers import (
 )
 
 import tinsmith
-from tinsmith_runtime.auth import ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
 
 ADAM = tinsmith.AdamParams(learning_rate=1e-2)
 # Full weights differ in the order of sums between FSDP's module and the engine's own decoder.

@@ -14,9 +14,10 @@ from tests.integration.servers import Deployment
 
 import tinsmith
 from tinsmith.names import shorten
-from tinsmith.recipes import arithmetic, rl, rl_episodes, supervised
-from tinsmith.recipes.observer import Observer
-from tinsmith.recipes.run_log import RunLog, read_metrics
+from tinsmith.recipes import rl, rl_episodes, supervised
+from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.run_log import RunLog, read_metrics
+from tinsmith.recipes.tasks import arithmetic
 
 SUPERVISED = supervised.Config(
     adapter="full", learning_rate=3e-3, num_warmup_steps=2, num_steps=6, batch_size=8, save_every=2

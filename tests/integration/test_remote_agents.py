@@ -12,7 +12,7 @@ import numpy as np
 from tests.integration.servers import Deployment
 
 from tinsmith.recipes import rl_episodes
-from tinsmith.recipes.run_log import read_metrics
+from tinsmith.recipes.experiment.run_log import read_metrics
 
 AGENT = Path(__file__).with_name("openai_agent.py")
 

@@ -37,7 +37,7 @@ from tinsmith.v1 import (
     trainer_pb2_grpc,
 )
 from tinsmith_runtime.errors import TinsmithError
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.error_codec import decode_status
 
 MakeEmbedded = Callable[..., EmbeddedThread]
 ADAM = tinsmith.AdamParams(learning_rate=1e-2)

@@ -12,7 +12,7 @@ from tests.integration.servers import EmbeddedThread
 
 import tinsmith
 from tinsmith.recipes import rl_episodes
-from tinsmith.recipes.run_log import RunLog, read_metrics
+from tinsmith.recipes.experiment.run_log import RunLog, read_metrics
 
 CONFIG = rl_episodes.Config(
     num_steps=3, num_tasks=2, group_size=4, num_validation=3, step_timeout_s=60, save_every=1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinsmith_engine.products import (
+from tinsmith_engine.products.split_products import (
     ROW_TILE,
     KSplit,
     candidates,

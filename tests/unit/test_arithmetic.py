@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tinsmith.recipes.arithmetic import (
+from tinsmith.recipes.tasks.arithmetic import (
     FORGETS_CARRY_FRACTION,
     MathFormatError,
     MathRecord,

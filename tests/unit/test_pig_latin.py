@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tinsmith.recipes.pig_latin import (
+from tinsmith.recipes.tasks.pig_latin import (
     PhraseSplit,
     build_messages,
     build_prompt,

@@ -1,23 +1,22 @@
 """Tinsmith: write the training loop, the server runs the model."""
 
-from tinsmith import jobs
+from tinsmith import driver
 from tinsmith.client import Client
-from tinsmith.custom_loss import CustomLoss, numpy_loss
-from tinsmith.environments import (
+from tinsmith.environments.client import (
     Environment,
     EnvironmentClient,
     EnvironmentInstance,
     Observation,
     StepResult,
 )
-from tinsmith.episode_agent import (
+from tinsmith.episodes.agent import (
     EpisodeAgent,
     HeldEpisode,
     OpenaiBaseUrlAndApiKey,
     WorkflowOutput,
 )
-from tinsmith.episode_types import Episode, EpisodeOutcome, EpisodeSpec, RecordedTrajectory
-from tinsmith.episodes import EpisodeClient
+from tinsmith.episodes.client import EpisodeClient
+from tinsmith.episodes.types import Episode, EpisodeOutcome, EpisodeSpec, RecordedTrajectory
 from tinsmith.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -41,12 +40,13 @@ from tinsmith.errors import (
     UnimplementedError,
     UnknownError,
 )
-from tinsmith.futures import OperationFuture, ResultFuture
-from tinsmith.sample_stream import SampleStream
-from tinsmith.sampler import Sampler
+from tinsmith.rpc.futures import OperationFuture, ResultFuture
+from tinsmith.sampling.sample_stream import SampleStream
+from tinsmith.sampling.sampler import Sampler
 from tinsmith.settings import RetryPolicy
-from tinsmith.tokenizer import Tokenizer
-from tinsmith.training_run import TrainingRun
+from tinsmith.text.tokenizer import Tokenizer
+from tinsmith.training.custom_loss import CustomLoss, numpy_loss
+from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import (
     AdamParams,
     ApiKey,
@@ -141,6 +141,6 @@ __all__ = [
     "UnknownError",
     "WorkflowOutput",
     "__version__",
-    "jobs",
+    "driver",
     "numpy_loss",
 ]

@@ -10,17 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tinsmith import catalog, codec, runs
-from tinsmith.client_checkpoints import CheckpointCalls
-from tinsmith.client_keys import KeyCalls
-from tinsmith.core import ClientCore
-from tinsmith.environments import EnvironmentClient, EnvironmentInstance
-from tinsmith.episodes import EpisodeClient
-from tinsmith.job_client import JobClient
-from tinsmith.sampler import Sampler, create_sampler
+from tinsmith.checkpoints.client import CheckpointCalls
+from tinsmith.environments.client import EnvironmentClient, EnvironmentInstance
+from tinsmith.episodes.client import EpisodeClient
+from tinsmith.jobs.client import JobClient
+from tinsmith.keys.client import KeyCalls
+from tinsmith.rpc import codec, model_catalog
+from tinsmith.rpc.core import ClientCore
+from tinsmith.sampling.sampler import Sampler, create_sampler
 from tinsmith.settings import RetryPolicy, resolve_settings
-from tinsmith.tokenizer import Tokenizer
-from tinsmith.training_run import TrainingRun
+from tinsmith.text.tokenizer import Tokenizer
+from tinsmith.training import run_info
+from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import Checkpoint, RunInfo, ServedModel
 from tinsmith.v1 import models_pb2
 from tinsmith.version import __version__
@@ -169,7 +170,7 @@ class Client(CheckpointCalls, KeyCalls):
             train_unembedding=train_unembedding,
         )
         return self._call(
-            runs.create_run(
+            run_info.create_run(
                 self._core,
                 base_model,
                 adapter,
@@ -205,7 +206,7 @@ class Client(CheckpointCalls, KeyCalls):
             train_unembedding=train_unembedding,
         )
         return await self._acall(
-            runs.create_run(
+            run_info.create_run(
                 self._core,
                 base_model,
                 adapter,
@@ -228,7 +229,7 @@ class Client(CheckpointCalls, KeyCalls):
         """Create a run that trains all weights; blocks until a trainer holds it."""
         adapter = models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
         return self._call(
-            runs.create_run(
+            run_info.create_run(
                 self._core,
                 base_model,
                 adapter,
@@ -249,7 +250,7 @@ class Client(CheckpointCalls, KeyCalls):
         """Do as `create_full_training_run`, in the caller's event loop."""
         adapter = models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
         return await self._acall(
-            runs.create_run(
+            run_info.create_run(
                 self._core,
                 base_model,
                 adapter,
@@ -264,19 +265,19 @@ class Client(CheckpointCalls, KeyCalls):
 
         What was acknowledged and had not ended is in its `pending_operations`.
         """
-        return self._call(runs.continue_run(self._core, name))
+        return self._call(run_info.continue_run(self._core, name))
 
     async def get_run_async(self, name: str) -> TrainingRun:
         """Do as `get_run`, in the caller's event loop."""
-        return await self._acall(runs.continue_run(self._core, name))
+        return await self._acall(run_info.continue_run(self._core, name))
 
     def list_runs(self) -> list[RunInfo]:
         """Return the runs of the project, newest first."""
-        return self._call(catalog.list_runs(self._core))
+        return self._call(model_catalog.list_runs(self._core))
 
     def delete_run(self, name: str) -> None:
         """Delete a run with its operations and checkpoints; repeating it succeeds."""
-        self._call(catalog.delete_run(self._core, name))
+        self._call(model_catalog.delete_run(self._core, name))
 
     def create_training_run_from_checkpoint(
         self,
@@ -300,7 +301,7 @@ class Client(CheckpointCalls, KeyCalls):
         """
         name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
         return self._call(
-            runs.create_run_from(
+            run_info.create_run_from(
                 self._core,
                 name,
                 include_optimizer=include_optimizer,
@@ -320,7 +321,7 @@ class Client(CheckpointCalls, KeyCalls):
         """Do as `create_training_run_from_checkpoint`, in the caller's event loop."""
         name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
         return await self._acall(
-            runs.create_run_from(
+            run_info.create_run_from(
                 self._core,
                 name,
                 include_optimizer=include_optimizer,
@@ -377,7 +378,7 @@ class Client(CheckpointCalls, KeyCalls):
 
     def get_capabilities(self) -> list[ServedModel]:
         """Return the base models that are served, and what can be done with them."""
-        return self._call(catalog.list_models(self._core))
+        return self._call(model_catalog.list_models(self._core))
 
     def close(self, outcome: str = "success") -> None:
         """Finish the session and fail what is pending. Repeating it changes nothing.
@@ -427,8 +428,8 @@ class Client(CheckpointCalls, KeyCalls):
         await self._core.transport.close()
 
     async def _resume(self, session: str) -> list[TrainingRun]:
-        runs = await self._core.session.resume(self._core.session_name(session))
-        return [TrainingRun(self._core, each.run, each.status) for each in runs]
+        run_info = await self._core.session.resume(self._core.session_name(session))
+        return [TrainingRun(self._core, each.run, each.status) for each in run_info]
 
 
 def _outcome_of(kind: type[BaseException] | None) -> str:

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf import message as protobuf_message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from tinsmith.remedies import REMEDIES
+from tinsmith.error_hints import REMEDIES
 
 _DETAILS_KEY = "grpc-status-details-bin"
 _NOT_CONNECTED = "failed to connect to all addresses"

@@ -168,7 +168,7 @@ grpc:
   port: {{ index . 1 }}
 {{- else -}}
 exec:
-  command: [python, -m, tinsmith_runtime.probe]
+  command: [python, -m, tinsmith_runtime.rpc.health_probe]
 {{- end -}}
 {{- end }}
 

@@ -10,9 +10,9 @@ import sys
 from tinsmith_controller.config import ControllerConfig
 from tinsmith_controller.health import HealthServer
 from tinsmith_controller.pod import ControllerPod
-from tinsmith_runtime.metrics import MetricsServer
-from tinsmith_runtime.process import leave_word, run_pod
-from tinsmith_runtime.server import wait_for_signal
+from tinsmith_runtime.observability.metrics import MetricsServer
+from tinsmith_runtime.pod.main import leave_word, run_pod
+from tinsmith_runtime.rpc.server import wait_for_signal
 
 logger = logging.getLogger(__name__)
 

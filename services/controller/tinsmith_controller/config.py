@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith.names import is_valid_id
-from tinsmith_controller.limits import Limits
+from tinsmith_controller.plan_settings import Limits
 from tinsmith_runtime.errors import ConfigError
 
 _POSITIVE = (
@@ -60,7 +60,7 @@ class ControllerConfig:
     device: str = "cuda"
     """Where models compute in pods that have a GPU."""
     queues_path: Path | None = None
-    """TOML file with queues and projects; see `policy_file`."""
+    """TOML file with queues and projects; see `queue_config`."""
     lease_namespace: str
     lease_name: str = "tinsmith-controller"
     identity: str = ""

@@ -12,19 +12,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from tinsmith_controller.assigner import Assigner
-from tinsmith_controller.assignment.records import Key
-from tinsmith_controller.cluster import ApiError, Cluster
+from tinsmith_controller.assignment.queue_config import PolicyFile
+from tinsmith_controller.assignment.types import Key
+from tinsmith_controller.assignment_loop import Assigner
 from tinsmith_controller.config import ControllerConfig
-from tinsmith_controller.deployment import Deployment
-from tinsmith_controller.election import Election, NotLeaderError
-from tinsmith_controller.events import EventRecorder
-from tinsmith_controller.job_desk import DeskError, JobDesk, SchedulerDesk
+from tinsmith_controller.kube.api_client import ApiError, Cluster
+from tinsmith_controller.kube.leader_election import Election, NotLeaderError
+from tinsmith_controller.kube.work_queue import WorkQueue
 from tinsmith_controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCILES
-from tinsmith_controller.policy_file import PolicyFile
+from tinsmith_controller.objects.caches import Stores
+from tinsmith_controller.objects.events import EventRecorder
+from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.reconciler import Reconciler, RetryLaterError
-from tinsmith_controller.stores import Stores
-from tinsmith_controller.work_queue import WorkQueue
+from tinsmith_controller.rpc.scheduler_client import DeskError, JobDesk, SchedulerDesk
 from tinsmith_runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)

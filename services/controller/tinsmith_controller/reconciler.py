@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tinsmith_controller.assignment.records import Key
-from tinsmith_controller.cluster import (
+from tinsmith_controller.assignment.types import Key
+from tinsmith_controller.kube.api_client import (
     JOBS,
     PODS,
     POOLS,
@@ -25,25 +25,30 @@ from tinsmith_controller.cluster import (
     Json,
     Resource,
 )
-from tinsmith_controller.conditions import ENDED
-from tinsmith_controller.deployment import Deployment
-from tinsmith_controller.election import Election
-from tinsmith_controller.events import EventRecorder
-from tinsmith_controller.job_desk import DeskError, JobDesk, JobIdentity, KeySpentError
-from tinsmith_controller.job_plan import plan_job
-from tinsmith_controller.limits import Limits
-from tinsmith_controller.manifests import make_key_secret, make_pod, make_services, template_of
-from tinsmith_controller.naming import JOB_KIND, job_resource, pool_id, secret_name
-from tinsmith_controller.observed import Job, Observed, PodView, Pool, Report
-from tinsmith_controller.owner import Owner
-from tinsmith_controller.plans import Plan
-from tinsmith_controller.pool_plan import plan_pool
-from tinsmith_controller.records import NodeRecord, WorkloadRecord
-from tinsmith_controller.spec import DRIVER, WORKER, JobSpec
-from tinsmith_controller.status import Assignment, Status
-from tinsmith_controller.status_codec import encode_status
-from tinsmith_controller.stores import Stores
-from tinsmith_controller.trust import distrust
+from tinsmith_controller.kube.leader_election import Election
+from tinsmith_controller.objects.caches import Stores
+from tinsmith_controller.objects.conversion import NodeRecord, WorkloadRecord
+from tinsmith_controller.objects.events import EventRecorder
+from tinsmith_controller.plan.actions import Plan
+from tinsmith_controller.plan.job_plan import plan_job
+from tinsmith_controller.plan.observed import Job, Observed, PodView, Pool, Report
+from tinsmith_controller.plan.pool_plan import plan_pool
+from tinsmith_controller.plan_settings import Limits
+from tinsmith_controller.pods.deployment import Deployment
+from tinsmith_controller.pods.image_policy import distrust
+from tinsmith_controller.pods.pod_manifests import (
+    make_key_secret,
+    make_pod,
+    make_services,
+    template_of,
+)
+from tinsmith_controller.pods.workload_context import Owner
+from tinsmith_controller.rpc.scheduler_client import DeskError, JobDesk, JobIdentity, KeySpentError
+from tinsmith_controller.spec.conditions import ENDED
+from tinsmith_controller.spec.job_spec import DRIVER, WORKER, JobSpec
+from tinsmith_controller.spec.naming import JOB_KIND, job_resource, pool_id, secret_name
+from tinsmith_controller.spec.status import Assignment, Status
+from tinsmith_controller.spec.status_codec import encode_status
 
 logger = logging.getLogger(__name__)
 

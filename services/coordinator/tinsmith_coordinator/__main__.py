@@ -6,7 +6,7 @@ import sys
 
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
-from tinsmith_runtime.process import run_pod, serve_exclusive
+from tinsmith_runtime.pod.main import run_pod, serve_exclusive
 
 
 async def _serve(config: CoordinatorConfig) -> None:

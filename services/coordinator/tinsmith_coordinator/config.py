@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.server import ServerConfig
+from tinsmith_runtime.rpc.server import ServerConfig
 
 # A token that was only read takes 4 bytes in a recorded prompt and 24 in a trajectory.
 _ANSWER_GROWTH = 6

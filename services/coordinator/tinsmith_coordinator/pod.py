@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tinsmith.v1 import episode_pb2_grpc, scheduler_pb2
-from tinsmith_coordinator import codec
-from tinsmith_coordinator.bells import Bells
 from tinsmith_coordinator.config import CoordinatorConfig
-from tinsmith_coordinator.episodes import Episodes
-from tinsmith_coordinator.leases import Leases
-from tinsmith_coordinator.servicer import EpisodeServicer
-from tinsmith_coordinator.store import Clock, database_clock, open_database
-from tinsmith_coordinator.sweeper import Sweeper
+from tinsmith_coordinator.episodes.episodes import Episodes
+from tinsmith_coordinator.episodes.leases import Leases
+from tinsmith_coordinator.episodes.sweeper import Sweeper
+from tinsmith_coordinator.episodes.waiters import Bells
+from tinsmith_coordinator.rpc import codec
+from tinsmith_coordinator.rpc.servicer import EpisodeServicer
+from tinsmith_coordinator.store.database import Clock, database_clock, open_database
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
-from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
+from tinsmith_runtime.rpc.server import PodServer
 from tinsmith_runtime.sql import Database
 
 

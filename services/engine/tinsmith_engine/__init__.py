@@ -11,22 +11,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tinsmith_engine.batches import validate_adam, validate_batch
-    from tinsmith_engine.engine import Engine
-    from tinsmith_engine.loss_specs import LOSS_NAMES, LOSS_SPECS, LossSpec
-    from tinsmith_engine.requests import (
-        PromptAlternatives,
-        PromptLogprobs,
-        SampledSequence,
-        SampledToken,
-        SampleRequest,
-        TokenListener,
-        check_target_tokens,
-        validate_sample_request,
-    )
-    from tinsmith_engine.sampling import Sampler
-    from tinsmith_engine.thread import EngineThread
-    from tinsmith_engine.values import (
+    from tinsmith_engine.base.engine_thread import EngineThread
+    from tinsmith_engine.base.loss_specs import LOSS_NAMES, LOSS_SPECS, LossSpec
+    from tinsmith_engine.base.types import (
         AdamParams,
         AdapterConfig,
         BatchRequest,
@@ -41,37 +28,50 @@ if TYPE_CHECKING:
         Published,
         RunState,
     )
+    from tinsmith_engine.sampling.sample_request import (
+        PromptAlternatives,
+        PromptLogprobs,
+        SampledSequence,
+        SampledToken,
+        SampleRequest,
+        TokenListener,
+        check_target_tokens,
+        validate_sample_request,
+    )
+    from tinsmith_engine.sampling.sampler import Sampler
+    from tinsmith_engine.training.batch_validation import validate_adam, validate_batch
+    from tinsmith_engine.training.engine import Engine
 
 _HOMES = {
-    "AdamParams": "values",
-    "AdapterConfig": "values",
-    "BatchRequest": "values",
-    "CustomInput": "values",
-    "CustomLoss": "values",
-    "Datum": "values",
-    "Engine": "engine",
-    "EngineThread": "thread",
-    "ForwardResult": "values",
-    "FullConfig": "values",
-    "LOSS_NAMES": "loss_specs",
-    "LOSS_SPECS": "loss_specs",
-    "LoraConfig": "values",
-    "LossSpec": "loss_specs",
-    "ModelInfo": "values",
-    "OptimStepResult": "values",
-    "PromptAlternatives": "requests",
-    "PromptLogprobs": "requests",
-    "Published": "values",
-    "RunState": "values",
-    "SampleRequest": "requests",
-    "SampledSequence": "requests",
-    "SampledToken": "requests",
-    "Sampler": "sampling",
-    "TokenListener": "requests",
-    "check_target_tokens": "requests",
-    "validate_adam": "batches",
-    "validate_batch": "batches",
-    "validate_sample_request": "requests",
+    "AdamParams": "base.types",
+    "AdapterConfig": "base.types",
+    "BatchRequest": "base.types",
+    "CustomInput": "base.types",
+    "CustomLoss": "base.types",
+    "Datum": "base.types",
+    "Engine": "training.engine",
+    "EngineThread": "base.engine_thread",
+    "ForwardResult": "base.types",
+    "FullConfig": "base.types",
+    "LOSS_NAMES": "base.loss_specs",
+    "LOSS_SPECS": "base.loss_specs",
+    "LoraConfig": "base.types",
+    "LossSpec": "base.loss_specs",
+    "ModelInfo": "base.types",
+    "OptimStepResult": "base.types",
+    "PromptAlternatives": "sampling.sample_request",
+    "PromptLogprobs": "sampling.sample_request",
+    "Published": "base.types",
+    "RunState": "base.types",
+    "SampleRequest": "sampling.sample_request",
+    "SampledSequence": "sampling.sample_request",
+    "SampledToken": "sampling.sample_request",
+    "Sampler": "sampling.sampler",
+    "TokenListener": "sampling.sample_request",
+    "check_target_tokens": "sampling.sample_request",
+    "validate_adam": "training.batch_validation",
+    "validate_batch": "training.batch_validation",
+    "validate_sample_request": "sampling.sample_request",
 }
 
 __all__ = [

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from tinsmith_engine.engine import Engine
-from tinsmith_engine.loading import resolve_model
-from tinsmith_engine.memory import keep_freed_memory
-from tinsmith_engine.thread import EngineThread
+from tinsmith_engine.base.engine_thread import EngineThread
+from tinsmith_engine.base.memory import keep_freed_memory
+from tinsmith_engine.files.hub_files import resolve_model
+from tinsmith_engine.training.engine import Engine
 from tinsmith_runtime.errors import ModelNotFoundError
 
 ParametersT = ParamSpec("ParametersT")

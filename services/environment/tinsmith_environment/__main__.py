@@ -7,8 +7,8 @@ import sys
 
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.deployment import EnvironmentDeployment
-from tinsmith_runtime.process import run_pod
-from tinsmith_runtime.server import wait_for_signal
+from tinsmith_runtime.pod.main import run_pod
+from tinsmith_runtime.rpc.server import wait_for_signal
 
 
 async def _serve(config: EnvironmentConfig) -> None:

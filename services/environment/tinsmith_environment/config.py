@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tinsmith.names import is_valid_id
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.server import ServerConfig
+from tinsmith_runtime.rpc.server import ServerConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

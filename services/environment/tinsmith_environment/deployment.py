@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tinsmith_environment import codec
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
+from tinsmith_environment.rpc import codec
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
-from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
+from tinsmith_runtime.rpc.server import PodServer
 
 
 class EnvironmentDeployment:

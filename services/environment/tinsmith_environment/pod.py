@@ -15,12 +15,12 @@ from collections.abc import Callable
 from tinsmith.names import worker_tag
 from tinsmith.v1 import environment_pb2_grpc, scheduler_pb2
 from tinsmith_environment.config import EnvironmentConfig
-from tinsmith_environment.instances import InstanceRegistry
-from tinsmith_environment.live_instance import InstanceLimits
+from tinsmith_environment.instances.instance import InstanceLimits
+from tinsmith_environment.instances.instances import InstanceRegistry
 from tinsmith_environment.registry import EnvironmentRegistry, load_specs
-from tinsmith_environment.servicer import EnvironmentServicer
-from tinsmith_environment.workers import WorkerPool
-from tinsmith_runtime.server import PodServer
+from tinsmith_environment.rpc.servicer import EnvironmentServicer
+from tinsmith_environment.workers.pool import WorkerPool
+from tinsmith_runtime.rpc.server import PodServer
 
 logger = logging.getLogger(__name__)
 

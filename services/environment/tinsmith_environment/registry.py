@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.environment import JsonValue
-from tinsmith_environment.workers import WorkerPool
+from tinsmith_environment.workers.pool import WorkerPool
 from tinsmith_runtime.errors import (
     ConfigError,
     EnvironmentFailedError,

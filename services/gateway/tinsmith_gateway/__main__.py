@@ -6,7 +6,7 @@ import sys
 
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
-from tinsmith_runtime.process import run_pod, serve_exclusive
+from tinsmith_runtime.pod.main import run_pod, serve_exclusive
 
 
 async def _serve(config: GatewayConfig) -> None:

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tinsmith_gateway.limits import LimitSettings
+from tinsmith_gateway.access.limits import LimitSettings
 from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.server import check_address
+from tinsmith_runtime.rpc.server import check_address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,26 +8,26 @@ import socket
 from collections.abc import Callable
 
 from tinsmith.v1 import episode_pb2
+from tinsmith_gateway.access.authentication import Callers, Credential
+from tinsmith_gateway.access.limits import Limits
 from tinsmith_gateway.app import create_app
-from tinsmith_gateway.callers import Callers, Credential
 from tinsmith_gateway.config import GatewayConfig
-from tinsmith_gateway.directory import Directory
-from tinsmith_gateway.drain import Drain
-from tinsmith_gateway.episode_keys import EpisodeKeys
-from tinsmith_gateway.front import Front, FrontSettings, bind, load_tls
-from tinsmith_gateway.http_server import HttpServer
-from tinsmith_gateway.limits import Limits
-from tinsmith_gateway.native import NativeServer
-from tinsmith_gateway.passthrough import PassThrough
-from tinsmith_gateway.routing import EPISODE_SERVICE
+from tinsmith_gateway.proxy.grpc_proxy import PassThrough
+from tinsmith_gateway.proxy.grpc_server import NativeServer
 from tinsmith_gateway.services import Services
-from tinsmith_gateway.store import open_database
+from tinsmith_gateway.serving.http_server import HttpServer
+from tinsmith_gateway.serving.port_multiplexer import Front, FrontSettings, bind, load_tls
+from tinsmith_gateway.serving.shutdown import Drain
+from tinsmith_gateway.store.database import open_database
 from tinsmith_gateway.tinker import TinkerWire
-from tinsmith_gateway.upstream import Upstream
-from tinsmith_runtime.auth import Caller
-from tinsmith_runtime.metrics import MetricsServer
-from tinsmith_runtime.scheduler_client import SchedulerClient
-from tinsmith_runtime.server import ServerConfig
+from tinsmith_gateway.upstream.episode_keys import EpisodeKeys
+from tinsmith_gateway.upstream.pod_client import Upstream
+from tinsmith_gateway.upstream.pod_directory import Directory
+from tinsmith_gateway.upstream.routing import EPISODE_SERVICE
+from tinsmith_runtime.observability.metrics import MetricsServer
+from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.scheduler_client import SchedulerClient
+from tinsmith_runtime.rpc.server import ServerConfig
 from tinsmith_runtime.sql import Database
 
 logger = logging.getLogger(__name__)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith_gateway.callers import Callers, Credential
+from tinsmith_gateway.access.authentication import Callers, Credential
+from tinsmith_gateway.access.limits import Limits
 from tinsmith_gateway.config import GatewayConfig
-from tinsmith_gateway.drain import Drain
-from tinsmith_gateway.limits import Limits
-from tinsmith_gateway.upstream import Upstream
+from tinsmith_gateway.serving.shutdown import Drain
+from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.sql import Database
 
 

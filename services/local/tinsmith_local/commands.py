@@ -27,8 +27,8 @@ from tinsmith_local.random_model import SHAPES, build_random_model
 from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.devices import AUTO
 from tinsmith_runtime.errors import ConfigError, TinsmithError
-from tinsmith_runtime.logs import configure_logging
-from tinsmith_runtime.server import wait_for_signal
+from tinsmith_runtime.observability.logs import configure_logging
+from tinsmith_runtime.rpc.server import wait_for_signal
 
 TINY = "tiny"
 _EXACT = {AUTO: None, "true": True, "false": False}

@@ -24,18 +24,18 @@ from tinsmith.local_servers import LocalServer
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
-from tinsmith_engine.hardware import placement_of
+from tinsmith_engine.base.hardware import placement_of
 from tinsmith_engine.host import EngineHost
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.deployment import EnvironmentDeployment
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
-from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.devices import Placement, check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.server import check_address
+from tinsmith_runtime.rpc.auth import ApiKey
+from tinsmith_runtime.rpc.server import check_address
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_scheduler.config import SchedulerConfig

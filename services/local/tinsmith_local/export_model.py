@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from tinsmith_engine.weight_files import MODEL_FILE
+from tinsmith_engine.files.weight_files import MODEL_FILE
 from tinsmith_runtime import storage
 from tinsmith_runtime.errors import CheckpointIncompatibleError
-from tinsmith_runtime.manifests import read_checkpoint
+from tinsmith_runtime.storage.checkpoint_manifests import read_checkpoint
 
 _SKIPPED_SUFFIXES = (".safetensors", ".bin", ".index.json")
 

@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tinsmith.recipes.pig_latin import load_phrases
+from tinsmith.recipes.tasks.pig_latin import load_phrases
 
 FORMAT_VERSION = 1
 """Raise it when the same settings give other files."""

@@ -1,8 +1,8 @@
 """Typed errors of the domain, free of any transport.
 
 A class names a meaning; its base class names the status code that the meaning maps to, and
-`tinsmith_runtime.interceptors` is the one place where that mapping reaches gRPC. Every error says
-what happened, to which resource, and what to do: the keyword arguments of an error become the
+`rpc.interceptors` is the one place where that mapping reaches gRPC. Every error says what happened,
+to which resource, and what to do: the keyword arguments of an error become the
 `ErrorInfo.metadata` that a client can read without parsing the message.
 """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from tinsmith_engine.hardware import placed
-from tinsmith_runtime.process import run_pod
-from tinsmith_runtime.server import wait_for_signal
+from tinsmith_engine.base.hardware import placed
+from tinsmith_runtime.pod.main import run_pod
+from tinsmith_runtime.rpc.server import wait_for_signal
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.pod import SamplerPod, load_engines
 

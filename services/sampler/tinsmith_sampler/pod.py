@@ -9,19 +9,19 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from tinsmith.v1 import sampler_pb2_grpc, scheduler_pb2
-from tinsmith_engine.catalog import ModelCatalog
+from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
-from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
+from tinsmith_runtime.rpc.server import PodServer
 from tinsmith_runtime.tokenizer_files import require_tokenizers
-from tinsmith_sampler import codec
 from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.rpc import codec
+from tinsmith_sampler.rpc.servicer import SamplerServicer
+from tinsmith_sampler.rpc.trainer_client import TrainerClient
 from tinsmith_sampler.service import DecodeText, SamplingService
-from tinsmith_sampler.servicer import SamplerServicer
 from tinsmith_sampler.sessions import SessionCache, Target
-from tinsmith_sampler.trainer_client import TrainerClient
 from tinsmith_sampler.weights import PublishLive, WeightSource
 
 

@@ -17,10 +17,10 @@ from tinsmith_engine import (
     SampleRequest,
     check_target_tokens,
 )
+from tinsmith_engine.base.types import ImageInput, IntArray
 from tinsmith_engine.host import EngineHost
-from tinsmith_engine.images import place_images
-from tinsmith_engine.sampling import rows_within
-from tinsmith_engine.values import ImageInput, IntArray
+from tinsmith_engine.packing.images import place_images
+from tinsmith_engine.sampling.sampler import rows_within
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     ErrorCode,
@@ -32,10 +32,10 @@ from tinsmith_runtime.errors import (
     VersionNotLoadedError,
 )
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.driver import SamplingDriver, Ticket
-from tinsmith_sampler.feed import Delivery, TokenFeed
-from tinsmith_sampler.following import WeightFollower
+from tinsmith_sampler.engine_driver import SamplingDriver, Ticket
+from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.sessions import SessionCache, Target
+from tinsmith_sampler.token_stream import Delivery, TokenFeed
 from tinsmith_sampler.weights import WeightSource
 
 _MAX_PUBLISH_RACES = 8

@@ -16,20 +16,20 @@ from collections.abc import Awaitable, Callable
 from torch import Tensor
 
 from tinsmith_engine import AdapterConfig, Engine, Published
-from tinsmith_engine.codec import adapter_from_json
+from tinsmith_engine.contract.codec import adapter_from_json
+from tinsmith_engine.files.weight_files import parse_tensors, weights_file
 from tinsmith_engine.host import EngineHost
-from tinsmith_engine.weight_files import parse_tensors, weights_file
-from tinsmith_runtime import failpoints, manifests
+from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     CheckpointCorruptError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
     VersionNotLoadedError,
 )
-from tinsmith_runtime.storage import ObjectStore
+from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
 from tinsmith_sampler.metrics import WEIGHT_LOADS
 from tinsmith_sampler.sessions import Target
-from tinsmith_sampler.trainer_client import StoredWeights, TrainerClient
+from tinsmith_sampler.trainer_protocol import StoredWeights, Trainers
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class WeightSource:
         self,
         host: EngineHost,
         store: ObjectStore,
-        trainers: TrainerClient,
+        trainers: Trainers,
         *,
         max_loaded: int,
         publish_live: PublishLive | None,
@@ -151,24 +151,26 @@ class WeightSource:
             await self._host.call(its_engine.unload_weights, oldest)
         return published
 
-    def _find(self, stored: StoredWeights) -> tuple[str, manifests.Manifest]:
+    def _find(self, stored: StoredWeights) -> tuple[str, checkpoint_manifests.Manifest]:
         sha256 = stored.manifest_sha256
-        folder = manifests.find_folder(self._store, stored.manifest_uri, sha256=sha256)
-        return folder, manifests.read_manifest(self._store, folder, sha256=sha256)
+        folder = checkpoint_manifests.find_folder(self._store, stored.manifest_uri, sha256=sha256)
+        return folder, checkpoint_manifests.read_manifest(self._store, folder, sha256=sha256)
 
     def _read_tensors(
-        self, folder: str, manifest: manifests.Manifest, config: AdapterConfig
+        self, folder: str, manifest: checkpoint_manifests.Manifest, config: AdapterConfig
     ) -> dict[str, Tensor]:
         """Return the weights of a checkpoint, and not its optimizer, which is twice as large."""
         name = weights_file(config)
-        return parse_tensors(manifests.read_files(self._store, folder, manifest, [name]), name)
+        return parse_tensors(
+            checkpoint_manifests.read_files(self._store, folder, manifest, [name]), name
+        )
 
     def loaded(self) -> dict[str, str]:
         """Return what each version in memory was loaded for, by the name it has in the engine."""
         return {name: source for name, (_, _, source) in self._loaded.items()}
 
 
-def _adapter_of(manifest: manifests.Manifest, uri: str) -> AdapterConfig:
+def _adapter_of(manifest: checkpoint_manifests.Manifest, uri: str) -> AdapterConfig:
     """Return what a checkpoint adapts.
 
     Raises:

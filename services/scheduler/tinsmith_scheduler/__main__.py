@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tinsmith_runtime.process import run_pod, serve_exclusive
+from tinsmith_runtime.pod.main import run_pod, serve_exclusive
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
 

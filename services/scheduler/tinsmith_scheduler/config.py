@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith.names import DEFAULT_PROJECT, is_valid_id
-from tinsmith_runtime.auth import ApiKey
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
-from tinsmith_runtime.server import ServerConfig
+from tinsmith_runtime.rpc.auth import ApiKey
+from tinsmith_runtime.rpc.server import ServerConfig
 
 _POSITIVE_FIELDS = (
     "heartbeat_interval_s",

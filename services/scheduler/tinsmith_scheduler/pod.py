@@ -11,32 +11,32 @@ from collections.abc import Callable
 from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import job_pb2_grpc, scheduler_pb2_grpc
-from tinsmith_runtime.auth import ApiKey, Authenticator
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.rpc.auth import ApiKey, Authenticator
+from tinsmith_runtime.rpc.server import PodServer
 from tinsmith_runtime.sql import Database
-from tinsmith_scheduler import codec
-from tinsmith_scheduler.adoptions import Adoptions
-from tinsmith_scheduler.audit import AuditTrail
-from tinsmith_scheduler.checkpoint_sources import CheckpointSources
+from tinsmith_scheduler.auth.api_keys import BOOTSTRAP_SCOPES, Keys
+from tinsmith_scheduler.auth.audit import AuditTrail
 from tinsmith_scheduler.config import SchedulerConfig
-from tinsmith_scheduler.creations import Creations
-from tinsmith_scheduler.job_reports import JobReports
-from tinsmith_scheduler.job_servicer import JobServicer
-from tinsmith_scheduler.keys import BOOTSTRAP_SCOPES, Keys
-from tinsmith_scheduler.launcher import Launcher
-from tinsmith_scheduler.local_launcher import LocalLauncher
-from tinsmith_scheduler.moves import Moves
-from tinsmith_scheduler.operations_servicer import OperationsServicer
-from tinsmith_scheduler.releases import Reaper
-from tinsmith_scheduler.run_listing import RunListing
-from tinsmith_scheduler.runs import Runs
-from tinsmith_scheduler.sampling import SamplingSessions
-from tinsmith_scheduler.servicer import Domain, SchedulerServicer
-from tinsmith_scheduler.sessions import Sessions
-from tinsmith_scheduler.store import open_database
-from tinsmith_scheduler.trainer_client import GrpcTrainers
-from tinsmith_scheduler.workers import Workers
+from tinsmith_scheduler.jobs.launcher import Launcher
+from tinsmith_scheduler.jobs.local_launcher import LocalLauncher
+from tinsmith_scheduler.rpc import codec
+from tinsmith_scheduler.rpc.job_servicer import JobServicer
+from tinsmith_scheduler.rpc.operations_servicer import OperationsServicer
+from tinsmith_scheduler.rpc.servicer import Domain, SchedulerServicer
+from tinsmith_scheduler.rpc.trainer_client import GrpcTrainers
+from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
+from tinsmith_scheduler.runs.migration import Moves
+from tinsmith_scheduler.runs.placement_attempts import Adoptions
+from tinsmith_scheduler.runs.reaper import Reaper
+from tinsmith_scheduler.runs.run_creation import Creations
+from tinsmith_scheduler.runs.run_listing import RunListing
+from tinsmith_scheduler.runs.runs import Runs
+from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions
+from tinsmith_scheduler.runs.sessions import Sessions
+from tinsmith_scheduler.store.database import open_database
+from tinsmith_scheduler.store.job_reports import JobReports
+from tinsmith_scheduler.workers.workers import Workers
 
 Clock = Callable[[], float]
 
@@ -259,7 +259,7 @@ class SchedulerPod:
 def _kubernetes_launcher(config: SchedulerConfig) -> Launcher:
     # Not above: only a scheduler of a cluster has the packages that this needs.
     try:
-        from tinsmith_scheduler.kubernetes_launcher import KubernetesLauncher
+        from tinsmith_scheduler.jobs.kubernetes_launcher import KubernetesLauncher
     except ImportError as error:
         raise ConfigError(
             "job_launcher kubernetes needs packages that are not installed: pip install "

@@ -1,6 +1,6 @@
 """`python -m tinsmith_trainer [--config FILE]`: one trainer as its own process.
 
-Or as several, by `torchrun --nproc-per-node N -m tinsmith_trainer [--config FILE]`; see `ranks`.
+Or as several, by `torchrun --nproc-per-node N -m tinsmith_trainer [--config FILE]`; see `torchrun`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import logging
 import os
 import sys
 
-from tinsmith_engine.distributed.ranks import end_process
-from tinsmith_engine.hardware import placed
+from tinsmith_engine.base.hardware import placed
+from tinsmith_engine.distributed.process_group import end_process
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.process import leave_word, run_pod
-from tinsmith_runtime.server import wait_for_signal
+from tinsmith_runtime.pod.main import leave_word, run_pod
+from tinsmith_runtime.rpc.server import wait_for_signal
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.pod import TrainerPod, load_engines
-from tinsmith_trainer.ranks import RankedTrainer, check_alone, runs_ranked, serve_follower
+from tinsmith_trainer.torchrun import RankedTrainer, check_alone, runs_ranked, serve_follower
 
 logger = logging.getLogger(__name__)
 

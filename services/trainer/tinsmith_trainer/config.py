@@ -8,7 +8,7 @@ from pathlib import Path
 from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.devices import check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.server import ServerConfig
+from tinsmith_runtime.rpc.server import ServerConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,40 +16,40 @@ from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
 from tinsmith_engine import Engine, Published
-from tinsmith_engine.catalog import ModelCatalog
+from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints, storage
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.scheduler_client import SchedulerClient, WorkerRegistration
-from tinsmith_runtime.server import PodServer
+from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
+from tinsmith_runtime.rpc.server import PodServer
 from tinsmith_runtime.tokenizer_files import require_tokenizers
-from tinsmith_trainer import codec
-from tinsmith_trainer.audit import AuditTrail
-from tinsmith_trainer.checkpoint_codec import StoredTasks
-from tinsmith_trainer.checkpoint_files import CheckpointFiles
-from tinsmith_trainer.checkpoint_servicer import CheckpointDomain
-from tinsmith_trainer.checkpoint_sweeper import CheckpointSweeper
-from tinsmith_trainer.checkpoint_tasks import CheckpointTasks
-from tinsmith_trainer.checkpoint_work import CheckpointWork
-from tinsmith_trainer.checkpoints import CheckpointRegistry
-from tinsmith_trainer.commits import Committer
+from tinsmith_trainer.checkpoints.audit import AuditTrail
+from tinsmith_trainer.checkpoints.downloads import Downloads
+from tinsmith_trainer.checkpoints.expiry import CheckpointSweeper
+from tinsmith_trainer.checkpoints.files import CheckpointFiles
+from tinsmith_trainer.checkpoints.registry import CheckpointRegistry
+from tinsmith_trainer.checkpoints.tasks import CheckpointTasks
+from tinsmith_trainer.checkpoints.transfers import CheckpointWork
+from tinsmith_trainer.checkpoints.uploads import Uploads
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.cycle import Cycle
-from tinsmith_trainer.downloads import Downloads
-from tinsmith_trainer.gaps import GapWatcher
-from tinsmith_trainer.lease import LeaseKeeper
-from tinsmith_trainer.operation_reader import OperationReader
-from tinsmith_trainer.operations_servicer import OperationsServicer
-from tinsmith_trainer.publisher import Publisher
-from tinsmith_trainer.registry import RunRegistry
-from tinsmith_trainer.retention import RetentionSweeper, Retrievals
-from tinsmith_trainer.run_placement import RunPlacement
-from tinsmith_trainer.saves import CheckpointSlices
-from tinsmith_trainer.servicer import TrainerServicer
-from tinsmith_trainer.solo_work import SoloWork
-from tinsmith_trainer.uploads import Uploads
+from tinsmith_trainer.cycle.checkpoint_operations import CheckpointSlices
+from tinsmith_trainer.cycle.committer import Committer
+from tinsmith_trainer.cycle.loop import Cycle
+from tinsmith_trainer.cycle.operation_reader import OperationReader
+from tinsmith_trainer.cycle.run_tasks import SoloWork
+from tinsmith_trainer.cycle.sequence_gaps import GapWatcher
+from tinsmith_trainer.ownership.adoption import RunPlacement
+from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.result_retention import RetentionSweeper, Retrievals
+from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.residency.weight_publisher import Publisher
+from tinsmith_trainer.rpc import training_codec
+from tinsmith_trainer.rpc.checkpoint_codec import StoredTasks
+from tinsmith_trainer.rpc.checkpoint_servicer import CheckpointDomain
+from tinsmith_trainer.rpc.operations_servicer import OperationsServicer
+from tinsmith_trainer.rpc.training_servicer import TrainerServicer
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class TrainerPod:
         self._catalog = ModelCatalog.of(host)
         self._ledger = _ledger_of(config)
         self._store = storage.open(config.storage())
-        wire = codec.StoredCodec(self._store.uri)
+        wire = training_codec.StoredCodec(self._store.uri)
         self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
         files = CheckpointFiles(self._store, config.data_dir / "scratch")
         checkpoints = CheckpointRegistry(self._host, self._ledger, self._store, files, wall_clock)
@@ -181,7 +181,9 @@ class TrainerPod:
         self._farewell: asyncio.Task[None] | None = None
         self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
         self._server = PodServer(
-            config.server(), domain=codec.DOMAIN, authenticator=self._scheduler.authenticator()
+            config.server(),
+            domain=training_codec.DOMAIN,
+            authenticator=self._scheduler.authenticator(),
         )
         servicer = TrainerServicer(
             config,

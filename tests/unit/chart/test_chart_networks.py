@@ -18,8 +18,15 @@ from tests.fakes.chart_rig import (
     selects,
 )
 
-from tinsmith_controller.naming import COMPONENT_LABEL
-from tinsmith_controller.spec import COORDINATOR, DRIVER, ENVIRONMENT, SAMPLER, TRAINER, WORKER
+from tinsmith_controller.spec.job_spec import (
+    COORDINATOR,
+    DRIVER,
+    ENVIRONMENT,
+    SAMPLER,
+    TRAINER,
+    WORKER,
+)
+from tinsmith_controller.spec.naming import COMPONENT_LABEL
 
 JOB_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER, WORKER)
 PORTS = {

@@ -21,11 +21,11 @@ from tests.fakes.chart_rig import (
     render,
 )
 
-from tinsmith_controller.assignment.records import Policy, Share
-from tinsmith_controller.policy_file import parse_policy
+from tinsmith_controller.assignment.queue_config import parse_policy
+from tinsmith_controller.assignment.types import Policy, Share
 from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.process import TERMINATION_LOG
+from tinsmith_runtime.pod.main import TERMINATION_LOG
 from tinsmith_runtime.storage.settings import parse_s3_uri
 
 FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": "pod-abc12"}

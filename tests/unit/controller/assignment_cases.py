@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinsmith_controller.assignment.decide import decide
-from tinsmith_controller.assignment.records import (
+from tinsmith_controller.assignment.types import (
     Decisions,
     Key,
     Node,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tinsmith_controller.assignment.decide import apply, decide
-from tinsmith_controller.assignment.records import (
+from tinsmith_controller.assignment.types import (
     Decisions,
     Key,
     Node,

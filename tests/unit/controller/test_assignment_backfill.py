@@ -11,7 +11,7 @@ from tests.unit.controller.assignment_cases import (
     waiting,
 )
 
-from tinsmith_controller.assignment.records import Key, Node, Policy, Rules, Stage, Workload
+from tinsmith_controller.assignment.types import Key, Node, Policy, Rules, Stage, Workload
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from tests.unit.controller.assignment_cases import decided, given, job, node, waiting
 
-from tinsmith_controller.assignment.fitting import Obstacle, find_obstacle, tolerates
-from tinsmith_controller.assignment.records import Rules, Taint, Toleration
+from tinsmith_controller.assignment.node_filters import Obstacle, find_obstacle, tolerates
+from tinsmith_controller.assignment.types import Rules, Taint, Toleration
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.controller.assignment_cases import decided, job, nodes, pool
 
-from tinsmith_controller.assignment.records import Policy, Share, Workload
+from tinsmith_controller.assignment.types import Policy, Share, Workload
 
 
 def order(workloads: list[Workload], policy: Policy | None = None) -> list[str]:

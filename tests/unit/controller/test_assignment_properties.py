@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.unit.controller.assignment_cases import NOW, ago, key, resources
 
 from tinsmith_controller.assignment.decide import apply, decide
-from tinsmith_controller.assignment.fitting import find_obstacle
+from tinsmith_controller.assignment.node_filters import find_obstacle
 from tinsmith_controller.assignment.ordering import tier
-from tinsmith_controller.assignment.records import (
+from tinsmith_controller.assignment.types import (
     Decisions,
     Key,
     Node,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.controller.assignment_cases import decided, given, job, nodes, pool, waiting
 
-from tinsmith_controller.assignment.records import Policy, Share, Stage, Workload
+from tinsmith_controller.assignment.types import Policy, Share, Stage, Workload
 
 RESEARCH = Policy(queues={"default": Share(), "research": Share(max_gpus=8)})
 PROJECT = Policy(projects={"p": Share(max_gpus=8)})

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.controller.assignment_cases import decided, job, node, nodes, racks, waiting
 
-from tinsmith_controller.assignment.records import Node, Rules, Stage, Taint, Workload
+from tinsmith_controller.assignment.types import Node, Rules, Stage, Taint, Workload
 
 
 @pytest.mark.parametrize(

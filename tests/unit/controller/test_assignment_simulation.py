@@ -16,7 +16,7 @@ from tests.unit.controller.simulation import (
     simulated_nodes,
 )
 
-from tinsmith_controller.assignment.records import Policy, Share
+from tinsmith_controller.assignment.types import Policy, Share
 
 NUM_NODES = 50
 WEIGHTS = {"red": 1.0, "green": 1.0, "blue": 2.0}

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.assignment.records import Key, Placement
-from tinsmith_controller.conditions import Phase
-from tinsmith_controller.failures import avoided_nodes
-from tinsmith_controller.grants import grant
-from tinsmith_controller.job_plan import plan_job
-from tinsmith_controller.limits import Limits
-from tinsmith_controller.observed import Job, Observed, PodPhase, PodView, Report
-from tinsmith_controller.plans import Plan
+from tinsmith_controller.assignment.types import Key, Placement
+from tinsmith_controller.plan.actions import Plan
+from tinsmith_controller.plan.failure_policy import avoided_nodes
+from tinsmith_controller.plan.job_plan import plan_job
+from tinsmith_controller.plan.observed import Job, Observed, PodPhase, PodView, Report
+from tinsmith_controller.plan.status_transitions import grant
+from tinsmith_controller.plan_settings import Limits
 from tinsmith_controller.quantities import Resources
-from tinsmith_controller.spec_codec import SpecError, decode_job
-from tinsmith_controller.status import Saved, Status
-from tinsmith_controller.status_codec import decode_status, encode_status
+from tinsmith_controller.spec.conditions import Phase
+from tinsmith_controller.spec.spec_codec import SpecError, decode_job
+from tinsmith_controller.spec.status import Saved, Status
+from tinsmith_controller.spec.status_codec import decode_status, encode_status
 
 NOW = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
 KEY = Key("TrainingJob", "team-a", "math")

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.assignment.records import Policy, Share
-from tinsmith_controller.cluster import JOBS, ApiError, Json, Resource
+from tinsmith_controller.assignment.queue_config import PolicyFile, parse_policy
+from tinsmith_controller.assignment.types import Policy, Share
 from tinsmith_controller.config import ControllerConfig
-from tinsmith_controller.election import BELIEF, Election, NotLeaderError
-from tinsmith_controller.informers import Informer
-from tinsmith_controller.limits import Limits
-from tinsmith_controller.policy_file import PolicyFile, parse_policy
+from tinsmith_controller.kube.api_client import JOBS, ApiError, Json, Resource
+from tinsmith_controller.kube.informer import Informer
+from tinsmith_controller.kube.leader_election import BELIEF, Election, NotLeaderError
+from tinsmith_controller.kube.work_queue import WorkQueue
+from tinsmith_controller.plan_settings import Limits
 from tinsmith_controller.quantities import QuantityError, Resources, parse_quantity
-from tinsmith_controller.work_queue import WorkQueue
 from tinsmith_runtime.errors import ConfigError
 
 

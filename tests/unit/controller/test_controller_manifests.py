@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.assignment.records import Key
-from tinsmith_controller.deployment import Deployment
-from tinsmith_controller.manifests import make_key_secret, make_pod, make_services
-from tinsmith_controller.naming import pod_name, worker_id
-from tinsmith_controller.owner import Owner
-from tinsmith_controller.spec_codec import decode_job, decode_pool
-from tinsmith_controller.status import Assignment
+from tinsmith_controller.assignment.types import Key
+from tinsmith_controller.pods.deployment import Deployment
+from tinsmith_controller.pods.pod_manifests import make_key_secret, make_pod, make_services
+from tinsmith_controller.pods.workload_context import Owner
+from tinsmith_controller.spec.naming import pod_name, worker_id
+from tinsmith_controller.spec.spec_codec import decode_job, decode_pool
+from tinsmith_controller.spec.status import Assignment
 
 DEPLOYMENT = Deployment(
     scheduler_address="scheduler:7070",

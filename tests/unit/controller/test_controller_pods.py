@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.observed import DISRUPTION
-from tinsmith_controller.records import pod_record
+from tinsmith_controller.objects.conversion import pod_record
+from tinsmith_controller.plan.observed import DISRUPTION
 
 _GROUP = """  + Exception Group Traceback (most recent call last):
   |   File "/app/loop.py", line 3, in <module>

@@ -5,17 +5,17 @@ from __future__ import annotations
 import datetime
 from dataclasses import replace
 
-from tinsmith_controller.assignment.records import Key, Placement
-from tinsmith_controller.conditions import PoolPhase
-from tinsmith_controller.failures import avoided_nodes
-from tinsmith_controller.grants import grant_pool
-from tinsmith_controller.limits import Limits
-from tinsmith_controller.observed import Observed, PodPhase, PodView, Pool
-from tinsmith_controller.plans import Plan
-from tinsmith_controller.pool_plan import plan_pool
+from tinsmith_controller.assignment.types import Key, Placement
+from tinsmith_controller.plan.actions import Plan
+from tinsmith_controller.plan.failure_policy import avoided_nodes
+from tinsmith_controller.plan.observed import Observed, PodPhase, PodView, Pool
+from tinsmith_controller.plan.pool_plan import plan_pool
+from tinsmith_controller.plan.status_transitions import grant_pool
+from tinsmith_controller.plan_settings import Limits
 from tinsmith_controller.quantities import Resources
-from tinsmith_controller.spec_codec import decode_pool
-from tinsmith_controller.status import Status
+from tinsmith_controller.spec.conditions import PoolPhase
+from tinsmith_controller.spec.spec_codec import decode_pool
+from tinsmith_controller.spec.status import Status
 
 NOW = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
 KEY = Key("TrainerPool", "team-a", "shared")

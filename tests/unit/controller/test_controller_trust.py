@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.spec_codec import decode_job
-from tinsmith_controller.trust import distrust
+from tinsmith_controller.pods.image_policy import distrust
+from tinsmith_controller.spec.spec_codec import decode_job
 
 TRUSTED = ("registry/tinsmith/", "registry/environments/")
 SECRETS = ("tinsmith-pods", "storage")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from tinsmith_coordinator.bells import Bells
 from tinsmith_coordinator.config import CoordinatorConfig
-from tinsmith_coordinator.finishing import see_through
-from tinsmith_coordinator.proofs import (
+from tinsmith_coordinator.episodes.lease_tokens import (
     EpisodeKey,
     LeaseToken,
     derive_secret,
     hash_secret,
     matches,
 )
+from tinsmith_coordinator.episodes.shielded import see_through
+from tinsmith_coordinator.episodes.waiters import Bells
 from tinsmith_runtime.errors import ConfigError, DrainingError, KeyInvalidError, LeaseLostError
 
 SALT = b"s" * 32

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinsmith_coordinator.trajectories import Image, ModelCall, Trajectory, merge_calls
+from tinsmith_coordinator.episodes.trajectories import Image, ModelCall, Trajectory, merge_calls
 
 Piece = Sequence[int] | Image
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.unit.engine.conftest import LORA, make_batch, relative_error
 
 from tinsmith_engine import AdamParams, Engine
-from tinsmith_engine.adam import RowBound, RowStep, adamw_, clip_factor, grad_norm
-from tinsmith_engine.rows import Arena, Row, RowLayout
+from tinsmith_engine.arena.adam import RowBound, RowStep, adamw_, clip_factor, grad_norm
+from tinsmith_engine.arena.rows import Arena, Row, RowLayout
 from tinsmith_runtime.errors import NonFiniteLossError
 
 WIDTH = 192

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tinsmith_engine.batches import validate_batch
-from tinsmith_engine.loss_specs import LOSS_SPECS
-from tinsmith_engine.values import Datum, ModelInfo
+from tinsmith_engine.base.loss_specs import LOSS_SPECS
+from tinsmith_engine.base.types import Datum, ModelInfo
+from tinsmith_engine.training.batch_validation import validate_batch
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
@@ -299,7 +299,7 @@ def test_validation_does_not_import_torch() -> None:
 
 
 def test_specs_and_functions_agree() -> None:
-    from tinsmith_engine.losses import LOSSES
+    from tinsmith_engine.losses.losses import LOSSES
 
     of_sequences = {name for name, spec in LOSS_SPECS.items() if spec.is_of_sequence}
     assert LOSSES.keys() == LOSS_SPECS.keys() - of_sequences

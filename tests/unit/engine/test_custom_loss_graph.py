@@ -44,9 +44,9 @@ from tinsmith_engine import (
     ForwardResult,
     FullConfig,
 )
-from tinsmith_engine.custom_loss import CustomLossError, compute_custom_loss
-from tinsmith_engine.loss_graphs import MAX_GRAPH_BYTES, read_graph
-from tinsmith_engine.loss_operations import ALIASES, FUNCTIONS
+from tinsmith_engine.losses.custom_loss import CustomLossError, compute_custom_loss
+from tinsmith_engine.losses.loss_graphs import MAX_GRAPH_BYTES, read_graph
+from tinsmith_engine.losses.loss_operations import ALIASES, FUNCTIONS
 from tinsmith_runtime.errors import CustomLossRefusedError, NonFiniteLossError, TinsmithError
 
 TOLERANCE = 1e-6

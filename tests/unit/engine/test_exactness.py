@@ -29,9 +29,9 @@ from tinsmith_engine import (
     OptimStepResult,
     RunState,
 )
-from tinsmith_engine.exactness import NUM_PROBE_RUNS, check_exactness
-from tinsmith_engine.products import KSplit
-from tinsmith_engine.values import BatchRequest
+from tinsmith_engine.base.types import BatchRequest
+from tinsmith_engine.products.split_products import KSplit
+from tinsmith_engine.training.exactness import NUM_PROBE_RUNS, check_exactness
 from tinsmith_runtime.errors import ExactnessUnavailableError, TinsmithError
 
 Random = np.random.Generator
@@ -468,7 +468,9 @@ def position_dependent_mm(monkeypatch: pytest.MonkeyPatch) -> None:
 def size_dependent_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a frozen product depend on the rows of the pass; the check of products is blind."""
     real = KSplit.product
-    monkeypatch.setattr("tinsmith_engine.factory.check_split", lambda split, factors: True)
+    monkeypatch.setattr(
+        "tinsmith_engine.loading.base_model.check_split", lambda split, factors: True
+    )
 
     def product(
         self: KSplit, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None

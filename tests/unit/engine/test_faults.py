@@ -24,8 +24,8 @@ from tinsmith_engine import (
     LoraConfig,
     OptimStepResult,
 )
-from tinsmith_engine.models import Pass
-from tinsmith_engine.values import BatchRequest
+from tinsmith_engine.base.types import BatchRequest
+from tinsmith_engine.model.model_protocol import Pass
 from tinsmith_runtime.errors import (
     InternalError,
     InvalidFieldError,

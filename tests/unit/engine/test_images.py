@@ -38,9 +38,9 @@ from tinsmith_engine import (
     Sampler,
     SampleRequest,
 )
-from tinsmith_engine.codec import decode_input
-from tinsmith_engine.images import patches, place_images, rope_positions
-from tinsmith_engine.values import BatchRequest, ImageInput, ImageRules
+from tinsmith_engine.base.types import BatchRequest, ImageInput, ImageRules
+from tinsmith_engine.contract.codec import decode_input
+from tinsmith_engine.packing.images import patches, place_images, rope_positions
 from tinsmith_runtime.errors import InvalidFieldError, SequenceTooLongError
 
 TOLERANCE = 3e-6

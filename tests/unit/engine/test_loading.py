@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tinsmith_engine.loading import stored_tensors
+from tinsmith_engine.files.hub_files import stored_tensors
 from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.errors import ModelNotFoundError
 

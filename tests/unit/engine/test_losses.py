@@ -26,11 +26,11 @@ from tests.unit.engine.conftest import (
     relative_error,
 )
 
-from tinsmith.custom_loss import evaluate_loss
+from tinsmith.training.custom_loss import evaluate_loss
 from tinsmith_engine import LOSS_SPECS, Datum, Engine
-from tinsmith_engine.loss_specs import full_config, token_settings
-from tinsmith_engine.losses import LOSSES, gspo
-from tinsmith_engine.values import FloatArray
+from tinsmith_engine.base.loss_specs import full_config, token_settings
+from tinsmith_engine.base.types import FloatArray
+from tinsmith_engine.losses.losses import LOSSES, gspo
 
 NUM_TOKENS = 200
 TOLERANCE = 2e-6

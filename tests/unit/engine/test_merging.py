@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from tests.unit.engine.conftest import VOCAB, make_batch, randomise_b, save_tiny
 
 from tinsmith_engine import AdamParams, AdapterConfig, Engine, FullConfig, LoraConfig
-from tinsmith_engine.merging import MergedModel
-from tinsmith_engine.weight_files import ADAPTER_FILE, MODEL_FILE, MODEL_INDEX_FILE
+from tinsmith_engine.files.weight_files import ADAPTER_FILE, MODEL_FILE, MODEL_INDEX_FILE
+from tinsmith_engine.runs.merging import MergedModel
 from tinsmith_runtime.errors import CheckpointIncompatibleError
 
 # Both sides round in float32, in another order; log-probabilities are about -5.

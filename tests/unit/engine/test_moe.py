@@ -38,7 +38,7 @@ from tinsmith_engine import (
     Sampler,
     SampleRequest,
 )
-from tinsmith_engine.values import BatchRequest
+from tinsmith_engine.base.types import BatchRequest
 
 TOLERANCE = 3e-6
 MIXED = {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from tinsmith_engine.packing import (
+from tinsmith_engine.arena.rows import Arena, RowLayout
+from tinsmith_engine.packing.packing import (
     attention_buckets,
     pack,
     padded_length,
     segment_rows,
     split_batch,
 )
-from tinsmith_engine.rows import Arena, RowLayout
-from tinsmith_engine.stacks import Wearer, fill_passes, stack_wearers
+from tinsmith_engine.training.adapter_groups import Wearer, fill_passes, stack_wearers
 
 CPU = torch.device("cpu")
 

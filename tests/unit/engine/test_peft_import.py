@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from tests.unit.engine.conftest import VOCAB, make_batch, save_tiny
 
 from tinsmith_engine import AdamParams, Engine, LoraConfig
-from tinsmith_engine.peft_import import plan_import, read_import
-from tinsmith_engine.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, read_header_of
+from tinsmith_engine.files.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, read_header_of
+from tinsmith_engine.runs.peft_import import plan_import, read_import
 from tinsmith_runtime.errors import (
     AdapterUnsupportedError,
     CheckpointIncompatibleError,

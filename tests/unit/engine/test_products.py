@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from tinsmith_engine.adam import grad_norm
-from tinsmith_engine.ops import exponentials_, row_pieces, row_sums, swiglu, swiglu_backward
-from tinsmith_engine.products import (
+from tinsmith_engine.arena.adam import grad_norm
+from tinsmith_engine.products.ops import (
+    exponentials_,
+    row_pieces,
+    row_sums,
+    swiglu,
+    swiglu_backward,
+)
+from tinsmith_engine.products.split_products import (
     ROW_TILE,
     WHOLE,
     KSplit,

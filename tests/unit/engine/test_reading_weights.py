@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tinsmith_engine import loading
-from tinsmith_engine.loading import read_row
-from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.files import hub_files
+from tinsmith_engine.files.hub_files import read_row
 from tinsmith_runtime.errors import CheckpointIncompatibleError, FileRefusedError
 
 LAYOUT = RowLayout([("a", (3, 5)), ("b", (7,))])
@@ -39,7 +39,7 @@ def test_numbers_are_converted_as_torch_does(
     wanted: torch.dtype,
     piece: int,
 ) -> None:
-    monkeypatch.setattr(loading, "_PIECE_NUMBERS", piece)
+    monkeypatch.setattr(hub_files, "_PIECE_NUMBERS", piece)
     tensors = stored(tmp_path, stored_as)
     row = read_row(tmp_path, LAYOUT, wanted, CPU)
     for name in ("a", "b"):

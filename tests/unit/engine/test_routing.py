@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinsmith_engine.routing import Dispatch, group_length
+from tinsmith_engine.packing.moe_routing import Dispatch, group_length
 
 NUM_EXPERTS, NUM_CHOSEN, NUM_ROWS = 6, 2, 64
 

@@ -7,9 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tinsmith_engine import small_products
-from tinsmith_engine.products import KSplit, candidates, k_blocks, with_small_products
-from tinsmith_engine.small_products import MAX_ROWS, SmallProducts
+from tinsmith_engine.products import small_products
+from tinsmith_engine.products.small_products import MAX_ROWS, SmallProducts
+from tinsmith_engine.products.split_products import (
+    KSplit,
+    candidates,
+    k_blocks,
+    with_small_products,
+)
 
 LIBRARY = candidates(torch.float32, torch.device("cpu"))[0]
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from tinsmith_engine.weight_files import MAX_HEADER_BYTES, read_header
+from tinsmith_engine.files.weight_files import MAX_HEADER_BYTES, read_header
 from tinsmith_runtime.errors import FileRefusedError
 
 GOOD = save({"a": torch.ones(2, 3), "b": torch.arange(4, dtype=torch.int64)}, {"format": "pt"})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinsmith.recipes.arithmetic import make_split
+from tinsmith.recipes.tasks.arithmetic import make_split
 from tinsmith_environment import Action, InvalidActionError, InvalidSettingError
 from tinsmith_environment.builtin.guessing import GuessingEnvironment, parse_guess
 from tinsmith_environment.builtin.math import MathEnvironment

@@ -9,10 +9,10 @@ import pytest
 
 from tinsmith.names import InstanceName
 from tinsmith_environment import Action, Observation, StepResult
-from tinsmith_environment.instances import InstanceRegistry
-from tinsmith_environment.live_instance import InstanceLimits, InstanceState, InstanceView
+from tinsmith_environment.instances.instance import InstanceLimits, InstanceState, InstanceView
+from tinsmith_environment.instances.instances import InstanceRegistry
 from tinsmith_environment.registry import EnvironmentRegistry, EnvironmentSpec
-from tinsmith_environment.worker import WorkerLoss
+from tinsmith_environment.workers.worker import WorkerLoss
 from tinsmith_runtime.errors import (
     AbortedError,
     CapacityExhaustedError,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tinsmith_environment import Action
-from tinsmith_environment.worker import WorkerProcess
-from tinsmith_environment.workers import WorkerPool
+from tinsmith_environment.workers.pool import WorkerPool
+from tinsmith_environment.workers.worker import WorkerProcess
 from tinsmith_runtime.errors import EnvironmentFailedError, InvalidFieldError
 
 UNRULY = "unruly_environments:UnrulyEnvironment"

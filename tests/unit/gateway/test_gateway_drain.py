@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tinsmith_gateway.drain import Drain
+from tinsmith_gateway.serving.shutdown import Drain
 from tinsmith_runtime.errors import DrainingError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tinsmith.v1 import episode_pb2
-from tinsmith_gateway.episode_keys import EpisodeKeys
+from tinsmith_gateway.upstream.episode_keys import EpisodeKeys
 from tinsmith_runtime.errors import (
     EpisodeEndedError,
     KeyInvalidError,

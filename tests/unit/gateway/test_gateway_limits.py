@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tinsmith_gateway.limits import Admission, Limits, LimitSettings
+from tinsmith_gateway.access.limits import Admission, Limits, LimitSettings
 from tinsmith_runtime.errors import ConfigError, RateLimitedError
 
 SMALL = LimitSettings(

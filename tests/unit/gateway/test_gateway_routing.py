@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tinsmith.names import worker_tag
-from tinsmith_gateway.methods import METHODS
-from tinsmith_gateway.routing import (
+from tinsmith_gateway.proxy.proxied_methods import METHODS
+from tinsmith_gateway.upstream.routing import (
     ENVIRONMENT_SERVICE,
     SCHEDULER_SERVICE,
     TRAINER_SERVICE,

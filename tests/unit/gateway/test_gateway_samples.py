@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 
 from tinsmith.v1 import sampler_pb2, scheduler_pb2
-from tinsmith_gateway.callers import Callers, Credential
-from tinsmith_gateway.store import open_database
-from tinsmith_gateway.tinker import bodies, samples
+from tinsmith_gateway.access.authentication import Callers, Credential
+from tinsmith_gateway.store.database import open_database
+from tinsmith_gateway.tinker import bodies, sample_futures
 from tinsmith_gateway.tinker.future_store import FutureStore
-from tinsmith_gateway.tinker.samples import Samples
+from tinsmith_gateway.tinker.sample_futures import Samples
 from tinsmith_gateway.tinker.usage import Usage
-from tinsmith_gateway.upstream import Upstream
-from tinsmith_runtime.auth import Caller
+from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.errors import QueueFullError
+from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.sql import Database
 
 BODY = bodies.Sample(
@@ -153,7 +153,7 @@ async def test_a_project_that_waits_for_much_is_told_to_come_again(
     limit: str,
     value: int,
 ) -> None:
-    monkeypatch.setattr(samples, limit, value)
+    monkeypatch.setattr(sample_futures, limit, value)
     drawn = make(database, sampler)
     await drawn.submit("a", SESSION, FUTURE, BODY)
     with pytest.raises(QueueFullError) as refusal:

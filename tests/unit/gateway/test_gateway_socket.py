@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from tinsmith_gateway.front import bind
-from tinsmith_gateway.wire import leading_fields
+from tinsmith_gateway.proxy.protobuf_scan import leading_fields
+from tinsmith_gateway.serving.port_multiplexer import bind
 from tinsmith_runtime.errors import MalformedRequestError
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
-from tinsmith_gateway.methods import METHODS
-from tinsmith_gateway.wire import MAX_FIELDS, read_text_field
+from tinsmith_gateway.proxy.protobuf_scan import MAX_FIELDS, read_text_field
+from tinsmith_gateway.proxy.proxied_methods import METHODS
 from tinsmith_runtime.errors import MalformedRequestError
 
 

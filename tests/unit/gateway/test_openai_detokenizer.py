@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.fakes.scripted_sampler import tokenizer_files
 
-from tinsmith.tokenizer import Tokenizer
-from tinsmith_gateway.openai.detokenizer import IncrementalDetokenizer, StopFilter
+from tinsmith.text.tokenizer import Tokenizer
+from tinsmith_gateway.openai.text.detokenizer import IncrementalDetokenizer, StopFilter
 
 BYTES = Tokenizer(tokenizer_files())
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinsmith import names
-from tinsmith_gateway.openai.model_names import (
+from tinsmith_gateway.openai.text.model_names import (
     BaseModel,
     Checkpoint,
     LiveRun,

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tinsmith.v1 import scheduler_pb2
-from tinsmith_gateway.callers import Credential
-from tinsmith_gateway.openai.model_names import BaseModel, Checkpoint, LiveRun
+from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.openai.sampling_handles import SamplingHandles
-from tinsmith_runtime.auth import Caller
+from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LiveRun
 from tinsmith_runtime.errors import (
     ModelNotFoundError,
     RunNotFoundError,
@@ -20,6 +19,7 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     WorkerUnavailableError,
 )
+from tinsmith_runtime.rpc.auth import Caller
 
 CREDENTIAL = Credential(Caller("p", frozenset({"user"}), "k"), (), "key")
 

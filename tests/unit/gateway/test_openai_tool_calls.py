@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinsmith_gateway.openai.tool_calls import (
+from tinsmith_gateway.openai.text.tool_calls import (
     HERMES,
     LLAMA,
     MISTRAL,

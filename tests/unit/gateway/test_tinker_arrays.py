@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
-from tinsmith_gateway.tinker import arrays, bodies, sampling_codec, wire_pb2
+from tinsmith_gateway.tinker import bodies, sample_codec, tensor_codec, wire_pb2
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
 
 
@@ -25,7 +25,7 @@ def sparse(
 
 @given(np_st.arrays(np.int64, np_st.array_shapes(min_dims=1, max_dims=2, max_side=6)))
 def test_a_dense_tensor_comes_back(array: np.ndarray) -> None:
-    found = arrays.decode_tensor(arrays.encode_dense(array), "x")
+    found = tensor_codec.decode_tensor(tensor_codec.encode_dense(array), "x")
     np.testing.assert_array_equal(found, array)
     assert found.dtype == np.int64
 
@@ -34,12 +34,12 @@ def test_a_bfloat16_tensor_is_widened() -> None:
     exact = np.array([1.5, -2.0, 0.0], dtype=np.float32)
     data = (exact.view(np.uint32) >> 16).astype("<u2").tobytes()
     tensor = wire_pb2.Tensor(dtype=wire_pb2.DTYPE_BFLOAT16, shape=[3], dense=data)
-    np.testing.assert_array_equal(arrays.decode_tensor(tensor, "x"), exact)
+    np.testing.assert_array_equal(tensor_codec.decode_tensor(tensor, "x"), exact)
 
 
 def test_a_tensor_without_a_shape_is_a_list() -> None:
     tensor = wire_pb2.Tensor(dtype=wire_pb2.DTYPE_INT32, dense=np.arange(4, dtype="<i4").tobytes())
-    assert arrays.decode_tensor(tensor, "x").shape == (4,)
+    assert tensor_codec.decode_tensor(tensor, "x").shape == (4,)
 
 
 @given(st.data())
@@ -48,7 +48,7 @@ def test_listed_cells_are_where_they_belong(data: st.DataObject) -> None:
     rows, columns = np.nonzero(dense)
     crow = np.searchsorted(rows, np.arange(5)).tolist()
     tensor = sparse(dense[rows, columns].tolist(), crow, columns.tolist(), [4, 5])
-    np.testing.assert_array_equal(arrays.decode_tensor(tensor, "x"), dense)
+    np.testing.assert_array_equal(tensor_codec.decode_tensor(tensor, "x"), dense)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_listed_cells_are_where_they_belong(data: st.DataObject) -> None:
 )
 def test_sparse_parts_that_do_not_fit_are_refused(tensor: wire_pb2.Tensor) -> None:
     with pytest.raises(ShapeMismatchError):
-        arrays.decode_tensor(tensor, "x")
+        tensor_codec.decode_tensor(tensor, "x")
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_sparse_parts_that_do_not_fit_are_refused(tensor: wire_pb2.Tensor) -> No
 )
 def test_dense_data_that_does_not_fill_its_shape_is_refused(tensor: wire_pb2.Tensor) -> None:
     with pytest.raises(InvalidFieldError):
-        arrays.decode_tensor(tensor, "x")
+        tensor_codec.decode_tensor(tensor, "x")
 
 
 def test_targets_that_are_not_listed_ask_for_nothing() -> None:
-    targets = sampling_codec.decode_targets(
+    targets = sample_codec.decode_targets(
         bodies.TensorData(
             data=[0, 7],
             dtype="int64",
@@ -100,6 +100,6 @@ def test_targets_that_are_not_listed_ask_for_nothing() -> None:
 
 def test_scores_have_the_layout_of_what_was_asked() -> None:
     scores = np.array([[0.5, 0.0], [0.0, -1.0]], dtype=np.float32)
-    tensor = arrays.encode_csr(scores, np.array([0, 1, 2]), np.array([0, 1]))
-    np.testing.assert_array_equal(arrays.decode_tensor(tensor, "x"), scores)
+    tensor = tensor_codec.encode_csr(scores, np.array([0, 1, 2]), np.array([0, 1]))
+    np.testing.assert_array_equal(tensor_codec.decode_tensor(tensor, "x"), scores)
     assert tensor.HasField("sparse_csr")

@@ -13,8 +13,8 @@ import pytest
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes import rl, supervised
-from tinsmith.recipes.experiment import Experiment
-from tinsmith.recipes.observer import Observer, SavedState
+from tinsmith.recipes.experiment.experiment import Experiment
+from tinsmith.recipes.experiment.observer import Observer, SavedState
 
 CONFIG = supervised.Config(data="chats/chat.jsonl", num_steps=60)
 RUN = "projects/default/trainingRuns/run-1"
@@ -162,7 +162,7 @@ def test_a_job_that_is_edited_goes_on_with_the_weights_that_fit(tmp_path: Path) 
 def test_two_processes_never_write_into_one_folder() -> None:
     script = (
         "import sys; from tinsmith.recipes import supervised;"
-        "from tinsmith.recipes.experiment import Experiment;"
+        "from tinsmith.recipes.experiment.experiment import Experiment;"
         "held = Experiment('supervised', supervised.Config(data='chats/chat.jsonl', num_steps=60));"
         f"held.begin({RUN!r}); print('held', flush=True); sys.stdin.read()"
     )

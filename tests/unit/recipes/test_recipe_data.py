@@ -11,10 +11,10 @@ import pytest
 from tests.unit.sdk.test_tokenizer import CHATML, make_files
 
 from tinsmith.errors import ConfigurationError
-from tinsmith.recipes.arithmetic import read_jsonl
-from tinsmith.recipes.conversations import read_conversations
-from tinsmith.recipes.episode_tasks import load_tasks
-from tinsmith.tokenizer import Tokenizer
+from tinsmith.recipes.tasks.arithmetic import read_jsonl
+from tinsmith.recipes.tasks.conversations import read_conversations
+from tinsmith.recipes.tasks.episode_tasks import load_tasks
+from tinsmith.text.tokenizer import Tokenizer
 
 UNUSUAL = "a\u2028b\u2029c\u0085d\x1cf"
 """Characters that end a line for `str.splitlines`, and none for JSON."""

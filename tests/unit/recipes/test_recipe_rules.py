@@ -9,7 +9,7 @@ import pytest
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes import rl, rl_episodes, supervised
-from tinsmith.recipes.health import Health
+from tinsmith.recipes.experiment.health import Health
 
 
 @pytest.mark.parametrize(

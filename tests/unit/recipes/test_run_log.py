@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tinsmith.recipes.observer import Observer
-from tinsmith.recipes.run_log import RunLog
+from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.run_log import RunLog
 
 METRICS = {"loss": 0.0241, "grad_norm": 0.00279, "learning_rate": 0.00535}
 CHECKPOINT = "projects/default/trainingRuns/run-1/checkpoints/final"
@@ -33,7 +33,7 @@ def test_without_a_terminal_progress_is_lines_of_which_the_first_comes_at_once(
     assert lines[0] == "step 1/4  loss 0.0241  grad_norm 0.00279  learning_rate 0.00535"
     assert lines[1].startswith("step 4/4  ")
     # One every few seconds in between.
-    monkeypatch.setattr("tinsmith.recipes.run_log._LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("tinsmith.recipes.experiment.run_log._LINE_INTERVAL_S", 0.0)
     run(tmp_path)
     assert [line[:8] for line in capsys.readouterr().out.splitlines()[:4]] == [
         f"step {step}/4" for step in (1, 2, 3, 4)

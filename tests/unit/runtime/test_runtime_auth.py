@@ -6,7 +6,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tinsmith_runtime.auth import (
+from tinsmith_runtime.errors import (
+    KeyInvalidError,
+    KeyMissingError,
+    KeyRevokedError,
+    RunNotFoundError,
+    ScopeMissingError,
+    UnavailableError,
+)
+from tinsmith_runtime.rpc.auth import (
     POD_SCOPE,
     USER_SCOPE,
     ApiKey,
@@ -15,14 +23,6 @@ from tinsmith_runtime.auth import (
     Caller,
     bind_caller,
     current_caller,
-)
-from tinsmith_runtime.errors import (
-    KeyInvalidError,
-    KeyMissingError,
-    KeyRevokedError,
-    RunNotFoundError,
-    ScopeMissingError,
-    UnavailableError,
 )
 
 USER = Caller("p", frozenset({USER_SCOPE}), "0123456789ab")

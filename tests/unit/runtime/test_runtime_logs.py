@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.fakes.trainer_rig import make_datum
 
-from tinsmith_runtime.logs import JsonFormatter, bind_log_fields, configure_logging
+from tinsmith_runtime.observability.logs import JsonFormatter, bind_log_fields, configure_logging
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tinsmith_runtime.errors import (
     StorageFullError,
     StoreMismatchError,
 )
-from tinsmith_runtime.manifests import (
+from tinsmith_runtime.storage.checkpoint_manifests import (
     MANIFEST_NAME,
     WrittenManifest,
     find_folder,

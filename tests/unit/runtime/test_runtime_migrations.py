@@ -18,12 +18,13 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from tests.unit.runtime.ledger_suite import checkpoint, operation, outcome, run_record, task
 
 import tinsmith_runtime.ledger.tables as ledger_tables
-import tinsmith_scheduler.tables as scheduler_tables
-from tinsmith_coordinator import tables as coordinator_tables
+import tinsmith_scheduler.store.tables as scheduler_tables
+from tinsmith_coordinator.store import tables as coordinator_tables
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
-from tinsmith_runtime.sql.versions import prepare_schema, read_version, upgrade
-from tinsmith_scheduler import run_store, store
+from tinsmith_runtime.sql.schema_versions import prepare_schema, read_version, upgrade
+from tinsmith_scheduler.runs import run_store
+from tinsmith_scheduler.store import database
 
 RUN = "projects/p/trainingRuns/r"
 Statements = Callable[[sa.Connection], Any]
@@ -294,11 +295,11 @@ async def test_a_scheduler_of_the_first_release_goes_on(scheduler_target: Target
         epoch=3,
         encoded_error=b"",
     )
-    database = await store.open_database(scheduler_target.folder, scheduler_target.url)
-    run = await database.read(lambda connection: run_store.get_run(connection, RUN))
+    opened = await database.open_database(scheduler_target.folder, scheduler_target.url)
+    run = await opened.read(lambda connection: run_store.get_run(connection, RUN))
     assert run is not None
     assert (run.worker, run.epoch, run.incarnation, run.ledger) == ("workers/trainer-0", 3, "", "")
-    await database.close()
+    await opened.close()
 
 
 async def test_lists_of_an_older_scheduler_are_in_order(scheduler_target: Target) -> None:

@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tinsmith_runtime.scheduler_client import SchedulerClient
-from tinsmith_runtime.server import PodServer, ServerConfig
+from tinsmith_runtime.rpc.scheduler_client import SchedulerClient
+from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 
 
 async def _probe(*arguments: str, listen_address: str = "") -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "tinsmith_runtime.probe",
+        "tinsmith_runtime.rpc.health_probe",
         *arguments,
         env=os.environ | {"TINSMITH_LISTEN_ADDRESS": listen_address},
         stderr=asyncio.subprocess.PIPE,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.process import run_pod
+from tinsmith_runtime.pod.main import run_pod
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def test_a_termination_log_that_can_not_be_written_hides_nothing(
 _ABORTS = """
 import os
 from dataclasses import dataclass
-from tinsmith_runtime.process import run_pod
+from tinsmith_runtime.pod.main import run_pod
 
 @dataclass(frozen=True)
 class Settings:

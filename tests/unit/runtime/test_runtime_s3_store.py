@@ -35,7 +35,8 @@ from tinsmith_runtime.errors import (
     StorageRefusedError,
     StorageUnavailableError,
 )
-from tinsmith_runtime.manifests import (
+from tinsmith_runtime.storage import ObjectStore
+from tinsmith_runtime.storage.checkpoint_manifests import (
     MANIFEST_NAME,
     abandoned_folders,
     copy_checkpoint,
@@ -45,7 +46,6 @@ from tinsmith_runtime.manifests import (
     verify_checkpoint,
     write_checkpoint,
 )
-from tinsmith_runtime.storage import ObjectStore
 from tinsmith_runtime.storage.objects import FileEntry, ObjectExistsError, ObjectNotFoundError
 from tinsmith_runtime.storage.s3.store import S3Store
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from tinsmith_runtime.errors import InternalError, TinsmithError, WorkerUnavailableError
-from tinsmith_runtime.scheduler_client import typed_errors
+from tinsmith_runtime.rpc.scheduler_client import typed_errors
 
 
 @pytest.mark.parametrize(

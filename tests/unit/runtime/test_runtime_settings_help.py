@@ -13,7 +13,7 @@ from tinsmith_controller.config import ControllerConfig
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_gateway.config import GatewayConfig
-from tinsmith_runtime.settings_help import describe_settings
+from tinsmith_runtime.pod.settings_help import describe_settings
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_trainer.config import TrainerConfig

@@ -7,7 +7,7 @@ from tinsmith.v1 import errors_pb2
 from tinsmith_runtime import errors
 from tinsmith_runtime.errors import ErrorCode, InvalidFieldError, TinsmithError
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.status import decode_status, encode_status, internal_error
+from tinsmith_runtime.rpc.error_codec import decode_status, encode_status, internal_error
 
 PREFIX = "ERROR_REASON_"
 # A client raises it by itself; no server sends it.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tinsmith_engine import Published
 from tinsmith_runtime.errors import VersionNotLoadedError, WorkerUnavailableError
-from tinsmith_sampler.following import WeightFollower
+from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.sessions import Target
 
 RUN = "projects/p/trainingRuns/r"

@@ -8,16 +8,16 @@ import pytest
 
 from tinsmith.v1 import models_pb2
 from tinsmith_runtime.errors import ConfigError, InvalidFieldError
-from tinsmith_scheduler import codec
 from tinsmith_scheduler.config import SchedulerConfig
-from tinsmith_scheduler.records import (
+from tinsmith_scheduler.rpc import codec
+from tinsmith_scheduler.store.database import decode_page_token, encode_page_token
+from tinsmith_scheduler.store.records import (
     Adapter,
     FullAdapter,
     LoraAdapter,
     adapter_from_json,
     adapter_to_json,
 )
-from tinsmith_scheduler.store import decode_page_token, encode_page_token
 
 
 def lora(**fields: Any) -> models_pb2.AdapterConfig:

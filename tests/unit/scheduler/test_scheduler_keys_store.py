@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import pytest
 
 from tinsmith.names import JobName, KeyName
-from tinsmith_runtime.auth import POD_SCOPE, Caller
+from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller
 from tinsmith_runtime.sql import Database
-from tinsmith_scheduler.keys import Keys
-from tinsmith_scheduler.records import KeyState, NewJobKey
-from tinsmith_scheduler.store import open_database
+from tinsmith_scheduler.auth.api_keys import Keys
+from tinsmith_scheduler.store.database import open_database
+from tinsmith_scheduler.store.records import KeyState, NewJobKey
 
 CALLER = Caller("", frozenset({POD_SCOPE}), "pod")
 NEW = NewJobKey(JobName("p", "j"), "uid", "key-id", b"\x01" * 32)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_scheduler.job_rules import check_local, check_spec, describe_method
-from tinsmith_scheduler.local_jobs import Action, Decision, Observed, decide, pause_s
-from tinsmith_scheduler.records import JobOutcome, JobReport
+from tinsmith_scheduler.jobs.local_state_machine import Action, Decision, Observed, decide, pause_s
+from tinsmith_scheduler.jobs.spec_rules import check_local, check_spec, describe_method
+from tinsmith_scheduler.store.records import JobOutcome, JobReport
 
 NOW = 1_800_000_000.0
 SPEC: dict[str, Any] = {"model": {"name": "m"}, "method": {"type": "sft", "maxSteps": 10}}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tinsmith_scheduler.placement import (
+from tinsmith_scheduler.workers.placement import (
     Chosen,
     SamplerCandidate,
     TrainerCandidate,

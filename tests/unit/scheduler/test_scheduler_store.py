@@ -14,15 +14,21 @@ from tinsmith_runtime.errors import (
     StorageUnavailableError,
 )
 from tinsmith_runtime.sql import Database
-from tinsmith_scheduler import run_store
-from tinsmith_scheduler.creations import Creations
-from tinsmith_scheduler.records import LoraAdapter, ReleaseMode, RequestIdentity, Run, RunState
-from tinsmith_scheduler.store import (
+from tinsmith_scheduler.runs import run_store
+from tinsmith_scheduler.runs.run_creation import Creations
+from tinsmith_scheduler.store.database import (
     REQUEST_RETENTION_S,
     answer_once,
     forget_requests,
     open_database,
     recall,
+)
+from tinsmith_scheduler.store.records import (
+    LoraAdapter,
+    ReleaseMode,
+    RequestIdentity,
+    Run,
+    RunState,
 )
 
 REQUEST = RequestIdentity("p", "id", "CreateSession", b"digest")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tinsmith.background import BackgroundLoop
+from tinsmith.rpc.event_loop_thread import BackgroundLoop
 
 
 @pytest.fixture

@@ -165,8 +165,8 @@ def test_a_server_that_is_away_is_told_within_seconds(
     monkeypatch.setenv("TINSMITH_ADDRESS", address)
     monkeypatch.setenv("TINSMITH_API_KEY", "tsk_test")
     monkeypatch.setattr(connection, "_PATIENCE_S", 0.5)
-    monkeypatch.setattr("tinsmith.transport._TOLD_AFTER_S", 0.1)
-    monkeypatch.setattr("tinsmith.transport._told_at_s", {})
+    monkeypatch.setattr("tinsmith.rpc.transport._TOLD_AFTER_S", 0.1)
+    monkeypatch.setattr("tinsmith.rpc.transport._told_at_s", {})
     assert invoke("runs", "list") == 1
     error = capsys.readouterr().err
     assert f"error: no server answers at {address}: Connection refused" in error

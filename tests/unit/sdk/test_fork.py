@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.sdk_fake_server import FakeServer
 
 import tinsmith
-from tinsmith import background
+from tinsmith.rpc import event_loop_thread
 
 pytestmark = [
     # The fork of a process with threads is what is tested.
@@ -78,7 +78,7 @@ def test_a_result_that_is_not_there_is_not_waited_for(
     server.update(paused=True)
     pending = run.forward_backward(data)
     with monkeypatch.context() as patch:
-        patch.setattr(background.os, "getpid", lambda: -1)
+        patch.setattr(event_loop_thread.os, "getpid", lambda: -1)
         with pytest.raises(tinsmith.ClientClosedError, match="was forked while a Client was open"):
             pending.result(timeout_s=10)
         assert there.result().loss > 0

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tinsmith.errors import ConfigurationError
-from tinsmith.job_data import BUILT_IN, find_data
-from tinsmith.job_json import JobFormatError, parse_spec
-from tinsmith.recipes.episode_tasks import load_tasks
-from tinsmith.recipes.rl_problems import load_problems
+from tinsmith.jobs.data import BUILT_IN, find_data
+from tinsmith.jobs.json_form import JobFormatError, parse_spec
+from tinsmith.recipes.tasks.episode_tasks import load_tasks
+from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.v1 import job_pb2
 
 HERE = "127.0.0.1:7077"

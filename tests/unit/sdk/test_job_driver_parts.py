@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from tinsmith.driver.methods import read_method
+from tinsmith.driver.state import MAX_BYTES, DriverState
 from tinsmith.errors import ConfigurationError
-from tinsmith.job_json import (
+from tinsmith.jobs.json_form import (
     JobFormatError,
     parse_manifest,
     parse_spec,
     parse_status,
     to_json,
 )
-from tinsmith.jobs.methods import read_method
-from tinsmith.jobs.state import MAX_BYTES, DriverState
 from tinsmith.recipes import rl, rl_episodes, supervised
 
 METHOD: dict[str, Any] = {"type": "sft", "model": "m", "maxSteps": 7}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tinsmith.driver import readiness
+from tinsmith.driver.methods import read_method
 from tinsmith.errors import FailedPreconditionError, UnavailableError
-from tinsmith.jobs import readiness
-from tinsmith.jobs.methods import read_method
 
 
 class FakeClient:

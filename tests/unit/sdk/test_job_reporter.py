@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tinsmith.driver.reporter import Reporter
 from tinsmith.errors import TinsmithError
-from tinsmith.jobs.reporter import Reporter
 from tinsmith.v1 import job_pb2
 
 

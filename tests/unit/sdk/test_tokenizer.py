@@ -12,7 +12,7 @@ from tests.fakes.sdk_fake_server import FakeServer
 from transformers import PreTrainedTokenizerFast
 
 import tinsmith
-from tinsmith.tokenizer import Tokenizer, TokenizerCache
+from tinsmith.text.tokenizer import Tokenizer, TokenizerCache
 
 CHATML = (
     "{%- if tools %}\n{{- '<|im_start|>system\\n# Tools' }}\n"

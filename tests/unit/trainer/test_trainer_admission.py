@@ -9,9 +9,9 @@ import pytest
 from tests.fakes.live_runs import make_run, queued
 
 from tinsmith_runtime.errors import ConfigError, QueueFullError
-from tinsmith_trainer.admission import Admission, Pace
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.live_run import LiveRun, Load
+from tinsmith_trainer.runs.queue_limits import Admission, Pace
+from tinsmith_trainer.runs.run import LiveRun, Load
 
 LOAD = Load(num_tokens=100, num_bytes=10)
 

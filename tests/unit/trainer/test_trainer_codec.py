@@ -13,10 +13,10 @@ from tinsmith.v1 import trainer_pb2
 from tinsmith_engine import AdamParams, ForwardResult, OptimStepResult
 from tinsmith_runtime.errors import InvalidFieldError, RunNotFoundError
 from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
-from tinsmith_runtime.status import decode_status
-from tinsmith_trainer import codec
-from tinsmith_trainer.waiting import Standing
-from tinsmith_trainer.work import (
+from tinsmith_runtime.rpc.error_codec import decode_status
+from tinsmith_trainer.execution.operation_status import Standing
+from tinsmith_trainer.rpc import training_codec
+from tinsmith_trainer.runs.operations import (
     ForwardWork,
     Kind,
     LoadCheckpointWork,
@@ -53,10 +53,11 @@ def test_a_submission_hashes_the_request_whatever_the_order_of_its_maps() -> Non
             request.loss.config[key] = 1.0
         requests.append(request)
     first, second = (
-        codec.decode_submission(Kind.FORWARD_BACKWARD, RUN, request) for request in requests
+        training_codec.decode_submission(Kind.FORWARD_BACKWARD, RUN, request)
+        for request in requests
     )
     assert first == second
-    other = codec.decode_submission(Kind.FORWARD_BACKWARD, RUN, forward_backward())
+    other = training_codec.decode_submission(Kind.FORWARD_BACKWARD, RUN, forward_backward())
     assert other.digest != first.digest
     assert (other.run, other.sequence_number, other.kind) == (str(RUN), 3, "forward_backward")
 
@@ -64,7 +65,7 @@ def test_a_submission_hashes_the_request_whatever_the_order_of_its_maps() -> Non
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_number_is_at_least_one(number: int) -> None:
     with pytest.raises(InvalidFieldError, match="at least 1"):
-        codec.decode_submission(
+        training_codec.decode_submission(
             Kind.FORWARD_BACKWARD, RUN, forward_backward(sequence_number=number)
         )
 
@@ -73,13 +74,13 @@ def test_a_number_is_at_least_one(number: int) -> None:
     "request_id", ["", "x", new_id().upper(), new_id() + "\n", "0" * 32, new_id()[:-1]]
 )
 def test_a_request_id_is_a_uuid(request_id: str) -> None:
-    codec.check_request_id(new_id())
+    training_codec.check_request_id(new_id())
     with pytest.raises(InvalidFieldError, match="UUID"):
-        codec.check_request_id(request_id)
+        training_codec.check_request_id(request_id)
 
 
 def test_batches_are_decoded() -> None:
-    work = codec.decode_work(Kind.FORWARD_BACKWARD, forward_backward())
+    work = training_codec.decode_work(Kind.FORWARD_BACKWARD, forward_backward())
     assert isinstance(work, ForwardWork)
     assert (work.loss, work.loss_config, work.is_backward) == (
         "ppo",
@@ -96,7 +97,7 @@ def test_batches_are_decoded() -> None:
 def test_chunks_are_joined() -> None:
     datum = make_datum()
     datum.model_input.chunks.add().CopyFrom(datum.model_input.chunks[0])
-    work = codec.decode_work(Kind.FORWARD, forward_backward(data=[datum]))
+    work = training_codec.decode_work(Kind.FORWARD, forward_backward(data=[datum]))
     assert isinstance(work, ForwardWork)
     assert (work.num_tokens, work.is_backward) == (12, False)
 
@@ -105,7 +106,7 @@ def test_absent_hyper_parameters_have_their_defaults_and_present_ones_their_valu
     request = trainer_pb2.OptimStepRequest(
         adam=trainer_pb2.AdamParams(learning_rate=0.0, beta1=0.0), observed_sequence_number=4
     )
-    assert codec.decode_work(Kind.OPTIM_STEP, request) == OptimStepWork(
+    assert training_codec.decode_work(Kind.OPTIM_STEP, request) == OptimStepWork(
         AdamParams(learning_rate=0.0, beta1=0.0), 4
     )
     assert AdamParams() == AdamParams(
@@ -118,7 +119,7 @@ def test_an_observed_number_is_not_negative() -> None:
         adam=trainer_pb2.AdamParams(learning_rate=1.0), observed_sequence_number=-1
     )
     with pytest.raises(InvalidFieldError) as failure:
-        codec.decode_work(Kind.OPTIM_STEP, request)
+        training_codec.decode_work(Kind.OPTIM_STEP, request)
     assert failure.value.metadata == {"field": "observed_sequence_number"}
 
 
@@ -127,11 +128,11 @@ def test_saves_and_loads_are_decoded() -> None:
         parent=str(RUN), checkpoint_id="a.1", kind=2, labels={"note": "good"}
     )
     name = f"{RUN}/checkpoints/a.1"
-    assert codec.decode_work(Kind.SAVE_CHECKPOINT, save) == SaveCheckpointWork(
+    assert training_codec.decode_work(Kind.SAVE_CHECKPOINT, save) == SaveCheckpointWork(
         name, "sampler", {"note": "good"}
     )
     load = trainer_pb2.LoadCheckpointRequest(checkpoint=name, include_optimizer=True)
-    assert codec.decode_work(Kind.LOAD_CHECKPOINT, load) == LoadCheckpointWork(name, True)
+    assert training_codec.decode_work(Kind.LOAD_CHECKPOINT, load) == LoadCheckpointWork(name, True)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +143,13 @@ def test_long_polls_are_bounded(timeout: tuple[int, int] | None, wanted: float) 
     request = trainer_pb2.WaitOperationsRequest()
     if timeout is not None:
         request.timeout.CopyFrom(duration_pb2.Duration(seconds=timeout[0], nanos=timeout[1]))
-    assert codec.decode_timeout(request, 20.0) == wanted
+    assert training_codec.decode_timeout(request, 20.0) == wanted
 
 
 def test_a_negative_timeout_is_refused() -> None:
     request = operations_pb2.WaitOperationRequest(timeout=duration_pb2.Duration(seconds=-1))
     with pytest.raises(InvalidFieldError, match="timeout"):
-        codec.decode_timeout(request, 20.0)
+        training_codec.decode_timeout(request, 20.0)
 
 
 # What is stored, and what is told.
@@ -197,14 +198,14 @@ def record(kind: Kind, state: OperationState, **fields: Any) -> OperationRecord:
 
 
 def encode(record: OperationRecord, **flags: Any) -> Any:
-    return codec.encode_operation(record, Standing(**flags))
+    return training_codec.encode_operation(record, Standing(**flags))
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_results_are_stored_as_they_are_told(kind: Kind) -> None:
     result, message = RESULTS[kind]
-    stored = codec.StoredCodec(STORE).encode_result(kind, result)
-    assert codec.StoredCodec(STORE).encode_result(kind, result) == stored
+    stored = training_codec.StoredCodec(STORE).encode_result(kind, result)
+    assert training_codec.StoredCodec(STORE).encode_result(kind, result) == stored
     operation = encode(
         record(kind, OperationState.SUCCEEDED, result=stored, revision=4, finish_time_s=2.5)
     )
@@ -219,7 +220,7 @@ def test_results_are_stored_as_they_are_told(kind: Kind) -> None:
 
 
 def test_errors_are_stored_as_they_are_told() -> None:
-    stored = codec.StoredCodec(STORE).encode_error(RunNotFoundError("gone", run="r"))
+    stored = training_codec.StoredCodec(STORE).encode_error(RunNotFoundError("gone", run="r"))
     operation = encode(record(Kind.FORWARD, OperationState.FAILED, error=stored))
     error = decode_status(operation.error)
     assert (error.reason, error.message, error.metadata) == ("RUN_NOT_FOUND", "gone", {"run": "r"})
@@ -256,5 +257,5 @@ def test_an_unfinished_operation_says_where_it_is(flags: dict[str, Any], state: 
     ],
 )
 def test_a_stored_request_is_the_same_work(kind: Kind, request_: Any) -> None:
-    found = codec.StoredCodec(STORE).decode_work(kind, request_.SerializeToString())
-    assert repr(found) == repr(codec.decode_work(kind, request_))
+    found = training_codec.StoredCodec(STORE).decode_work(kind, request_.SerializeToString())
+    assert repr(found) == repr(training_codec.decode_work(kind, request_))

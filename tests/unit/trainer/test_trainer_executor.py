@@ -9,15 +9,15 @@ from tests.fakes.live_runs import RUN, TOKENS, make_run
 
 from tinsmith_engine import AdamParams, Engine, ForwardResult, OptimStepResult
 from tinsmith_runtime.errors import NoGradientError, NonFiniteLossError, TinsmithError
-from tinsmith_trainer.executor import (
+from tinsmith_trainer.execution.engine_calls import (
     SliceResult,
     Steps,
     apply_steps,
     note_batches,
     request_of,
 )
-from tinsmith_trainer.slices import Slice
-from tinsmith_trainer.work import ForwardWork, OptimStepWork
+from tinsmith_trainer.execution.slices import Slice
+from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
 
 OTHER = "projects/p/trainingRuns/other"
 

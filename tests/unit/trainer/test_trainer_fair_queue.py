@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinsmith_trainer.fair_queue import Backlog, FairQueue, Turn
+from tinsmith_trainer.execution.deficit_round_robin import Backlog, FairQueue, Turn
 
 CYCLE = 100
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fakes.live_runs import make_run, queued
 
-from tinsmith_trainer.gaps import is_overdue
+from tinsmith_trainer.cycle.sequence_gaps import is_overdue
 
 TIMEOUT_S = 60.0
 

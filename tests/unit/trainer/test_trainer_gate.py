@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tinsmith_trainer.gate import Gate
+from tinsmith_trainer.runs.shared_gate import Gate
 
 
 async def turns(num: int = 5) -> None:

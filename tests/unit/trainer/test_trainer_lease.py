@@ -10,7 +10,7 @@ import pytest
 
 from tinsmith_runtime.errors import StorageUnavailableError, UnavailableError
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_trainer.lease import LeaseKeeper
+from tinsmith_trainer.ownership.lease import LeaseKeeper
 
 TTL_S = 10.0
 

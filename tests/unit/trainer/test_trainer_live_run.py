@@ -8,8 +8,8 @@ import pytest
 from tests.fakes.live_runs import finished, make_run, queued
 
 from tinsmith_runtime.ledger import OperationRecord
-from tinsmith_trainer.live_run import LiveRun, RunLock
-from tinsmith_trainer.work import Kind
+from tinsmith_trainer.runs.operations import Kind
+from tinsmith_trainer.runs.run import LiveRun, RunLock
 
 
 def finish_all(run: LiveRun) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tinsmith_engine import LoraConfig, RunState
-from tinsmith_trainer.parked import ParkedState, ParkedStates
+from tinsmith_trainer.residency.host_cache import ParkedState, ParkedStates
 
 
 def parked(num_numbers: int = 25) -> ParkedState:

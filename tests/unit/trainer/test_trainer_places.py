@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tinsmith_trainer.places import PlaceLine
+from tinsmith_trainer.residency.slot_queue import PlaceLine
 
 
 async def test_the_first_is_first_and_others_follow_when_it_leaves() -> None:

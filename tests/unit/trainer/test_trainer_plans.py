@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tinsmith_trainer.plans import Plan, parse_plan
+from tinsmith_trainer.execution.numerics_plan import Plan, parse_plan
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.ranks import check_alone, runs_ranked
+from tinsmith_trainer.torchrun import check_alone, runs_ranked
 
 
 def test_a_sharded_base_needs_several_processes(tmp_path: Path) -> None:

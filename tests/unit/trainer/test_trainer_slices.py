@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.fakes.live_runs import TOKENS, make_run, queued
 
-from tinsmith_trainer.slices import (
+from tinsmith_trainer.execution.slices import (
     FIXED_COST,
     Slice,
     backlog_of,

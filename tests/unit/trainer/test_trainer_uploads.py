@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tinsmith_engine.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from tinsmith_engine.files.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
 from tinsmith_runtime.errors import UploadNotFoundError
 from tinsmith_runtime.ledger import StoredFile
-from tinsmith_trainer.uploads import IDLE_S, Upload, Uploads
+from tinsmith_trainer.checkpoints.uploads import IDLE_S, Upload, Uploads
 
 RUN = "projects/p/trainingRuns/r"
 UPLOAD = Upload(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.fakes.live_runs import TOKENS, make_run
 
-from tinsmith_trainer.live_run import LiveRun
-from tinsmith_trainer.waiting import Standing, standing_of
+from tinsmith_trainer.execution.operation_status import Standing, standing_of
+from tinsmith_trainer.runs.run import LiveRun
 
 
 def standing(run: LiveRun, number: int, *others: LiveRun) -> Standing:

@@ -12,7 +12,7 @@ import rich.console
 import rich.progress
 import typer
 
-from tinsmith.checkpoints import Progress
+from tinsmith.checkpoints.calls import Progress
 from tinsmith.cli.connection import connect
 from tinsmith.cli.durations import parse_duration
 from tinsmith.cli.naming import whole_checkpoint

@@ -9,7 +9,7 @@ import typer
 
 from tinsmith.cli.connection import connect
 from tinsmith.cli.output import AsJson, show_json, show_list, show_record
-from tinsmith.episode_agent import openai_base_url
+from tinsmith.episodes.agent import openai_base_url
 
 app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 

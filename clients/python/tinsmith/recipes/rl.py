@@ -19,24 +19,24 @@ import numpy as np
 
 from tinsmith.client import Client
 from tinsmith.errors import ConfigurationError
-from tinsmith.futures import OperationFuture
-from tinsmith.recipes.experiment import Experiment
-from tinsmith.recipes.observer import Observer
-from tinsmith.recipes.resume import ResumableRun
-from tinsmith.recipes.rl_problems import load_problems
-from tinsmith.recipes.rl_sources import (
+from tinsmith.recipes.experience_sources import (
     EnvironmentSource,
     Experience,
     ProblemSource,
     Source,
     SourceConfig,
 )
-from tinsmith.recipes.rules import check_settings
-from tinsmith.recipes.run_log import RunLog, say_finished
-from tinsmith.recipes.schedules import linear_schedule
+from tinsmith.recipes.experiment.experiment import Experiment
+from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.resume import ResumableRun
+from tinsmith.recipes.experiment.rules import check_settings
+from tinsmith.recipes.experiment.run_log import RunLog, say_finished
+from tinsmith.recipes.experiment.schedules import linear_schedule
+from tinsmith.recipes.tasks.rl_problems import load_problems
 from tinsmith.rollouts import DatumArrays
-from tinsmith.sampler import Sampler
-from tinsmith.training_run import TrainingRun
+from tinsmith.rpc.futures import OperationFuture
+from tinsmith.sampling.sampler import Sampler
+from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import AdamParams, ForwardResult, OptimStepResult
 
 _Z_95 = 1.96

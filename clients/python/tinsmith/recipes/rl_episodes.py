@@ -28,18 +28,18 @@ from pathlib import Path
 import numpy as np
 
 from tinsmith.client import Client
-from tinsmith.episode_types import RecordedTrajectory
+from tinsmith.episodes.types import RecordedTrajectory
 from tinsmith.errors import FailedPreconditionError
 from tinsmith.recipes.episode_groups import EpisodeGroups, PlayedGroups
-from tinsmith.recipes.episode_tasks import AgentTask, TaskSet, load_tasks
-from tinsmith.recipes.experiment import Experiment
-from tinsmith.recipes.observer import Observer
-from tinsmith.recipes.resume import ResumableRun
-from tinsmith.recipes.rules import check_settings
-from tinsmith.recipes.run_log import RunLog, say_finished
-from tinsmith.recipes.schedules import linear_schedule
+from tinsmith.recipes.experiment.experiment import Experiment
+from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.resume import ResumableRun
+from tinsmith.recipes.experiment.rules import check_settings
+from tinsmith.recipes.experiment.run_log import RunLog, say_finished
+from tinsmith.recipes.experiment.schedules import linear_schedule
+from tinsmith.recipes.tasks.episode_tasks import AgentTask, TaskSet, load_tasks
 from tinsmith.rollouts import center_rewards
-from tinsmith.training_run import TrainingRun
+from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import AdamParams, Datum
 
 

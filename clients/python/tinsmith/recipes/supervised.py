@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from tinsmith.client import Client
-from tinsmith.futures import OperationFuture
-from tinsmith.recipes.experiment import Experiment
-from tinsmith.recipes.observer import Observer
-from tinsmith.recipes.resume import ResumableRun
-from tinsmith.recipes.rules import check_settings
-from tinsmith.recipes.run_log import RunLog, say_finished
-from tinsmith.recipes.schedules import linear_schedule
-from tinsmith.recipes.supervised_tasks import Evaluation, Example, SupervisedTask, make_task
-from tinsmith.training_run import TrainingRun
+from tinsmith.recipes.experiment.experiment import Experiment
+from tinsmith.recipes.experiment.observer import Observer
+from tinsmith.recipes.experiment.resume import ResumableRun
+from tinsmith.recipes.experiment.rules import check_settings
+from tinsmith.recipes.experiment.run_log import RunLog, say_finished
+from tinsmith.recipes.experiment.schedules import linear_schedule
+from tinsmith.recipes.tasks.supervised_tasks import Evaluation, Example, SupervisedTask, make_task
+from tinsmith.rpc.futures import OperationFuture
+from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import AdamParams, ForwardResult, OptimStepResult
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tinsmith
-from tinsmith.environments import EnvironmentClient
+from tinsmith.environments.client import EnvironmentClient, EnvironmentInstance, StepResult
 from tinsmith.rollouts.interfaces import Completion
+from tinsmith.sampling.sampler import Sampler
 from tinsmith.types import SamplingParams
 
 
 class ServiceSampler:
     """A `tinsmith.Sampler` as the sampler of rollouts."""
 
-    def __init__(self, sampler: tinsmith.Sampler) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
     async def sample_async(
@@ -28,11 +28,11 @@ class ServiceSampler:
 class ServiceInstance:
     """A `tinsmith.EnvironmentInstance` as the environment of a rollout."""
 
-    def __init__(self, instance: tinsmith.EnvironmentInstance) -> None:
+    def __init__(self, instance: EnvironmentInstance) -> None:
         self._instance = instance
         self.observation = instance.observation
 
-    async def step_async(self, text: str) -> tinsmith.StepResult:
+    async def step_async(self, text: str) -> StepResult:
         """Apply an action."""
         return await self._instance.step(text)
 

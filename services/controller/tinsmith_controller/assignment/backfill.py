@@ -11,7 +11,7 @@ import datetime
 
 import numpy as np
 
-from tinsmith_controller.assignment.cluster import (
+from tinsmith_controller.assignment.capacity import (
     CPU,
     GPUS,
     Cluster,
@@ -19,8 +19,8 @@ from tinsmith_controller.assignment.cluster import (
     Room,
     seconds,
 )
-from tinsmith_controller.assignment.gangs import Gang, place_soonest
-from tinsmith_controller.assignment.records import Policy, Workload
+from tinsmith_controller.assignment.gang_placement import Gang, place_soonest
+from tinsmith_controller.assignment.types import Policy, Workload
 
 
 def is_overdue(workload: Workload, policy: Policy, now: datetime.datetime) -> bool:

@@ -7,7 +7,8 @@ import datetime
 from collections.abc import Iterable, Sequence
 
 from tinsmith_controller.assignment.ordering import unique
-from tinsmith_controller.assignment.records import (
+from tinsmith_controller.assignment.placement_pass import Round
+from tinsmith_controller.assignment.types import (
     Decisions,
     Key,
     Node,
@@ -16,7 +17,6 @@ from tinsmith_controller.assignment.records import (
     Stage,
     Workload,
 )
-from tinsmith_controller.assignment.round import Round
 
 
 def decide(

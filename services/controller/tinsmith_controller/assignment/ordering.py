@@ -7,8 +7,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tinsmith_controller.assignment.cluster import seconds
-from tinsmith_controller.assignment.records import Key, Policy, Stage, Workload
+from tinsmith_controller.assignment.capacity import seconds
+from tinsmith_controller.assignment.types import Key, Policy, Stage, Workload
 
 Tier = tuple[bool, int]
 Rank = tuple[int, float, Key]

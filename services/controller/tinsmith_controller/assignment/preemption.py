@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Sequence
 
-from tinsmith_controller.assignment.cluster import seconds
-from tinsmith_controller.assignment.records import Stage, Workload
+from tinsmith_controller.assignment.capacity import seconds
+from tinsmith_controller.assignment.types import Stage, Workload
 
 Suffices = Callable[[Sequence[Workload]], bool]
 

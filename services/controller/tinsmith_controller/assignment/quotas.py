@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tinsmith_controller.assignment.records import Key, Policy, Workload
+from tinsmith_controller.assignment.types import Key, Policy, Workload
 
 _Scope = tuple[str, str]
 

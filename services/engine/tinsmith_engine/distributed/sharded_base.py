@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tinsmith_engine.decoder_config import DecoderConfig
-from tinsmith_engine.distributed.ranks import Pending, Ranks
-from tinsmith_engine.loading import read_row
-from tinsmith_engine.rows import RowLayout
+from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.distributed.process_group import Pending, Ranks
+from tinsmith_engine.files.hub_files import read_row
+from tinsmith_engine.model.decoder_config import DecoderConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"

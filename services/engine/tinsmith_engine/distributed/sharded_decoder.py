@@ -13,26 +13,26 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from tinsmith_engine.decoder import Bound, Decoder
-from tinsmith_engine.decoder_config import DecoderConfig
-from tinsmith_engine.decoder_weights import (
-    DecoderWeights,
-    LayerWeights,
-    Norm,
-    bind_layer,
-)
-from tinsmith_engine.distributed.ranks import Ranks
+from tinsmith_engine.distributed.process_group import Ranks
 from tinsmith_engine.distributed.sharded_base import (
     EMBEDDING,
     HEAD,
     GatherStream,
     ShardedBase,
 )
-from tinsmith_engine.factory import DecoderFiles, find_split
-from tinsmith_engine.linear import LinearUnit
-from tinsmith_engine.models import RunTensors
-from tinsmith_engine.ops import EAGER, Ops
-from tinsmith_engine.products import WHOLE, KSplit
+from tinsmith_engine.loading.base_model import DecoderFiles, find_split
+from tinsmith_engine.model.decoder import Bound, Decoder
+from tinsmith_engine.model.decoder_config import DecoderConfig
+from tinsmith_engine.model.decoder_weights import (
+    DecoderWeights,
+    LayerWeights,
+    Norm,
+    bind_layer,
+)
+from tinsmith_engine.model.linear import LinearUnit
+from tinsmith_engine.model.model_protocol import RunTensors
+from tinsmith_engine.products.ops import EAGER, Ops
+from tinsmith_engine.products.split_products import WHOLE, KSplit
 from tinsmith_runtime.errors import ConfigError, InvalidFieldError
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from tinsmith.recipes.arithmetic import (
+from tinsmith.recipes.tasks.arithmetic import (
     ANSWER_MARK,
     MathFormatError,
     MathRecord,

@@ -30,11 +30,11 @@ from starlette.routing import BaseRoute, Route
 
 from tinsmith.names import EpisodeName, InvalidNameError, SamplingSessionName
 from tinsmith.v1 import episode_pb2
+from tinsmith_gateway.endpoint import Call, Handler, endpoint
 from tinsmith_gateway.episodes import bodies
-from tinsmith_gateway.http import Call, Handler, endpoint
 from tinsmith_gateway.openai.streaming import until_disconnect
-from tinsmith_gateway.routing import EPISODE_SERVICE
 from tinsmith_gateway.services import Services
+from tinsmith_gateway.upstream.routing import EPISODE_SERVICE
 from tinsmith_runtime.errors import (
     EpisodeNotFoundError,
     InvalidFieldError,

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from tinsmith_gateway.http import Call, endpoint
-from tinsmith_gateway.openai.calls import ModelCalls
+from tinsmith_gateway.endpoint import Call, endpoint
 from tinsmith_gateway.openai.chat import chat_completion
 from tinsmith_gateway.openai.completions import completion
 from tinsmith_gateway.openai.errors import not_found, owns, render_error, wrong_method
+from tinsmith_gateway.openai.model_calls import ModelCalls
 from tinsmith_gateway.openai.models import ModelList
 from tinsmith_gateway.openai.requests import identified
 from tinsmith_gateway.services import Services

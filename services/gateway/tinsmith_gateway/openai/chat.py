@@ -10,16 +10,16 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from tinsmith.v1 import sampler_pb2
-from tinsmith_gateway.http import Call
+from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.openai import codec
-from tinsmith_gateway.openai.answers import Answer, chat_logprobs
 from tinsmith_gateway.openai.bodies import ChatBody
-from tinsmith_gateway.openai.calls import Answered, ModelCalls, Target
 from tinsmith_gateway.openai.codec import Sampled
+from tinsmith_gateway.openai.model_calls import Answered, ModelCalls, Target
 from tinsmith_gateway.openai.rendering import Conversation, Prompt, render
 from tinsmith_gateway.openai.requests import call_id_of
 from tinsmith_gateway.openai.streaming import begin_stream, until_disconnect
-from tinsmith_gateway.openai.tool_calls import Piece, ToolFormat
+from tinsmith_gateway.openai.text.completion_text import Answer, chat_logprobs
+from tinsmith_gateway.openai.text.tool_calls import Piece, ToolFormat
 from tinsmith_gateway.openai.usage import usage_of
 from tinsmith_runtime.errors import InvalidFieldError
 

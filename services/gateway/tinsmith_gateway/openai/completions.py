@@ -17,15 +17,15 @@ from starlette.responses import JSONResponse, Response
 
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import sampler_pb2
-from tinsmith_gateway.http import Call
+from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.openai import codec
-from tinsmith_gateway.openai.answers import Answer, completion_logprobs
 from tinsmith_gateway.openai.bodies import CompletionBody
-from tinsmith_gateway.openai.calls import Answered, ModelCalls, Target
 from tinsmith_gateway.openai.codec import Sampled
+from tinsmith_gateway.openai.model_calls import Answered, ModelCalls, Target
 from tinsmith_gateway.openai.rendering import Prompt, prompt_of_tokens
 from tinsmith_gateway.openai.requests import call_id_of
 from tinsmith_gateway.openai.streaming import begin_stream, merged, until_disconnect
+from tinsmith_gateway.openai.text.completion_text import Answer, completion_logprobs
 from tinsmith_gateway.openai.tokenizers import ModelTokenizer
 from tinsmith_gateway.openai.usage import usage_of
 from tinsmith_runtime.errors import InvalidFieldError

@@ -9,13 +9,13 @@ from starlette.responses import JSONResponse, Response
 
 from tinsmith import names
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
-from tinsmith_gateway.callers import Credential
-from tinsmith_gateway.http import Call
-from tinsmith_gateway.openai.calls import ModelCalls
-from tinsmith_gateway.openai.model_names import BaseModel, Checkpoint, LiveRun, latest_of
-from tinsmith_gateway.routing import SCHEDULER_SERVICE, TRAINER_SERVICE
+from tinsmith_gateway.access.authentication import Credential
+from tinsmith_gateway.endpoint import Call
+from tinsmith_gateway.openai.model_calls import ModelCalls
+from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LiveRun, latest_of
 from tinsmith_gateway.services import Services
-from tinsmith_gateway.upstream import Upstream
+from tinsmith_gateway.upstream.pod_client import Upstream
+from tinsmith_gateway.upstream.routing import SCHEDULER_SERVICE, TRAINER_SERVICE
 from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError
 
 _PAGE_SIZE = 1000

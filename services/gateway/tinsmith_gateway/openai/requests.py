@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tinsmith_gateway.http import Call
-from tinsmith_runtime.logs import bind_log_fields
+from tinsmith_gateway.endpoint import Call
+from tinsmith_runtime.observability.logs import bind_log_fields
 
 _NAMESPACE = uuid.UUID("0c6f3a52-7f0e-5b6d-9a43-2f6f4c1a9d10")
 

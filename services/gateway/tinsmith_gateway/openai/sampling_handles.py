@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from tinsmith.v1 import scheduler_pb2
-from tinsmith_gateway.callers import Credential
-from tinsmith_gateway.openai.model_names import BaseModel, Checkpoint, LiveRun, Source
-from tinsmith_gateway.routing import SCHEDULER_SERVICE
-from tinsmith_gateway.upstream import Upstream
+from tinsmith_gateway.access.authentication import Credential
+from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LiveRun, Source
+from tinsmith_gateway.upstream.pod_client import Upstream
+from tinsmith_gateway.upstream.routing import SCHEDULER_SERVICE
 from tinsmith_runtime.errors import NotFoundError, TinsmithError
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from tinsmith.tokenizer import Tokenizer
+from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.v1 import scheduler_pb2
-from tinsmith_gateway.callers import Credential
-from tinsmith_gateway.openai.tool_calls import ToolFormat, detect_format
-from tinsmith_gateway.routing import SCHEDULER_SERVICE
-from tinsmith_gateway.upstream import Upstream
+from tinsmith_gateway.access.authentication import Credential
+from tinsmith_gateway.openai.text.tool_calls import ToolFormat, detect_format
+from tinsmith_gateway.upstream.pod_client import Upstream
+from tinsmith_gateway.upstream.routing import SCHEDULER_SERVICE
 from tinsmith_runtime.errors import FailedPreconditionError
 
 _FRESH_S = 60.0

@@ -11,6 +11,6 @@ sessions, checkpoints, downloads, account, trace
 
 from __future__ import annotations
 
-from tinsmith_gateway.tinker.wire import TinkerWire
+from tinsmith_gateway.tinker.routes import TinkerWire
 
 __all__ = ["TinkerWire"]

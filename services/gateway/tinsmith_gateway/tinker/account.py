@@ -10,10 +10,10 @@ from google.protobuf import timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
 from tinsmith.v1 import audit_pb2, scheduler_pb2, trainer_pb2
-from tinsmith_gateway.http import Call
+from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import ids, usage
 from tinsmith_gateway.tinker.base_models import BaseModels
-from tinsmith_gateway.tinker.native import Native, iso_time, user_native
+from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
 from tinsmith_gateway.tinker.usage import HOUR_S, Usage, UsageKey
 from tinsmith_runtime.errors import InvalidFieldError, ScopeMissingError
 

@@ -10,16 +10,16 @@ from google.protobuf import field_mask_pb2, timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
-from tinsmith_gateway.http import Call
-from tinsmith_gateway.tinker import age, bodies, ids, query
+from tinsmith_gateway.endpoint import Call
+from tinsmith_gateway.tinker import age_encryption, bodies, ids, query_parameters
+from tinsmith_gateway.tinker.contract_calls import Native, duration, iso_time, user_native
 from tinsmith_gateway.tinker.downloads import Downloads
-from tinsmith_gateway.tinker.native import Native, duration, iso_time, user_native
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
     FailedPreconditionError,
     InvalidFieldError,
 )
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.error_codec import decode_status
 
 _PAGE_SIZE = 1000
 _COPY_TIMEOUT_S = 600.0
@@ -39,7 +39,7 @@ class Checkpoints:
 
     async def list_runs(self, call: Call) -> Response:
         """List training runs, newest first."""
-        native, page = user_native(call), query.page(call.request)
+        native, page = user_native(call), query_parameters.page(call.request)
         runs = await _all_runs(native)
         by_run = await _checkpoints_by_run(native)
         return JSONResponse(
@@ -67,7 +67,7 @@ class Checkpoints:
 
     async def list_all(self, call: Call) -> Response:
         """List the checkpoints of all runs, newest first."""
-        native, page = user_native(call), query.page(call.request)
+        native, page = user_native(call), query_parameters.page(call.request)
         every = _shown(await native.checkpoints(f"projects/{native.project}/trainingRuns/-"))
         return JSONResponse(
             {
@@ -155,7 +155,9 @@ class Checkpoints:
             request_id=ids.request_id(run, key, "copy"),
             source_checkpoint=source.name,
             checkpoint_id=ids.native_checkpoint_id(path.kind, path.name),
-            labels={name: text for name, text in source.labels.items() if age.is_label(name)},
+            labels={
+                name: text for name, text in source.labels.items() if age_encryption.is_label(name)
+            },
             ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
         )
         operation = await native.trainer("CopyCheckpoint", save, operations_pb2.Operation)
@@ -289,7 +291,9 @@ def _last(shown: list[dict[str, Any]], checkpoint_type: str) -> dict[str, Any] |
 def _encode(checkpoint: trainer_pb2.Checkpoint) -> dict[str, Any]:
     path = ids.path_of(checkpoint)
     has_expiry = checkpoint.HasField("expire_time")
-    labels = {name: text for name, text in checkpoint.labels.items() if not age.is_label(name)}
+    labels = {
+        name: text for name, text in checkpoint.labels.items() if not age_encryption.is_label(name)
+    }
     return {
         "checkpoint_id": path.checkpoint_id,
         "checkpoint_type": ids.CHECKPOINT_TYPES[path.kind],

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from tinsmith.v1 import trainer_pb2
-from tinsmith_gateway.http import Call
+from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import bodies, ids
+from tinsmith_gateway.tinker.contract_calls import user_native
 from tinsmith_gateway.tinker.future_store import CUSTOM_LOSS, FutureStore
-from tinsmith_gateway.tinker.native import user_native
-from tinsmith_gateway.tinker.ordered import Prepared
+from tinsmith_gateway.tinker.numbered_calls import Prepared
 from tinsmith_gateway.tinker.rendering import future
 from tinsmith_runtime.errors import InvalidFieldError
 

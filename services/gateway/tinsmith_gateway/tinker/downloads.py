@@ -23,13 +23,13 @@ from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from tinsmith.v1 import trainer_pb2
-from tinsmith_gateway.http import Call
-from tinsmith_gateway.routing import TRAINER_SERVICE
+from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.services import Services
-from tinsmith_gateway.tinker import age, ids
-from tinsmith_gateway.tinker.native import Native, iso_time, user_native
+from tinsmith_gateway.tinker import age_encryption, ids
+from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
+from tinsmith_gateway.upstream.routing import TRAINER_SERVICE
 from tinsmith_runtime.errors import DownloadTokenInvalidError
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.error_codec import decode_status
 
 DOWNLOADS_PATH = "/api/v1/downloads"
 
@@ -104,7 +104,7 @@ class Downloads:
         async with asyncio.timeout(_EXPORT_TIMEOUT_S):
             while made is None:
                 made = await export(native, checkpoint, self._services.config.long_poll_s)
-        recipients = age.decode_labels(checkpoint.labels)
+        recipients = age_encryption.decode_labels(checkpoint.labels)
         request = trainer_pb2.CreateCheckpointDownloadRequest(
             name=made.name, without_urls=bool(recipients)
         )
@@ -114,7 +114,9 @@ class Downloads:
         urls = {}
         for source in download.sources:
             link = self.link(call, DOWNLOADS_PATH, _FILE, made.name, source.token, *recipients)
-            urls[source.file.file + (age.SUFFIX if recipients else "")] = source.url or link
+            urls[source.file.file + (age_encryption.SUFFIX if recipients else "")] = (
+                source.url or link
+            )
         return JSONResponse({"urls": urls, "expires": iso_time(download.expire_time)})
 
     async def fetch(self, call: Call) -> Response:
@@ -126,7 +128,7 @@ class Downloads:
         first = await anext(chunks, b"")
         body = _chain(first, chunks)
         if ticket.recipients:
-            recipients = [age.parse_recipient(text) for text in ticket.recipients]
+            recipients = [age_encryption.parse_recipient(text) for text in ticket.recipients]
             body = _encrypted(body, recipients)
         return StreamingResponse(body, media_type="application/octet-stream")
 
@@ -192,7 +194,7 @@ async def _chain(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[by
 
 
 async def _encrypted(
-    chunks: AsyncGenerator[bytes], recipients: Sequence[age.Recipient]
+    chunks: AsyncGenerator[bytes], recipients: Sequence[age_encryption.Recipient]
 ) -> AsyncGenerator[bytes]:
     """Yield an age file of what comes in, piece by piece; a source that breaks off raises."""
     plain_out, plain_in = os.pipe()
@@ -220,6 +222,6 @@ async def _feed(chunks: AsyncGenerator[bytes], pipe: int) -> None:
                 view = view[await asyncio.to_thread(file.write, view) :]
 
 
-def _encrypt(plain: int, sealed: int, recipients: Sequence[age.Recipient]) -> None:
+def _encrypt(plain: int, sealed: int, recipients: Sequence[age_encryption.Recipient]) -> None:
     with os.fdopen(plain, "rb") as reader, os.fdopen(sealed, "wb") as writer:
         pyrage.encrypt_io(reader, writer, list(recipients))

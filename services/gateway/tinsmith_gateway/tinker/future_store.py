@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from google.rpc import status_pb2
 
-from tinsmith_gateway.tables import futures
+from tinsmith_gateway.store.tables import futures
 from tinsmith_runtime.errors import TinsmithError
+from tinsmith_runtime.rpc.error_codec import decode_status, encode_status
 from tinsmith_runtime.sql import Database, insert
-from tinsmith_runtime.status import decode_status, encode_status
 
 SAMPLE = "sample"
 CUSTOM_LOSS = "custom_loss"

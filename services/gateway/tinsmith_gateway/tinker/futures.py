@@ -3,7 +3,7 @@
 A training call is a native operation that the trainer keeps: its future is the name of the
 operation and what the client is to be told of it, so nothing is stored here and a gateway that
 restarts has lost nothing. Samples and the like, which no other pod keeps, have rows of their own
-(`samples`).
+(`sample_futures`).
 """
 
 from __future__ import annotations

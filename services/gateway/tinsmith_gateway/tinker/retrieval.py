@@ -18,15 +18,15 @@ from starlette.responses import JSONResponse, Response
 
 from tinsmith.names import CheckpointName
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
-from tinsmith_gateway.http import Call
+from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import bodies, downloads, futures, ids, rendering, training_codec
+from tinsmith_gateway.tinker.contract_calls import Native, user_native
 from tinsmith_gateway.tinker.future_store import CUSTOM_LOSS, FutureRecord, FutureStore
 from tinsmith_gateway.tinker.futures import OperationFuture
-from tinsmith_gateway.tinker.native import Native, user_native
-from tinsmith_gateway.tinker.samples import Samples
-from tinsmith_gateway.tinker.sampling import create_sampling_session
+from tinsmith_gateway.tinker.sample_futures import Samples
+from tinsmith_gateway.tinker.sample_routes import create_sampling_session
 from tinsmith_runtime.errors import ErrorCode, InternalError, InvalidFieldError, TinsmithError
-from tinsmith_runtime.status import decode_status
+from tinsmith_runtime.rpc.error_codec import decode_status
 
 logger = logging.getLogger(__name__)
 

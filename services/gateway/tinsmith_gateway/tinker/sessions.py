@@ -8,9 +8,15 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from tinsmith.v1 import scheduler_pb2
-from tinsmith_gateway.http import Call
-from tinsmith_gateway.tinker import bodies, ids, query
-from tinsmith_gateway.tinker.native import Native, encode_labels, iso_time, user_labels, user_native
+from tinsmith_gateway.endpoint import Call
+from tinsmith_gateway.tinker import bodies, ids, query_parameters
+from tinsmith_gateway.tinker.contract_calls import (
+    Native,
+    encode_labels,
+    iso_time,
+    user_labels,
+    user_native,
+)
 from tinsmith_runtime.errors import (
     FailedPreconditionError,
     InvalidFieldError,
@@ -88,7 +94,7 @@ class Sessions:
 
     async def list(self, call: Call) -> Response:
         """List sessions, newest first."""
-        page = query.page(call.request)
+        page = query_parameters.page(call.request)
         sessions = await _all_sessions(user_native(call))
         return JSONResponse({"sessions": [_id(one.name) for one in page.cut(sessions)]})
 

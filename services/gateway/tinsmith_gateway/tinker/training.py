@@ -9,12 +9,20 @@ from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response
 
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
-from tinsmith_gateway.http import Call, too_large
-from tinsmith_gateway.tinker import age, bodies, custom_losses, futures, ids, training_codec, usage
+from tinsmith_gateway.endpoint import Call, too_large
+from tinsmith_gateway.tinker import (
+    age_encryption,
+    bodies,
+    custom_losses,
+    futures,
+    ids,
+    training_codec,
+    usage,
+)
 from tinsmith_gateway.tinker.base_models import BaseModels
+from tinsmith_gateway.tinker.contract_calls import Native, duration, encode_labels, user_native
 from tinsmith_gateway.tinker.future_store import FutureStore
-from tinsmith_gateway.tinker.native import Native, duration, encode_labels, user_native
-from tinsmith_gateway.tinker.ordered import OrderedCalls, Prepared
+from tinsmith_gateway.tinker.numbered_calls import OrderedCalls, Prepared
 from tinsmith_gateway.tinker.rendering import REFUSED_LOSSES, future, loss_hint
 from tinsmith_gateway.tinker.usage import Usage
 from tinsmith_runtime.errors import (
@@ -227,7 +235,7 @@ class Training:
             request = trainer_pb2.SaveCheckpointRequest(
                 checkpoint_id=ids.native_checkpoint_id(ids.EXTERNAL, body.path),
                 kind=trainer_pb2.Checkpoint.KIND_SAMPLER,
-                labels=age.encode_labels(body.age_encryption_recipients or []),
+                labels=age_encryption.encode_labels(body.age_encryption_recipients or []),
                 ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
             )
             return Prepared(request, futures.SAVE_EXTERNAL)

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tinsmith.tensors import decode_tensor as decode_native
 from tinsmith.tensors import encode_tensor as encode_native
 from tinsmith.v1 import trainer_pb2, trajectories_pb2
-from tinsmith_gateway.tinker import arrays, wire_pb2
-from tinsmith_gateway.wire import leading_fields
+from tinsmith_gateway.proxy.protobuf_scan import leading_fields
+from tinsmith_gateway.tinker import tensor_codec, wire_pb2
 from tinsmith_runtime.errors import BatchTooLargeError, InvalidFieldError, MalformedRequestError
 
 ForwardBackwardRequest = wire_pb2.ForwardBackwardRequest
@@ -71,7 +71,9 @@ def decode_data(
         InvalidFieldError: If a datum can not be one; the field says which.
     """
     claimed = sum(
-        arrays.claimed_bytes(tensor) for datum in data for tensor in datum.loss_fn_inputs.values()
+        tensor_codec.claimed_bytes(tensor)
+        for datum in data
+        for tensor in datum.loss_fn_inputs.values()
     )
     if claimed > max_dense_bytes:
         raise BatchTooLargeError(
@@ -106,7 +108,7 @@ def numeric_config(config: dict[str, float | str]) -> dict[str, float]:
 
 def decode_tokens(data: bytes, field: str) -> trajectories_pb2.Chunk:
     """Return a chunk of packed int32 token ids."""
-    tokens_T = arrays.read_array(data, _TOKENS, field)
+    tokens_T = tensor_codec.read_array(data, _TOKENS, field)
     return trajectories_pb2.Chunk(tokens=encode_native(tokens_T))
 
 
@@ -136,7 +138,7 @@ def _decode_datum(datum: wire_pb2.Datum, field: str) -> trajectories_pb2.Datum:
 
 
 def _decode_input(name: str, tensor: wire_pb2.Tensor, field: str) -> NDArray[np.generic]:
-    array = arrays.decode_tensor(tensor, field)
+    array = tensor_codec.decode_tensor(tensor, field)
     wanted: np.dtype[Any] = np.dtype(np.int64 if name in _INTEGER_INPUTS else np.float32)
     if np.issubdtype(wanted, np.integer) and not np.issubdtype(array.dtype, np.integer):
         raise InvalidFieldError(f"{field}.dtype", "must be int64")

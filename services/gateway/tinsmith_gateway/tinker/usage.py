@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tinsmith_gateway.tables import usage
+from tinsmith_gateway.store.tables import usage
 from tinsmith_runtime.sql import Database, insert
 
 TRAINING = "training"

@@ -28,7 +28,7 @@ from tinsmith_runtime.ledger.records import (
 from tinsmith_runtime.ledger.sql_ledger import SqlLedger
 from tinsmith_runtime.ledger.tables import MIGRATIONS, SCHEMA_VERSION, metadata
 from tinsmith_runtime.sql import PostgresDatabase
-from tinsmith_runtime.sql.batches import Batcher
+from tinsmith_runtime.sql.batcher import Batcher
 from tinsmith_runtime.sql.postgres_pool import StatementPool
 from tinsmith_runtime.sql.postgres_sessions import PostgresTarget
 

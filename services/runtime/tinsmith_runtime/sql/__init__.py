@@ -12,8 +12,8 @@ from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
+from tinsmith_runtime.sql.connect import open_exclusive
 from tinsmith_runtime.sql.dialect import insert, notify, now_s
-from tinsmith_runtime.sql.opening import open_exclusive
 from tinsmith_runtime.sql.postgres import PostgresDatabase
 from tinsmith_runtime.sql.sqlite import SqliteDatabase
 

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from tinsmith_runtime.errors import ConfigError, StorageUnavailableError
-from tinsmith_runtime.sql.postgres_hold import Hold
+from tinsmith_runtime.sql.advisory_lock import Hold
 from tinsmith_runtime.sql.postgres_sessions import (
     Connection,
     PassingError,
@@ -30,7 +30,7 @@ from tinsmith_runtime.sql.postgres_sessions import (
 )
 from tinsmith_runtime.sql.postgres_transactions import Statements, WriterSession
 from tinsmith_runtime.sql.postgres_writer import PostgresWriter
-from tinsmith_runtime.sql.versions import prepare_schema
+from tinsmith_runtime.sql.schema_versions import prepare_schema
 
 logger = logging.getLogger(__name__)
 

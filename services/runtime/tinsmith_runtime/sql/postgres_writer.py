@@ -22,8 +22,8 @@ from tinsmith_runtime.errors import (
     StorageFullError,
     StorageUnavailableError,
 )
-from tinsmith_runtime.metrics import LEDGER_COMMIT_SECONDS, LEDGER_COMMIT_WRITES
-from tinsmith_runtime.sql.postgres_hold import HoldLostError
+from tinsmith_runtime.observability.metrics import LEDGER_COMMIT_SECONDS, LEDGER_COMMIT_WRITES
+from tinsmith_runtime.sql.advisory_lock import HoldLostError
 from tinsmith_runtime.sql.postgres_sessions import PassingError, is_disk_full
 from tinsmith_runtime.sql.postgres_transactions import Statements, Write, WriterSession
 

@@ -26,8 +26,8 @@ from typing import IO, Any, Generic, TypeVar, cast
 import sqlalchemy as sa
 
 from tinsmith_runtime.errors import ConfigError, StorageBusyError, StorageFullError, TinsmithError
-from tinsmith_runtime.metrics import LEDGER_COMMIT_SECONDS, LEDGER_COMMIT_WRITES
-from tinsmith_runtime.sql.versions import prepare_schema
+from tinsmith_runtime.observability.metrics import LEDGER_COMMIT_SECONDS, LEDGER_COMMIT_WRITES
+from tinsmith_runtime.sql.schema_versions import prepare_schema
 
 logger = logging.getLogger(__name__)
 

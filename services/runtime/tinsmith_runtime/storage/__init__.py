@@ -1,8 +1,8 @@
 """Object storage by URI: `storage.open("file:///data")`, `storage.open("s3://bucket/prefix")`.
 
 A store keeps immutable objects under paths. A write is complete or absent, never half there; what
-belongs together is bound by a manifest that is written last (`tinsmith_runtime.manifests`). The
-calls block and belong in a thread; each of them ends after a known time.
+belongs together is bound by a manifest that is written last (`checkpoint_manifests`). The calls
+block and belong in a thread; each of them ends after a known time.
 """
 
 from __future__ import annotations

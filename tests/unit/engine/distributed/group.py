@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tinsmith_engine.distributed.ranks import Ranks, end_process
+from tinsmith_engine.distributed.process_group import Ranks, end_process
 
 DEADLINE_S = 90.0
 MODULE = "tests.unit.engine.distributed.group"

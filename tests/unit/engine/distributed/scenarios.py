@@ -17,12 +17,12 @@ from tests.fakes.traced_losses import trace
 from tests.unit.engine.conftest import make_batch, randomise_b
 
 from tinsmith_engine import AdamParams, Datum, Engine, FullConfig, LoraConfig
-from tinsmith_engine.distributed.commands import Leader, follow
-from tinsmith_engine.distributed.ranked_engine import RankedEngine
-from tinsmith_engine.distributed.ranked_loading import load_ranked_engine
-from tinsmith_engine.distributed.ranks import Ranks, end_process
+from tinsmith_engine.base.types import BatchRequest, ForwardResult
+from tinsmith_engine.distributed.leader_commands import Leader, follow
+from tinsmith_engine.distributed.process_group import Ranks, end_process
 from tinsmith_engine.distributed.sharded_decoder import ShardedDecoder
-from tinsmith_engine.values import BatchRequest, ForwardResult
+from tinsmith_engine.distributed.sharded_engine import RankedEngine
+from tinsmith_engine.distributed.sharded_loading import load_ranked_engine
 from tinsmith_runtime.errors import RanksLostError, TinsmithError
 
 MICRO_BATCH_TOKENS = 64

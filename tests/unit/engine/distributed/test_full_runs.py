@@ -20,7 +20,7 @@ from tests.unit.engine.distributed import scenarios
 from tests.unit.engine.distributed.group import run_group
 
 from tinsmith_engine import Engine
-from tinsmith_engine.distributed.full_files import read_state, write_state
+from tinsmith_engine.distributed.fsdp_files import read_state, write_state
 
 TOLERANCE = 1e-5
 

@@ -8,10 +8,10 @@ import torch
 from tests.unit.engine.conftest import make_batch
 
 from tinsmith_engine import AdamParams, FullConfig, LoraConfig, RunState
-from tinsmith_engine.distributed.lanes import Loads
-from tinsmith_engine.distributed.ranks import Ranks
-from tinsmith_engine.distributed.wire import decode, digest, encode
-from tinsmith_engine.values import BatchRequest
+from tinsmith_engine.base.types import BatchRequest
+from tinsmith_engine.distributed.microbatch_assignment import Loads
+from tinsmith_engine.distributed.process_group import Ranks
+from tinsmith_engine.distributed.serialization import decode, digest, encode
 from tinsmith_runtime.errors import RunNotFoundError
 
 

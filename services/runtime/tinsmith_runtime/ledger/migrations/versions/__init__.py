@@ -1,1 +1,1 @@
-"""Migrations of the ledger's tables; see `tinsmith_runtime.sql.versions`."""
+"""Migrations of the ledger's tables; see `tinsmith_runtime.sql.schema_versions`."""

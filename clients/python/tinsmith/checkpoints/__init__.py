@@ -1,0 +1,1 @@
+"""Checkpoints of a project: listing, sharing, copying, and their files."""

@@ -1,0 +1,1 @@
+"""What a recipe leaves behind: its folder, log, plots, and how it resumes."""

@@ -1,0 +1,236 @@
+"""What a recipe leaves behind and what it shows: `metrics.jsonl`, a curve, its progress, its end.
+
+On a terminal the progress is a bar with the last metrics below it. Anywhere else it is lines: the
+first and the last step, and one every few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+
+import rich.console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+from tinsmith.names import shorten
+from tinsmith.recipes.experiment.experiment import Experiment
+from tinsmith.recipes.experiment.health import Health
+from tinsmith.recipes.experiment.observer import Observer
+
+METRICS = "metrics.jsonl"
+
+_LINE_INTERVAL_S = 5.0
+"""Between lines of progress where there is no terminal."""
+
+
+class _Bar(Progress):
+    """A bar, and a line of metrics below it: beside it they would crush it."""
+
+    def get_renderables(self) -> Iterable[rich.console.RenderableType]:
+        """Return what is drawn."""
+        yield from super().get_renderables()
+        for task in self.tasks:
+            yield Text(task.fields["metrics"], no_wrap=True, overflow="ellipsis")
+
+
+class RunLog(AbstractContextManager["RunLog"]):
+    """Writes one line of metrics for each step and shows the progress.
+
+    Args:
+        directory: Where `metrics.jsonl` goes; lines of an earlier part of the run are kept up to
+            `first_step`.
+        title: What the progress bar says.
+        num_steps: Steps in all.
+        first_step: Steps that an earlier part of the run did.
+        observer: Told of each step, in the place of a progress bar.
+
+    Attributes:
+        health: Finds steps that teach nothing.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        title: str,
+        num_steps: int,
+        first_step: int = 0,
+        observer: Observer | None = None,
+    ) -> None:
+        self._num_steps = num_steps
+        self._observer = observer or Observer()
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / METRICS
+        self.rows = [row for row in read_metrics(self._path) if row["step"] < first_step]
+        _write_lines(self._path, self.rows)
+        self._file = self._path.open("a", encoding="utf-8")
+        self._begin_s = time.monotonic()
+        self._is_desk = observer is None
+        self._picture: Path | None = None
+        self.health = Health(self.say)
+        self._console = rich.console.Console()
+        self._shows_lines = observer is None and not self._console.is_terminal
+        self._line_s = float("-inf")
+        self._progress = _Bar(
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            # The one that gives way where the terminal is narrow.
+            TextColumn("{task.description}", table_column=Column(overflow="ellipsis", ratio=1)),
+            console=self._console,
+            disable=observer is not None or not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task(
+            title, total=num_steps, completed=first_step, metrics=""
+        )
+
+    def __enter__(self) -> RunLog:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+        self._file.close()
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step, counted from 0, and move the bar.
+
+        Raises:
+            KeyboardInterrupt: If the observer wants the recipe to save and stop.
+        """
+        row = {
+            "step": step,
+            "time_s": round(time.monotonic() - self._begin_s, 3),
+            **{key: round(value, 6) for key, value in metrics.items()},
+        }
+        self.rows.append(row)
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        shown = "  ".join(f"{key} {value:.3g}" for key, value in metrics.items())
+        self._progress.update(self._task, completed=step + 1, metrics=shown)
+        now_s = time.monotonic()
+        is_due = now_s - self._line_s >= _LINE_INTERVAL_S or step + 1 == self._num_steps
+        if self._shows_lines and is_due:
+            self._line_s = now_s
+            self.say(f"step {step + 1}/{self._num_steps}  {shown}")
+        self._observer.step_done(step + 1, self._num_steps, metrics)
+
+    def say_begin(self, *lines: str) -> None:
+        """Print what begins."""
+        for line in lines:
+            self.say(line)
+
+    def plot(self, title: str, metric: str, *, y_label: str) -> None:
+        """Draw a metric over the steps, `<metric>.png`."""
+        self._picture = plot_curve(
+            self._path.with_name(f"{metric}.png"),
+            title,
+            {y_label: [(row["step"], row[metric]) for row in self.rows]},
+            y_label=y_label,
+        )
+
+    def say_end(self, results: Sequence[str], run: str, checkpoint: str) -> None:
+        """Print what came out, where it is, and what to do next."""
+        picture = self._picture or "none: matplotlib is not installed (pip install matplotlib)"
+        for line in (
+            *results,
+            f"run         {run}",
+            f"checkpoint  {checkpoint}",
+            f"metrics     {self._path}",
+            f"picture     {picture}",
+            *(
+                [f'next        tinsmith sample --checkpoint {shorten(checkpoint)} "a prompt"']
+                * self._is_desk
+            ),
+        ):
+            self.say(line)
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar if there is one."""
+        if self._console.is_terminal:
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+            return
+        # Rich prints a line twice that Ctrl-C finds half printed.
+        self._console.file.write(f"{text}\n")
+        self._console.file.flush()
+
+
+def say_finished(experiment: Experiment, results: Sequence[str]) -> None:
+    """Say that an experiment ended earlier, and what came out."""
+    console = rich.console.Console()
+    lines = [
+        f"finished: {experiment.folder} holds this experiment, and there is nothing left to do",
+        *results,
+        "--overwrite trains it anew; a larger num_steps goes on from its end",
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a `metrics.jsonl`; a last line that was cut off is left out."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def plot_curve(
+    path: Path,
+    title: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x_label: str = "step",
+    y_label: str = "",
+) -> Path | None:
+    """Draw lines into a PNG and return its path; None if matplotlib is not installed."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        return None
+    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
+    for label, points in series.items():
+        axes.plot([x for x, _ in points], [y for _, y in points], label=label, linewidth=1.6)
+    axes.set_title(title)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+    if len(series) > 1:
+        axes.legend()
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+    return path
+
+
+def _write_lines(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,286 @@
+"""What the supervised recipe can train on: batches by step, and a held-out score."""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from tinsmith.errors import ConfigurationError
+from tinsmith.recipes.tasks import arithmetic, pig_latin
+from tinsmith.recipes.tasks.conversations import (
+    conversation_to_datum,
+    read_conversations,
+    scale_weights,
+)
+from tinsmith.sampling.sampler import Sampler
+from tinsmith.text.tokenizer import Tokenizer
+from tinsmith.types import Datum, SamplingParams
+
+_NUM_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One answer of the model beside the one that was wanted."""
+
+    prompt: str
+    completion: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A held-out score and some answers to look at."""
+
+    metrics: dict[str, float]
+    examples: list[Example] = field(default_factory=list)
+
+
+class SupervisedTask(Protocol):
+    """Data of the supervised recipe; everything is a function of seed and step.
+
+    Attributes:
+        description: What it is, in words.
+    """
+
+    description: str
+
+    def batch(self, step: int) -> list[Datum]:
+        """Return the batch of a step, its weights scaled."""
+        ...
+
+    def evaluate(self, sampler: Sampler) -> Evaluation:
+        """Score data that no batch contains."""
+        ...
+
+
+def make_task(
+    name: str, tokenizer: Tokenizer, *, batch_size: int, seed: int, max_tokens: int
+) -> SupervisedTask:
+    """Return the task of a name: `pig_latin`, `warm_start`, or a JSONL file of conversations.
+
+    Raises:
+        ConversationFormatError: If the file is not one.
+    """
+    if name == "pig_latin":
+        return PigLatinTask(tokenizer, batch_size=batch_size, seed=seed)
+    if name == "warm_start":
+        return WarmStartTask(tokenizer, batch_size=batch_size, seed=seed)
+    return ConversationTask(
+        tokenizer, Path(name), batch_size=batch_size, seed=seed, max_tokens=max_tokens
+    )
+
+
+class PigLatinTask:
+    """The shipped phrases; scored on words that no training phrase contains."""
+
+    description = "the shipped Pig Latin phrases (data=FILE.jsonl trains on conversations of yours)"
+
+    def __init__(self, tokenizer: Tokenizer, *, batch_size: int, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._split = pig_latin.split_phrases(pig_latin.load_phrases())
+        self._data = [
+            conversation_to_datum(tokenizer, pig_latin.build_messages(phrase))
+            for phrase in self._split.train_phrases
+        ]
+        self._draw = EpochDraw(len(self._data), batch_size, seed)
+
+    def batch(self, step: int) -> list[Datum]:
+        """Return the batch of a step."""
+        return scale_weights([self._data[index] for index in self._draw.indices(step)])
+
+    def evaluate(self, sampler: Sampler) -> Evaluation:
+        """Score held-out words by exact match in greedy completions."""
+        phrases = self._split.held_out_phrases
+        prompts = [pig_latin.build_prompt(phrase) for phrase in phrases]
+        completions = complete(sampler, self._tokenizer, prompts, max_tokens=96)
+        score = pig_latin.score_phrases(phrases, completions, self._split.held_out_words)
+        examples = [
+            Example(phrase, completion, pig_latin.to_pig_latin(phrase))
+            for phrase, completion in zip(phrases, completions, strict=True)
+        ]
+        metrics = {"held_out_words": score.accuracy, "num_held_out_words": score.num_words}
+        return Evaluation(metrics, examples[:_NUM_SHOWN])
+
+
+class WarmStartTask:
+    """A start for a random model: sums as a careless pupil writes them, and copying of words.
+
+    The pupil's fault, forgetting to carry, is what reinforcement learning has to find and mend
+    (`tasks.arithmetic`). Copying makes Pig Latin learnable by a small model. Neither
+    sees a validation problem or a held-out word.
+    """
+
+    description = "sums as a careless pupil writes them, and copied words"
+
+    COPY_SHARE = 0.3
+    MAX_COPIED_WORDS = 3
+
+    def __init__(self, tokenizer: Tokenizer, *, batch_size: int, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._seed = seed
+        split = pig_latin.split_phrases(pig_latin.load_phrases())
+        self._words = sorted({word for phrase in split.train_phrases for word in phrase.split()})
+        self._held_out = split.held_out_words
+        arithmetic_split = arithmetic.make_split()
+        self._problems = arithmetic_split.warm_start
+        self._validation = arithmetic_split.validation
+        self._num_copies = round(batch_size * self.COPY_SHARE)
+        self._num_sums = batch_size - self._num_copies
+        self._draw = EpochDraw(len(self._problems), self._num_sums, seed)
+
+    def batch(self, step: int) -> list[Datum]:
+        """Return the batch of a step: each half of the mixture weighs as much as the other."""
+        sums = [
+            arithmetic.build_messages(
+                arithmetic.make_demonstration(self._problems[index], occurrence=step)
+            )
+            for index in self._draw.indices(step)
+        ]
+        draw = random.Random(f"copy:{self._seed}:{step}")
+        copies = [self._copy(draw) for _ in range(self._num_copies)]
+        return [
+            datum
+            for part in (sums, copies)
+            for datum in scale_weights(
+                [conversation_to_datum(self._tokenizer, messages) for messages in part]
+            )
+        ]
+
+    def evaluate(self, sampler: Sampler) -> Evaluation:
+        """Score validation problems, against true sums."""
+        prompts = [arithmetic.build_prompt(record) for record in self._validation]
+        completions = complete(sampler, self._tokenizer, prompts, max_tokens=8)
+        examples = [
+            Example(record.question, completion, record.final_answer)
+            for record, completion in zip(self._validation, completions, strict=True)
+        ]
+        score = arithmetic.accuracy(self._validation, completions)
+        return Evaluation({"validation_accuracy": score}, examples[:_NUM_SHOWN])
+
+    def _copy(self, draw: random.Random) -> list[dict[str, str]]:
+        num_words = draw.randint(1, self.MAX_COPIED_WORDS)
+        if draw.random() < 0.5:
+            words = [draw.choice(self._words) for _ in range(num_words)]
+        else:
+            words = [self._nonsense(draw) for _ in range(num_words)]
+        text = " ".join(words)
+        return [
+            {"role": "user", "content": f"Repeat: {text}"},
+            {"role": "assistant", "content": text},
+        ]
+
+    def _nonsense(self, draw: random.Random) -> str:
+        while True:
+            word = "".join(draw.choices(string.ascii_lowercase, k=draw.randint(2, 9)))
+            if word not in self._held_out:
+                return word
+
+
+class ConversationTask:
+    """A user's JSONL file; every tenth conversation is held out."""
+
+    HELD_OUT_EVERY = 10
+
+    def __init__(
+        self, tokenizer: Tokenizer, path: Path, *, batch_size: int, seed: int, max_tokens: int
+    ) -> None:
+        conversations = read_conversations(path)
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        held_out = conversations[:: self.HELD_OUT_EVERY] if len(conversations) > 1 else []
+        self._held_out = held_out
+        # All of the file is rendered before anything is trained: a bad line is found at once.
+        self._held_out_data = [conversation.to_datum(tokenizer) for conversation in held_out]
+        self._data = [
+            conversation.to_datum(tokenizer)
+            for index, conversation in enumerate(conversations)
+            if index % self.HELD_OUT_EVERY or not held_out
+        ]
+        self._draw = EpochDraw(len(self._data), min(batch_size, len(self._data)), seed)
+        self.description = (
+            f"{len(self._data)} conversations of {path}, {len(held_out) or 'none'} held out"
+        )
+
+    def batch(self, step: int) -> list[Datum]:
+        """Return the batch of a step."""
+        return scale_weights([self._data[index] for index in self._draw.indices(step)])
+
+    def evaluate(self, sampler: Sampler) -> Evaluation:
+        """Score the log-probability of held-out answers, and answer some of their questions."""
+        if not self._held_out:
+            return Evaluation({})
+        data = self._held_out_data
+        futures = [
+            sampler.compute_logprobs(
+                [*datum.model_input.to_ints(), int(datum.loss_inputs["target_tokens"][-1])]
+            )
+            for datum in data
+        ]
+        loss = 0.0
+        num_tokens = 0.0
+        for datum, future in zip(data, futures, strict=True):
+            weights = datum.loss_inputs["weights"]
+            loss -= float((weights * future.result()[1:]).sum())
+            num_tokens += float(weights.sum())
+        shown = self._held_out[:_NUM_SHOWN]
+        completions = complete(
+            sampler,
+            self._tokenizer,
+            [each.messages[:-1] for each in shown],
+            max_tokens=self._max_tokens,
+            tools=[each.tools for each in shown],
+        )
+        examples = [
+            Example(each.messages[-2]["content"], completion, each.messages[-1]["content"])
+            for each, completion in zip(shown, completions, strict=True)
+        ]
+        return Evaluation({"held_out_loss": loss / max(num_tokens, 1.0)}, examples)
+
+
+class EpochDraw:
+    """Indices by step: each epoch is a new permutation, drawn from seed and epoch alone."""
+
+    def __init__(self, num_items: int, batch_size: int, seed: int) -> None:
+        if not 0 < batch_size <= num_items:
+            raise ConfigurationError(
+                f"batch_size is {batch_size}", remedy=f"give a whole number from 1 to {num_items}"
+            )
+        self._num_items = num_items
+        self._batch_size = batch_size
+        self._seed = seed
+
+    def indices(self, step: int) -> list[int]:
+        """Return the indices of the batch of a step; a remainder of an epoch is left out."""
+        epoch, position = divmod(step, self._num_items // self._batch_size)
+        order = list(range(self._num_items))
+        random.Random(f"epoch:{self._seed}:{epoch}").shuffle(order)
+        begin = position * self._batch_size
+        return order[begin : begin + self._batch_size]
+
+
+def complete(
+    sampler: Sampler,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[dict[str, Any]]],
+    *,
+    max_tokens: int,
+    tools: Sequence[Sequence[dict[str, Any]] | None] | None = None,
+) -> list[str]:
+    """Return the greedy completion of each prompt, without special tokens."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    futures = [
+        sampler.sample(
+            tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tools=offered),
+            params,
+        )
+        for prompt, offered in zip(prompts, tools or [None] * len(prompts), strict=True)
+    ]
+    return [
+        tokenizer.decode(future.result().sequences[0].tokens, skip_special_tokens=True)
+        for future in futures
+    ]

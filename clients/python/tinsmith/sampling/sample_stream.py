@@ -1,0 +1,206 @@
+"""Completions that arrive token by token.
+
+The reader pulls: a message is read from the network when the loop over the stream asks for it, so a
+slow reader slows nobody but itself. A stream that broke off is begun again with the same seed and
+the number of tokens that arrived, and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from tinsmith.errors import TinsmithError, UnavailableError
+from tinsmith.rpc import codec
+from tinsmith.rpc.transport import Backoff, Endpoint, is_away
+from tinsmith.types import SampledSequence, SamplePiece, SampleResult
+from tinsmith.v1 import sampler_pb2
+
+if TYPE_CHECKING:
+    from tinsmith.rpc.core import ClientCore
+
+_LOG = logging.getLogger(__name__)
+
+
+class SampleStream:
+    """The pieces of the completions of one prompt, as they are drawn.
+
+    Loop over it with `for` or with `async for`, once. Use it as a context manager, or call `close`,
+    where the loop may be left early: what is not read any more is then not sampled either.
+    """
+
+    def __init__(
+        self, core: ClientCore, endpoint: Endpoint, request: sampler_pb2.SampleRequest
+    ) -> None:
+        self._background = core.background
+        self._reader = _Reader(core, endpoint, request)
+        self._pieces = self._reader.pieces()
+        self._is_closed = False
+
+    @property
+    def result(self) -> SampleResult | None:
+        """What has arrived so far, put together; None before the first piece.
+
+        The stop reason of a sample that goes on is empty.
+        """
+        return self._reader.result()
+
+    def __iter__(self) -> Iterator[SamplePiece]:
+        return self
+
+    def __next__(self) -> SamplePiece:
+        piece = self._background.call(self._next())
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def __aiter__(self) -> AsyncIterator[SamplePiece]:
+        return self
+
+    async def __anext__(self) -> SamplePiece:
+        piece = await self._background.acall(self._next())
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    def close(self) -> None:
+        """Read no more; the server stops sampling. May be called twice."""
+        self._background.call(self._close())
+
+    async def close_async(self) -> None:
+        """Do as `close`, in the caller's event loop."""
+        await self._background.acall(self._close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close_async()
+
+    async def _next(self) -> SamplePiece | None:
+        piece = await anext(self._pieces, None)
+        if piece is None and not (self._is_closed or self._reader.is_complete):
+            # An earlier wait for a piece was cancelled, which ended the stream but not its samples.
+            self._pieces = self._reader.pieces()
+            piece = await anext(self._pieces, None)
+        return piece
+
+    async def _close(self) -> None:
+        self._is_closed = True
+        await self._pieces.aclose()
+
+
+class _Reader:
+    """Reads a stream inside the background loop, and begins it again where it broke off."""
+
+    def __init__(
+        self, core: ClientCore, endpoint: Endpoint, request: sampler_pb2.SampleRequest
+    ) -> None:
+        self._core = core
+        self._endpoint = endpoint
+        self._request = request
+        self._prompt: SampleResult | None = None
+        self._samples = [
+            SampledSequence(tokens=[], logprobs=[], versions=[], stop_reason="")
+            for _ in range(max(request.num_samples, 1))
+        ]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all samples have ended."""
+        return all(one.stop_reason for one in self._samples)
+
+    def result(self) -> SampleResult | None:
+        """Return what has arrived, put together; None before the first message."""
+        if self._prompt is None:
+            return None
+        prompt = self._prompt
+        return SampleResult(
+            sequences=list(self._samples),
+            seed=prompt.seed,
+            prompt_logprobs=prompt.prompt_logprobs,
+            topk_prompt_logprobs=prompt.topk_prompt_logprobs,
+            target_prompt_logprobs=prompt.target_prompt_logprobs,
+            prompt_alternatives=prompt.prompt_alternatives,
+            num_cached_prompt_tokens=prompt.num_cached_prompt_tokens,
+            version=max([prompt.version, *(v for one in self._samples for v in one.versions[-1:])]),
+        )
+
+    async def pieces(self) -> AsyncGenerator[SamplePiece, None]:
+        """Yield what arrives, until all samples have ended."""
+        settings = self._core.settings
+        backoff = Backoff(settings.retry)
+        while True:
+            messages = self._core.transport.stream_once(
+                self._endpoint,
+                lambda c: c.sampler.StreamSample,
+                self._as_request(),
+                timeout_s=settings.operation_timeout_s,
+            )
+            try:
+                async with contextlib.aclosing(messages):
+                    async for message in messages:
+                        backoff = Backoff(settings.retry)
+                        piece = self._take(message)
+                        if piece is not None:
+                            yield piece
+                if self.is_complete:
+                    return
+                raise UnavailableError("the stream ended before its samples did")
+            except TinsmithError as error:
+                if self.is_complete:
+                    return
+                delay_s = backoff.delay_s(error, time.monotonic())
+                if delay_s is None:
+                    raise backoff.gave_up(error, time.monotonic()) from error.__cause__
+                _LOG.debug("stream is begun again", extra={"error": str(error)})
+                await asyncio.sleep(delay_s)
+                if is_away(error):
+                    await self._endpoint.relocate()
+
+    def _as_request(self) -> sampler_pb2.StreamSampleRequest:
+        return sampler_pb2.StreamSampleRequest(
+            sampling_session=self._request.sampling_session,
+            request=self._request,
+            received_tokens=[len(one.tokens) for one in self._samples],
+        )
+
+    def _take(self, message: sampler_pb2.StreamSampleResponse) -> SamplePiece | None:
+        """Note what a message brings; None for what is known already."""
+        if message.HasField("prompt") and self._prompt is None:
+            self._prompt = codec.decode_sample(message.prompt)
+        index, known = message.sample_index, self._samples[message.sample_index]
+        if known.stop_reason:
+            return None
+        piece = codec.decode_piece(message)
+        known.tokens.extend(piece.tokens)
+        known.logprobs.extend(piece.logprobs)
+        known.versions.extend(piece.versions)
+        topk = known.topk_logprobs
+        if piece.topk_logprobs is not None:
+            topk = [*(topk or []), *piece.topk_logprobs]
+        self._samples[index] = SampledSequence(
+            known.tokens, known.logprobs, known.versions, piece.stop_reason, topk
+        )
+        return piece

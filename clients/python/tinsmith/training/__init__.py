@@ -1,0 +1,1 @@
+"""Training runs: creating and continuing them, their ordered calls, custom losses."""

@@ -1,0 +1,300 @@
+"""What a waiting workload is told: one concrete sentence, with numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinsmith_controller.assignment.capacity import (
+    CPU,
+    GPUS,
+    MEMORY,
+    Cluster,
+    Room,
+    seconds,
+)
+from tinsmith_controller.assignment.gang_placement import Gang, Group
+from tinsmith_controller.assignment.node_filters import Obstacle
+from tinsmith_controller.assignment.ordering import tier
+from tinsmith_controller.assignment.quotas import Excess
+from tinsmith_controller.assignment.types import Key, Node, Rules, Workload
+
+_GIB = 2**30
+_MOST_NAMES = 3
+_STATES = (
+    (Obstacle.CORDON, "{} cordoned"),
+    (Obstacle.NOT_READY, "{} not ready"),
+    (Obstacle.TAINT, "{} with taints that it does not tolerate"),
+    (Obstacle.AVOIDED, "{} that refused its pods lately"),
+)
+
+_ON_NODES = (
+    (Obstacle.CORDON, "cordoned nodes"),
+    (Obstacle.NOT_READY, "nodes that are not ready"),
+    (Obstacle.TAINT, "nodes with taints that it does not tolerate"),
+    (Obstacle.AVOIDED, "nodes that refused its pods lately"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownQueue:
+    """There is no such queue."""
+
+    queues: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Others are about to make room.
+
+    Attributes:
+        who: They.
+        is_preempted: Whether they give way to this workload.
+    """
+
+    who: tuple[Key, ...]
+    is_preempted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """There is room, and it is kept for another."""
+
+    other: Workload
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """There is no room.
+
+    Attributes:
+        gang: The pods that it is for.
+        empty: The room if no other job ran, where even that would not do; else None.
+    """
+
+    gang: Gang
+    empty: Room | None
+
+
+Verdict = UnknownQueue | Excess | Leaving | Behind | NoRoom
+
+
+def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
+    """Return the sentence."""
+    match verdict:
+        case UnknownQueue():
+            return f"queue {workload.queue} does not exist; {_there_are(verdict.queues)}"
+        case Excess():
+            return _explain_excess(workload, verdict)
+        case Leaving():
+            if not verdict.is_preempted:
+                return f"waits for what is ending: {_list(verdict.who)}"
+            jobs = "a lower-priority job" if len(verdict.who) == 1 else "lower-priority jobs"
+            return f"waits for {jobs} to save: {_list(verdict.who)}"
+        case Behind():
+            return f"is behind {verdict.other.key}, {_why_behind(workload, verdict.other)}"
+        case NoRoom():
+            return _explain_room(workload, verdict, cluster)
+
+
+def _explain_excess(workload: Workload, excess: Excess) -> str:
+    what = f"{excess.what} {excess.name}"
+    wants = f"the {_noun(workload)} needs {excess.num_wanted}"
+    if excess.num_wanted > excess.max_gpus:
+        return f"{what} may hold {_gpus(excess.max_gpus)}, and {wants}"
+    held = f"{what} holds {excess.num_held} of its {_gpus(excess.max_gpus)}"
+    if excess.behind is not None:
+        return f"{held}, and keeps the others for {excess.behind}, which has waited longer"
+    return f"{held}, and {wants}"
+
+
+def _why_behind(workload: Workload, other: Workload) -> str:
+    if tier(other) < tier(workload):
+        is_priority = other.priority > workload.priority
+        return "which has a higher priority" if is_priority else "which has lost a pod"
+    if seconds(other.queued) <= seconds(workload.queued):
+        return "which has waited longer"
+    return "whose project has less"
+
+
+def _explain_room(workload: Workload, verdict: NoRoom, cluster: Cluster) -> str:
+    if not cluster.nodes:
+        return "the cluster has no nodes"
+    gang = verdict.gang
+    for group in gang.groups:
+        sentence = _explain_nodes(workload, group, cluster)
+        if sentence is not None:
+            return sentence
+    if verdict.empty is not None:
+        return _explain_never(workload, gang, verdict.empty)
+    if gang.required is not None:
+        return _explain_level(workload, gang, cluster.free)
+    needs = _needs(gang)
+    stuck = [group for group in gang.groups if _count(group, cluster.free) < len(group.members)]
+    return f"{needs}; {_explain_free(workload, (stuck or gang.groups)[0], cluster)}"
+
+
+def _explain_nodes(workload: Workload, group: Group, cluster: Cluster) -> str | None:
+    """Say why not a single node will ever do, or none does now; None if some do."""
+    rules = workload.rules
+    obstacles = cluster.obstacles(rules, has_gpus=bool(group.amounts[GPUS] > 0))
+    left = np.ones(len(cluster.nodes), dtype=np.bool_)
+    for obstacle in (Obstacle.PRODUCT, Obstacle.GPU_MEMORY, Obstacle.SELECTOR):
+        remaining = left & ~obstacles[obstacle]
+        if not remaining.any():
+            nodes = [node for node, is_left in zip(cluster.nodes, left, strict=True) if is_left]
+            return _explain_rule(rules, obstacle, nodes)
+        left = remaining
+    of = "" if left.all() else "that would do "
+    for row, show in _SHOW.items():
+        largest = float(cluster.allocatable[row, left].max())
+        if group.amounts[row] > largest:
+            number = show(largest).split()[0]
+            return f"no node {of}has {show(group.amounts[row])}: the largest has {number}"
+    if not (left & group.eligible).any():
+        counts = {state: int((left & obstacles[state]).sum()) for state, _ in _STATES}
+        states = [text.format(counts[state]) for state, text in _STATES if counts[state]]
+        return f"none of the {int(left.sum())} nodes {of}can be used: {', '.join(states)}"
+    return None
+
+
+def _explain_never(workload: Workload, gang: Gang, empty: Room) -> str:
+    needs = _needs(gang)
+    if gang.required is not None:
+        return f"{_explain_level(workload, gang, empty)}, even when no other job runs"
+    for group in gang.groups:
+        count = _count(group, empty)
+        if count < len(group.members):
+            pods = _pods(count, group)
+            return f"{needs}; the cluster has room for {pods} when no other job runs"
+    return f"{needs}; they do not fit on the cluster together even when no other job runs"
+
+
+def _explain_level(workload: Workload, gang: Gang, room: Room) -> str:
+    level, label = gang.required, workload.rules.required_level
+    assert level is not None
+    needs = f"{_needs(gang)} on one value of {label}"
+    if not level.num_values:
+        return f"{needs}, a label that no node has"
+    if len(level.taken) > 1:
+        return f"{needs}, and its other pods are on {len(level.taken)} of them"
+    group = gang.groups[0]
+    by_value = np.bincount(level.values, _fitting(group, room), level.num_values + 1)
+    if level.taken:
+        most = int(by_value[next(iter(level.taken))])
+        return f"{needs}, the one that its other pods are on; it has room for {_pods(most, group)}"
+    most = int(by_value[: level.num_values].max())
+    room_for = f"room for more than {_pods(most, group)}"
+    return f"{needs}; none of its {level.num_values} values has {room_for}"
+
+
+def _explain_free(workload: Workload, group: Group, cluster: Cluster) -> str:
+    free = np.maximum(cluster.free, 0)
+    row = GPUS if group.amounts[GPUS] > 0 else CPU
+    amount = group.amounts[row]
+    enough = group.eligible & (free[row] >= amount)
+    unit = "GPU" if row == GPUS else "CPU core"
+    number = amount if row == GPUS else amount / 1000
+    count = int(enough.sum())
+    of_nodes = f"{count} of {len(cluster.nodes)} nodes {'has' if count == 1 else 'have'}"
+    text = f"{of_nodes} {_plural(number, 'free ' + unit)}"
+    fitting = int((_fitting(group, free) > 0).sum())
+    if fitting < count:
+        rest = [
+            show(group.amounts[r]) for r, show in _SHOW.items() if r != row and group.amounts[r]
+        ]
+        text += f", {fitting} of them with {' and '.join(rest) or 'a place for a pod'}"
+    if row != GPUS:
+        return text
+    obstacles = cluster.obstacles(workload.rules, has_gpus=True)
+    parts = [f"{_gpus(free[GPUS].sum())} free in all"]
+    for state, name in _ON_NODES:
+        if num := int(free[GPUS, obstacles[state]].sum()):
+            parts.append(f"{num} of them on {name}")
+    return f"{text} ({', '.join(parts)})"
+
+
+def _explain_rule(rules: Rules, obstacle: Obstacle, nodes: Sequence[Node]) -> str:
+    if obstacle is Obstacle.PRODUCT:
+        return _no_product(rules.gpu_products, nodes)
+    if obstacle is Obstacle.GPU_MEMORY:
+        return _no_memory(rules.min_gpu_memory_gib, nodes)
+    return _no_labels(rules.node_selector.items())
+
+
+def _no_product(products: Iterable[str], nodes: Sequence[Node]) -> str:
+    counts = Counter(node.gpu_product for node in nodes if node.gpu_product)
+    there = [f"{name} ({_plural(counts[name], 'node')})" for name in sorted(counts)]
+    wanted = " or ".join(sorted(products))
+    return f"no node has the product {wanted}; {_there_are(there) if there else 'none is known'}"
+
+
+def _no_memory(min_gib: int, nodes: Sequence[Node]) -> str:
+    largest = max(node.gpu_memory_gib for node in nodes)
+    have = f"the largest have {largest} GiB" if largest else "how much they have is not known"
+    return f"no node has GPUs with {min_gib} GiB: {have}"
+
+
+def _no_labels(labels: Iterable[tuple[str, str]]) -> str:
+    wanted = " and ".join(f"{key}={value}" for key, value in sorted(labels))
+    return f"no node that would do has the label {wanted}"
+
+
+def _fitting(group: Group, room: Room) -> Room:
+    """Return how many pods of the group fit on each node, [N]."""
+    fitting = np.where(group.eligible, float(len(group.members)), 0.0)
+    for row, amount in zip(room, group.amounts, strict=True):
+        if amount > 0:
+            fitting = np.minimum(fitting, np.floor(row / amount))
+    return np.maximum(fitting, 0)
+
+
+def _count(group: Group, room: Room) -> int:
+    return int(_fitting(group, room).sum())
+
+
+def _needs(gang: Gang) -> str:
+    pods = " and ".join(_pods(len(group.members), group) for group in gang.groups)
+    return f"needs {pods}{' at once' if len(gang.pods) > 1 else ''}"
+
+
+def _pods(count: int, group: Group) -> str:
+    row = GPUS if group.amounts[GPUS] > 0 else CPU
+    each = " each" if count > 1 else ""
+    return f"{_plural(count, 'pod')} with {_SHOW[row](group.amounts[row])}{each}"
+
+
+def _noun(workload: Workload) -> str:
+    return "job" if workload.is_gang else "pool"
+
+
+def _plural(number: float, noun: str) -> str:
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"
+
+
+def _gpus(number: float) -> str:
+    return _plural(number, "GPU")
+
+
+def _there_are(names: Sequence[str]) -> str:
+    return f"there {'is' if len(names) == 1 else 'are'} {_join(names)}"
+
+
+def _list(keys: Sequence[Key]) -> str:
+    names = [str(key) for key in keys[:_MOST_NAMES]]
+    more = len(keys) - len(names)
+    return _join([*names, f"{more} more"] if more else names)
+
+
+def _join(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+_SHOW: dict[int, Callable[[float], str]] = {
+    GPUS: _gpus,
+    CPU: lambda milli: _plural(milli / 1000, "CPU core"),
+    MEMORY: lambda size_bytes: f"{size_bytes / _GIB:g} GiB of memory",
+}

@@ -1,0 +1,181 @@
+"""One decision about nodes for the whole cluster, written to the statuses that it changes."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from tinsmith_controller.assignment.decide import decide
+from tinsmith_controller.assignment.queue_config import PolicyFile
+from tinsmith_controller.assignment.types import Decisions, Key
+from tinsmith_controller.assignment_snapshot import View, decided_statuses, policy_of, view_of
+from tinsmith_controller.kube.api_client import ApiError
+from tinsmith_controller.metrics import (
+    ASSIGNMENT_SECONDS,
+    DECISIONS,
+    GPUS,
+    JOBS,
+    NODES,
+    WAITING_JOBS,
+)
+from tinsmith_controller.objects.caches import Stores
+from tinsmith_controller.objects.conversion import WorkloadRecord
+from tinsmith_controller.plan.observed import Job
+from tinsmith_controller.plan_settings import Limits
+from tinsmith_controller.reconciler import Reconciler
+from tinsmith_controller.spec.conditions import Phase
+from tinsmith_controller.spec.job_spec import JobSpec
+from tinsmith_controller.spec.status import Status
+
+logger = logging.getLogger(__name__)
+
+_SENTENCE_INTERVAL_S = 5.0
+"""Numbers in the sentences of waiting jobs change all the time; each is written this often."""
+
+
+class Assigner:
+    """Decides about nodes.
+
+    Args:
+        stores: Copies of the cluster's objects.
+        reconciler: Writes statuses, and knows who waits for something else.
+        policy: The operators' settings.
+        defaults: Requests by kind of role.
+        projects: Project by namespace.
+        limits: Settings of plans.
+        now: The time of day.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        stores: Stores,
+        reconciler: Reconciler,
+        policy: PolicyFile,
+        *,
+        defaults: Mapping[str, Mapping[str, str]],
+        projects: Mapping[str, str],
+        limits: Limits,
+        now: Callable[[], datetime.datetime],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stores = stores
+        self._reconciler = reconciler
+        self._policy = policy
+        self._defaults = defaults
+        self._projects = projects
+        self._limits = limits
+        self._now = now
+        self._clock = clock
+        self._said_s: dict[Key, float] = {}
+
+    def decide(self) -> float | None:
+        """Decide once; return when to decide again though nothing happens.
+
+        Raises:
+            ApiError: If a status can not be written; what was changed meanwhile is left for the
+                next decision.
+            NotLeaderError: If this replica may not act any more.
+        """
+        records = {record.item.key: record for record in self._stores.workloads()}
+        blocked_uids = self._reconciler.blocked()
+        now = self._now()
+        view = view_of(
+            records.values(),
+            self._stores.pods(),
+            self._stores.nodes(),
+            self._stores.priorities(),
+            blocked={key for key, record in records.items() if record.item.uid in blocked_uids},
+            defaults=self._defaults,
+            projects=self._projects,
+            limits=self._limits,
+            now=now,
+        )
+        begin_s = self._clock()
+        decisions = decide(view.workloads, view.nodes, policy_of(self._policy.current()), now)
+        ASSIGNMENT_SECONDS.observe(self._clock() - begin_s)
+        is_complete = self._write(records, decisions, now)
+        _measure(records, view)
+        if decisions.waiting and not is_complete:
+            return _SENTENCE_INTERVAL_S
+        return None
+
+    def _write(
+        self,
+        records: Mapping[Key, WorkloadRecord],
+        decisions: Decisions,
+        now: datetime.datetime,
+    ) -> bool:
+        """Write what was decided; return whether nothing was put off."""
+        items = {key: record.item for key, record in records.items()}
+        changed = decided_statuses(items, decisions, now)
+        is_complete = True
+        for key, status in changed.items():
+            is_sentence = key not in decisions.assign and key not in decisions.preempt
+            if is_sentence and not self._may_say(key, records[key], status):
+                is_complete = False
+                continue
+            try:
+                self._reconciler.write_status(records[key], status)
+            except ApiError as error:
+                if error.is_invalid:
+                    # Nobody else waits for a job whose status the server will not have.
+                    logger.error(
+                        "status refused", extra={"workload": str(key), "problem": str(error)}
+                    )
+                elif not (error.is_conflict or error.is_not_found):
+                    raise
+                # Else it was changed, which wakes this decision again.
+                continue
+            self._count(key, decisions)
+        self._said_s = {key: time_s for key, time_s in self._said_s.items() if key in records}
+        return is_complete
+
+    def _may_say(self, key: Key, record: WorkloadRecord, status: Status) -> bool:
+        now_s = self._clock()
+        first = record.item.status.waiting_for.startswith("waits for the next assignment")
+        is_due = now_s - self._said_s.get(key, float("-inf")) >= _SENTENCE_INTERVAL_S
+        if not status.waiting_for or not (first or is_due):
+            return False
+        self._said_s[key] = now_s
+        return True
+
+    def _count(self, key: Key, decisions: Decisions) -> None:
+        if key in decisions.assign:
+            DECISIONS.labels("assigned").inc()
+            logger.info(
+                "nodes assigned",
+                extra={"workload": str(key), "num_pods": len(decisions.assign[key])},
+            )
+        elif key in decisions.preempt:
+            DECISIONS.labels("preempted").inc()
+            logger.info(
+                "preempted", extra={"workload": str(key), "by": str(decisions.preempt[key])}
+            )
+
+
+def _measure(records: Mapping[Key, WorkloadRecord], view: View) -> None:
+    phases = dict.fromkeys((phase.value for phase in Phase), 0)
+    queues: dict[str, int] = {}
+    for record in records.values():
+        item = record.item
+        if not isinstance(item, Job):
+            continue
+        phases[item.status.phase.value] += 1
+        if item.status.phase is Phase.QUEUED and isinstance(item.spec, JobSpec):
+            queue = item.spec.scheduling.queue
+            queues[queue] = queues.get(queue, 0) + 1
+    for phase, count in phases.items():
+        JOBS.labels(phase).set(count)
+    WAITING_JOBS.clear()
+    for queue, count in queues.items():
+        WAITING_JOBS.labels(queue).set(count)
+    ready = [node for node in view.nodes if node.is_ready]
+    GPUS.labels("allocatable").set(sum(node.allocatable.gpus for node in ready))
+    GPUS.labels("others").set(sum(node.used.gpus for node in ready))
+    GPUS.labels("assigned").set(sum(workload.num_gpus_held for workload in view.workloads))
+    NODES.labels("ready").set(len(ready))
+    NODES.labels("lost").set(len(view.nodes) - len(ready))
+    NODES.labels("cordoned").set(sum(node.is_cordoned for node in view.nodes))

@@ -1,0 +1,238 @@
+"""From what the cluster has to what the assignment decides about, and its decisions to statuses."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tinsmith_controller.assignment.types import (
+    Decisions,
+    Key,
+    Node,
+    Placement,
+    PodRequest,
+    Policy,
+    Share,
+    Stage,
+    Workload,
+)
+from tinsmith_controller.objects.conversion import (
+    NodeRecord,
+    PodRecord,
+    PriorityRecord,
+    WorkloadRecord,
+)
+from tinsmith_controller.plan.failure_policy import avoided_nodes, backoff_left_s
+from tinsmith_controller.plan.observed import Job, Pool
+from tinsmith_controller.plan.status_transitions import grant, grant_pool
+from tinsmith_controller.plan_settings import Limits
+from tinsmith_controller.quantities import Resources
+from tinsmith_controller.spec.conditions import ENDED, LEAVING, Phase
+from tinsmith_controller.spec.job_spec import JobSpec, PoolSpec, requested
+from tinsmith_controller.spec.status import Status
+
+_ELSEWHERE = ""
+"""Queue of jobs that another system's queue has let through."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The cluster, as far as the assignment is concerned.
+
+    Attributes:
+        workloads: Jobs and pools that take part.
+        nodes: All nodes.
+    """
+
+    workloads: tuple[Workload, ...]
+    nodes: tuple[Node, ...]
+
+
+def view_of(
+    records: Iterable[WorkloadRecord],
+    pods: Iterable[PodRecord],
+    nodes: Iterable[NodeRecord],
+    priorities: Mapping[str, PriorityRecord],
+    *,
+    blocked: Collection[Key],
+    defaults: Mapping[str, Mapping[str, str]],
+    projects: Mapping[str, str],
+    limits: Limits,
+    now: datetime.datetime,
+) -> View:
+    """Return what the assignment decides about.
+
+    Args:
+        records: All jobs and pools.
+        pods: All pods of the cluster.
+        nodes: All nodes.
+        priorities: PriorityClasses by name.
+        blocked: Workloads that wait for something else than nodes.
+        defaults: Requests by kind of role.
+        projects: Project by namespace.
+        limits: Settings of plans.
+        now: The time.
+    """
+    workloads = []
+    counted: set[tuple[str, str, str]] = set()
+    for record in records:
+        item = record.item
+        if record.is_left_alone or item.spec is None or item.is_deleting:
+            continue
+        workload = _workload(
+            record, item.spec, priorities, blocked, defaults, projects, limits, now
+        )
+        if workload is None:
+            continue
+        workloads.append(workload)
+        held = {(entry.role, entry.index) for entry in workload.placed}
+        counted.update(
+            (item.key.namespace, item.uid, entry.pod)
+            for entry in item.status.assignments
+            if (entry.role, entry.index) in held
+        )
+    return View(tuple(workloads), tuple(_nodes(nodes, pods, counted)))
+
+
+def policy_of(policy: Policy) -> Policy:
+    """Return the operators' settings with the queue of jobs that others queue."""
+    if not policy.queues:
+        return policy
+    return replace(policy, queues={**policy.queues, _ELSEWHERE: Share()})
+
+
+def decided_statuses(
+    items: Mapping[Key, Job | Pool], decisions: Decisions, now: datetime.datetime
+) -> dict[Key, Status]:
+    """Return the statuses that decisions change, those of new assignments first."""
+    changed: dict[Key, Status] = {}
+    for key, placements in decisions.assign.items():
+        item = items.get(key)
+        if isinstance(item, Job):
+            changed[key] = grant(item, placements, now)
+        elif item is not None:
+            changed[key] = grant_pool(item, placements, now)
+    for key, by in decisions.preempt.items():
+        item = items.get(key)
+        if isinstance(item, Job) and key not in changed and item.status.preempted_by is None:
+            changed[key] = replace(item.status, preempted_by=by)
+    for key, sentence in decisions.waiting.items():
+        item = items.get(key)
+        if item is None or key in decisions.preempt:
+            continue
+        status = changed.get(key, item.status)
+        if status.waiting_for != sentence:
+            changed[key] = replace(status, waiting_for=sentence)
+    return changed
+
+
+def priority_of(spec: JobSpec | PoolSpec, priorities: Mapping[str, PriorityRecord]) -> int:
+    """Return the value of a workload's PriorityClass, or of the cluster's default one."""
+    name = spec.scheduling.priority_class
+    if name:
+        return priorities[name].value if name in priorities else 0
+    return next((entry.value for entry in priorities.values() if entry.is_default), 0)
+
+
+def _workload(
+    record: WorkloadRecord,
+    spec: JobSpec | PoolSpec,
+    priorities: Mapping[str, PriorityRecord],
+    blocked: Collection[Key],
+    defaults: Mapping[str, Mapping[str, str]],
+    projects: Mapping[str, str],
+    limits: Limits,
+    now: datetime.datetime,
+) -> Workload | None:
+    item, status = record.item, record.item.status
+    stage = _stage(item, blocked, limits, now)
+    if stage is None:
+        return None
+    placed, missing = _pods(spec, status, defaults)
+    if not placed and not missing:
+        return None
+    is_job = isinstance(item, Job)
+    return Workload(
+        key=item.key,
+        project=projects.get(item.key.namespace, item.key.namespace) if is_job else "",
+        queue=_ELSEWHERE if record.has_own_queue or not is_job else spec.scheduling.queue,
+        priority=priority_of(spec, priorities),
+        created=item.created,
+        queued=status.queued_time or item.created,
+        stage=stage,
+        pods=() if stage is Stage.LEAVING or item.key in blocked else missing,
+        placed=placed,
+        rules=replace(spec.scheduling.rules, avoided=avoided_nodes(status, now, limits)),
+        is_gang=is_job,
+        is_preemptible=is_job and spec.scheduling.is_preemptible,
+        assigned=status.assigned_time,
+        leaving_for=status.preempted_by,
+    )
+
+
+def _stage(
+    item: Job | Pool, blocked: Collection[Key], limits: Limits, now: datetime.datetime
+) -> Stage | None:
+    status = item.status
+    if isinstance(item, Pool):
+        return Stage.HOLDING if status.assignments else Stage.WAITING
+    is_stopping = status.stop_time is not None or status.preempted_by is not None
+    if status.phase in ENDED or status.phase in LEAVING or is_stopping:
+        return Stage.LEAVING if status.assignments else None
+    if status.assigned_time is not None:
+        return Stage.HOLDING
+    pause_s = backoff_left_s(status, now, limits)
+    if status.phase is not Phase.QUEUED or item.key in blocked or pause_s > 0:
+        return None
+    spec = item.spec
+    if spec is None or spec.suspend or spec.cancel:
+        return None
+    return Stage.WAITING
+
+
+def _pods(
+    spec: JobSpec | PoolSpec, status: Status, defaults: Mapping[str, Mapping[str, str]]
+) -> tuple[tuple[Placement, ...], tuple[PodRequest, ...]]:
+    """Return the pods that have a node, and those that want one."""
+    nodes = {(e.role, e.index): e.node for e in status.assignments if e.node}
+    placed, missing = [], []
+    for role in spec.roles:
+        if not role.is_placed:
+            continue
+        resources = requested(role, defaults)
+        for index in range(role.replicas):
+            node = nodes.get((role.name, index))
+            if node is None:
+                missing.append(PodRequest(role.name, index, resources))
+            else:
+                placed.append(Placement(role.name, index, node, resources))
+    return tuple(placed), tuple(missing)
+
+
+def _nodes(
+    nodes: Iterable[NodeRecord],
+    pods: Iterable[PodRecord],
+    counted: Collection[tuple[str, str, str]],
+) -> Iterable[Node]:
+    """Yield nodes with what is used by pods that no workload is counted for."""
+    used: dict[str, Resources] = {}
+    for pod in pods:
+        if not pod.node or pod.has_ended:
+            continue
+        owner = pod.owner
+        if owner is not None and (owner.namespace, pod.owner_uid, pod.view.name) in counted:
+            continue
+        used[pod.node] = used.get(pod.node, Resources()) + pod.resources
+    for node in nodes:
+        yield Node(
+            name=node.name,
+            allocatable=node.allocatable,
+            used=used.get(node.name, Resources()),
+            labels=node.labels,
+            taints=node.taints,
+            is_ready=node.is_ready,
+            is_cordoned=node.is_cordoned,
+            gpu_product=node.gpu_product,
+            gpu_memory_gib=node.gpu_memory_gib,
+        )

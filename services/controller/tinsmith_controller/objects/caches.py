@@ -1,0 +1,193 @@
+"""Copies of everything in the cluster that the controller looks at."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tinsmith_controller.assignment.types import Key
+from tinsmith_controller.kube.api_client import (
+    JOBS,
+    NODES,
+    PODS,
+    POOLS,
+    PRIORITY_CLASSES,
+    Json,
+    Resource,
+)
+from tinsmith_controller.kube.informer import Informer, Watchable
+from tinsmith_controller.objects.conversion import (
+    NodeRecord,
+    PodRecord,
+    PriorityRecord,
+    WorkloadRecord,
+    node_record,
+    pod_record,
+    priority_record,
+    workload_record,
+)
+from tinsmith_controller.plan.observed import PodView, Pool
+from tinsmith_controller.spec.naming import JOB_KIND
+
+_EVERYWHERE = ("",)
+
+OnWorkload = Callable[[Key], None]
+
+
+class Stores:
+    """The informers, and what is looked up in them.
+
+    Args:
+        cluster: The API server.
+        namespaces: Namespaces of jobs and pools; nodes and pods are looked at everywhere, since
+            what others use is not free.
+        on_workload: Called with each workload that something happened to.
+        on_capacity: Called when something happened that the assignment depends on.
+        on_gone: Called with the uid of a workload that is gone.
+    """
+
+    def __init__(
+        self,
+        cluster: Watchable,
+        namespaces: tuple[str, ...],
+        *,
+        on_workload: OnWorkload,
+        on_capacity: Callable[[], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self._on_workload = on_workload
+        self._on_capacity = on_capacity
+        self._on_gone = on_gone
+        self._lock = threading.Lock()
+        self._pods_by_owner: dict[str, dict[str, PodRecord]] = {}
+        self._jobs = Informer(cluster, JOBS, namespaces, workload_record, self._workload_changed)
+        self._pools = Informer(cluster, POOLS, namespaces, workload_record, self._workload_changed)
+        self._pods = Informer(cluster, PODS, _EVERYWHERE, pod_record, self._pod_changed)
+        self._nodes = Informer(cluster, NODES, _EVERYWHERE, node_record, self._node_changed)
+        self._priorities = Informer(
+            cluster, PRIORITY_CLASSES, _EVERYWHERE, priority_record, self._priority_changed
+        )
+
+    def start(self) -> None:
+        """Begin to list and watch."""
+        for informer in self._all():
+            informer.start()
+
+    def stop(self) -> None:
+        """Begin no further watch."""
+        for informer in self._all():
+            informer.stop()
+
+    def wait_synced(self, timeout_s: float) -> bool:
+        """Return whether everything was listed once, within a time for each kind."""
+        return all(informer.wait_synced(timeout_s) for informer in self._all())
+
+    def note(self, resource: Resource, content: Json) -> None:
+        """Take what a request returned."""
+        if resource == PODS:
+            self._pods.put(content)
+        else:
+            (self._jobs if resource == JOBS else self._pools).put(content)
+
+    def workload(self, key: Key) -> WorkloadRecord | None:
+        """Return a job or pool."""
+        informer = self._jobs if key.kind == JOB_KIND else self._pools
+        return informer.get((key.namespace, key.name))
+
+    def jobs(self) -> Iterable[WorkloadRecord]:
+        """Return all jobs."""
+        return self._jobs.snapshot().values()
+
+    def workloads(self) -> list[WorkloadRecord]:
+        """Return all jobs and pools."""
+        return [*self._jobs.snapshot().values(), *self._pools.snapshot().values()]
+
+    def pool(self, namespace: str, name: str) -> Pool | None:
+        """Return a pool."""
+        record = self._pools.get((namespace, name))
+        return record.item if record is not None and isinstance(record.item, Pool) else None
+
+    def pods(self) -> Iterable[PodRecord]:
+        """Return all pods of the cluster."""
+        return self._pods.snapshot().values()
+
+    def pods_of(self, uid: str) -> list[PodView]:
+        """Return the pods of a workload."""
+        with self._lock:
+            return [record.view for record in self._pods_by_owner.get(uid, {}).values()]
+
+    def node(self, name: str) -> NodeRecord | None:
+        """Return a node."""
+        return self._nodes.get(("", name))
+
+    def nodes(self) -> Iterable[NodeRecord]:
+        """Return all nodes."""
+        return self._nodes.snapshot().values()
+
+    def priorities(self) -> Mapping[str, PriorityRecord]:
+        """Return PriorityClasses by name."""
+        return {record.name: record for record in self._priorities.snapshot().values()}
+
+    def _all(self) -> tuple[Informer[Any], ...]:
+        return (self._nodes, self._priorities, self._pods, self._pools, self._jobs)
+
+    def _workload_changed(
+        self, before: WorkloadRecord | None, after: WorkloadRecord | None
+    ) -> None:
+        record = after or before
+        assert record is not None
+        if before is not None and (after is None or after.item.uid != before.item.uid):
+            self._on_gone(before.item.uid)
+        self._on_workload(record.item.key)
+        self._on_capacity()
+
+    def _pod_changed(self, before: PodRecord | None, after: PodRecord | None) -> None:
+        with self._lock:
+            if before is not None and before.owner_uid:
+                owned = self._pods_by_owner.get(before.owner_uid, {})
+                if after is None or after.owner_uid != before.owner_uid:
+                    owned.pop(before.view.name, None)
+                if not owned:
+                    self._pods_by_owner.pop(before.owner_uid, None)
+            if after is not None and after.owner_uid:
+                self._pods_by_owner.setdefault(after.owner_uid, {})[after.view.name] = after
+        for record in (before, after):
+            if record is not None and record.owner is not None:
+                self._on_workload(record.owner)
+        if _usage(before) != _usage(after):
+            self._on_capacity()
+
+    def _node_changed(self, before: NodeRecord | None, after: NodeRecord | None) -> None:
+        # The kubelet's heartbeats change a node all the time, and nothing of what we keep.
+        if before == after:
+            return
+        name = (after or before).name  # type: ignore[union-attr]
+        for record in self.workloads():
+            if any(entry.node == name for entry in record.item.status.assignments):
+                self._on_workload(record.item.key)
+        with self._lock:
+            owners = {
+                pod.owner
+                for pods in self._pods_by_owner.values()
+                for pod in pods.values()
+                if pod.node == name and pod.owner is not None
+            }
+        for owner in owners:
+            self._on_workload(owner)
+        self._on_capacity()
+
+    def _priority_changed(
+        self, before: PriorityRecord | None, after: PriorityRecord | None
+    ) -> None:
+        if before == after:
+            return
+        for record in self.workloads():
+            self._on_workload(record.item.key)
+        self._on_capacity()
+
+
+def _usage(record: PodRecord | None) -> object:
+    if record is None or not record.node or record.has_ended:
+        return None
+    return record.node, record.resources, record.owner_uid

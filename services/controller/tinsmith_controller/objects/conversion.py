@@ -1,0 +1,268 @@
+"""Objects of the cluster as the controller keeps them: our own whole, others by what matters."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tinsmith_controller.assignment.types import Key, Taint
+from tinsmith_controller.kube.api_client import Json
+from tinsmith_controller.plan.observed import DISRUPTION, Job, PodPhase, PodView, Pool
+from tinsmith_controller.plan.pod_outcome import MAX_PROBLEM, outcome
+from tinsmith_controller.quantities import QuantityError, Resources
+from tinsmith_controller.spec.naming import (
+    INDEX_LABEL,
+    JOB_KIND,
+    POOL_KIND,
+    ROLE_LABEL,
+    TEMPLATE_ANNOTATION,
+)
+from tinsmith_controller.spec.spec_codec import SpecError, decode_job, decode_pool, is_left_alone
+from tinsmith_controller.spec.status_codec import decode_status, decode_time
+
+_PRODUCT_LABEL = "nvidia.com/gpu.product"
+_MEMORY_LABEL = "nvidia.com/gpu.memory"
+"""In MiB, as NVIDIA's feature discovery writes it."""
+_KUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_EPOCH_TIME = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_DISRUPTIONS = frozenset({"Shutdown", "NodeShutdown", "Terminated", "Preempting"})
+"""Why kubelets end or refuse pods that have done nothing wrong; since 1.26 a condition says so."""
+_EVICTED, _OF_NODE = "Evicted", ("The node was low on", "The node had condition")
+"""Pods are evicted for what they use themselves, too, and then the message begins otherwise."""
+_DEADLINE = "DeadlineExceeded"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRecord:
+    """A job or pool, decoded once for each of its versions.
+
+    Attributes:
+        content: The object as the server has it.
+        item: The job or pool.
+        is_left_alone: Whether somebody else manages it.
+        has_own_queue: Whether another system's queue decides when it runs.
+    """
+
+    content: Json
+    item: Job | Pool
+    is_left_alone: bool = False
+    has_own_queue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """A pod of anybody.
+
+    Attributes:
+        owner: The workload that controls it; None if it is not ours.
+        owner_uid: Uid of that workload.
+        view: What plans see of it.
+        node: Where it is bound.
+        resources: What it asks of its node.
+        has_ended: Whether it uses its node no more.
+    """
+
+    owner: Key | None
+    owner_uid: str
+    view: PodView
+    node: str
+    resources: Resources
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node."""
+
+    name: str
+    allocatable: Resources
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    is_ready: bool
+    is_cordoned: bool
+    gpu_product: str
+    gpu_memory_gib: int
+    ready_time: datetime.datetime = _EPOCH_TIME
+    """When it last became ready, or ceased to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityRecord:
+    """A PriorityClass."""
+
+    name: str
+    value: int
+    is_default: bool
+
+
+def workload_record(content: Json) -> WorkloadRecord:
+    """Return a job or pool; one that can not be run has a sentence instead of a spec."""
+    metadata = content.get("metadata") or {}
+    kind = JOB_KIND if content.get("kind") == JOB_KIND else POOL_KIND
+    name = str(metadata.get("name", ""))
+    common: dict[str, Any] = {
+        "key": Key(kind, str(metadata.get("namespace", "")), name),
+        "uid": str(metadata.get("uid", "")),
+        "generation": int(metadata.get("generation") or 0),
+        "created": decode_time(metadata.get("creationTimestamp")) or _EPOCH_TIME,
+        "is_deleting": bool(metadata.get("deletionTimestamp")),
+    }
+    spec_json, status_json = content.get("spec"), content.get("status")
+    if kind == POOL_KIND:
+        status = decode_status(status_json, is_pool=True)
+        try:
+            pool = Pool(**common, spec=decode_pool(name, spec_json), spec_error="", status=status)
+        except SpecError as error:
+            pool = Pool(**common, spec=None, spec_error=str(error), status=status)
+        return WorkloadRecord(content, pool)
+    status = decode_status(status_json)
+    try:
+        job = Job(**common, spec=decode_job(name, spec_json), spec_error="", status=status)
+    except SpecError as error:
+        job = Job(**common, spec=None, spec_error=str(error), status=status)
+    return WorkloadRecord(
+        content,
+        job,
+        is_left_alone=is_left_alone(spec_json),
+        has_own_queue=_KUEUE_LABEL in (metadata.get("labels") or {}),
+    )
+
+
+def pod_record(content: Json) -> PodRecord:
+    """Return what matters of a pod."""
+    metadata, spec = content.get("metadata") or {}, content.get("spec") or {}
+    status = content.get("status") or {}
+    owner, owner_uid = _owner(metadata)
+    phase = _phase(status.get("phase"))
+    labels = metadata.get("labels") or {}
+    index = str(labels.get(INDEX_LABEL, "0"))
+    role = (metadata.get("annotations") or {}).get(ROLE_LABEL) or labels.get(ROLE_LABEL, "")
+    exit_code, problem = outcome(status)
+    node = str(spec.get("nodeName") or "")
+    conditions = frozenset(
+        str(entry.get("type"))
+        for entry in status.get("conditions") or []
+        if entry.get("status") == "True"
+    )
+    reason = str(status.get("reason") or "") if phase is PodPhase.FAILED else ""
+    message = str(status.get("message") or "")
+    if reason in _DISRUPTIONS or (reason == _EVICTED and message.startswith(_OF_NODE)):
+        conditions |= {DISRUPTION}
+    # Kubelets give a reason to the pod itself when they, and not its containers, ended it.
+    is_turned_away = bool(reason) and reason != _DEADLINE
+    view = PodView(
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        role=str(role),
+        index=_number(index),
+        phase=phase,
+        is_ready="Ready" in conditions,
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+        node=node,
+        exit_code=exit_code,
+        problem=problem or _unscheduled(status),
+        conditions=conditions,
+        template=str((metadata.get("annotations") or {}).get(TEMPLATE_ANNOTATION, "")),
+        is_turned_away=is_turned_away,
+        is_refused=is_turned_away and reason != _EVICTED and reason not in _DISRUPTIONS,
+    )
+    return PodRecord(owner, owner_uid, view, node, _requested(spec), view.has_ended)
+
+
+def node_record(content: Json) -> NodeRecord:
+    """Return what matters of a node."""
+    metadata, spec = content.get("metadata") or {}, content.get("spec") or {}
+    status = content.get("status") or {}
+    labels = {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()}
+    conditions = {entry.get("type"): entry for entry in status.get("conditions") or []}
+    ready = conditions.get("Ready") or {}
+    memory_mib = labels.get(_MEMORY_LABEL, "")
+    return NodeRecord(
+        name=str(metadata.get("name", "")),
+        allocatable=_parsed(status.get("allocatable") or {}),
+        labels=labels,
+        taints=tuple(
+            Taint(str(e.get("key", "")), str(e.get("value") or ""), str(e.get("effect") or ""))
+            for e in spec.get("taints") or []
+        ),
+        is_ready=ready.get("status") == "True",
+        ready_time=decode_time(ready.get("lastTransitionTime")) or _EPOCH_TIME,
+        is_cordoned=bool(spec.get("unschedulable")),
+        gpu_product=labels.get(_PRODUCT_LABEL, ""),
+        gpu_memory_gib=round(_number(memory_mib) / 1024),
+    )
+
+
+def priority_record(content: Json) -> PriorityRecord:
+    """Return a PriorityClass."""
+    metadata = content.get("metadata") or {}
+    return PriorityRecord(
+        str(metadata.get("name", "")),
+        int(content.get("value") or 0),
+        bool(content.get("globalDefault")),
+    )
+
+
+def _owner(metadata: Mapping[str, Any]) -> tuple[Key | None, str]:
+    for reference in metadata.get("ownerReferences") or []:
+        if reference.get("controller") and reference.get("kind") in (JOB_KIND, POOL_KIND):
+            key = Key(
+                str(reference["kind"]),
+                str(metadata.get("namespace", "")),
+                str(reference.get("name", "")),
+            )
+            return key, str(reference.get("uid", ""))
+    return None, ""
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def _phase(value: object) -> PodPhase:
+    try:
+        return PodPhase(value)
+    except ValueError:
+        return PodPhase.PENDING
+
+
+def _unscheduled(status: Mapping[str, Any]) -> str:
+    for entry in status.get("conditions") or []:
+        if entry.get("type") == "PodScheduled" and entry.get("status") == "False":
+            return str(entry.get("message") or "")[:MAX_PROBLEM]
+    return ""
+
+
+def _requested(spec: Mapping[str, Any]) -> Resources:
+    """Return what a pod asks of its node: its containers together, or its largest first step.
+
+    A first step that goes on beside the containers (a sidecar) counts with them.
+    """
+    firsts = spec.get("initContainers") or []
+    sidecars = [entry for entry in firsts if entry.get("restartPolicy") == "Always"]
+    total = Resources(pods=1)
+    for container in [*(spec.get("containers") or []), *sidecars]:
+        total += _asked(container)
+    for container in firsts:
+        first = _asked(container)
+        total = Resources(
+            max(total.cpu_milli, first.cpu_milli),
+            max(total.memory_bytes, first.memory_bytes),
+            max(total.gpus, first.gpus),
+            1,
+        )
+    return total + _parsed(spec.get("overhead") or {}, pods=0)
+
+
+def _asked(container: Mapping[str, Any]) -> Resources:
+    resources = container.get("resources") or {}
+    return _parsed({**(resources.get("limits") or {}), **(resources.get("requests") or {})}, pods=0)
+
+
+def _parsed(amounts: Mapping[str, Any], *, pods: int | None = None) -> Resources:
+    try:
+        return Resources.parse(dict(amounts), pods=pods)
+    except QuantityError:
+        return Resources(pods=pods or 0)

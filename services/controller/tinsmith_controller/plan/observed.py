@@ -1,0 +1,148 @@
+"""What the controller sees of a workload when it plans: pods, nodes, reports."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tinsmith_controller.assignment.types import Key
+from tinsmith_controller.spec.job_spec import JobSpec, PoolSpec
+from tinsmith_controller.spec.status import Saved, Status
+
+
+class PodPhase(enum.Enum):
+    """Phase of a pod, as Kubernetes has it."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+DISRUPTION = "DisruptionTarget"
+"""The condition of a pod that the cluster ends though it has done nothing wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """A pod that belongs to a workload.
+
+    Attributes:
+        name: Its name.
+        uid: Its uid.
+        role: Role that it was made for.
+        index: Number within the role.
+        phase: Its phase.
+        is_ready: Whether its Ready condition is True.
+        is_deleting: Whether it was told to go.
+        node: Where it runs; empty until it is bound.
+        exit_code: Of the container that ended badly, else of the first that ended.
+        problem: What the pod says is wrong: a termination message, or why it waits.
+        conditions: Types of its conditions that are True.
+        template: Hash of what it was made from.
+        is_turned_away: Whether its node refused to run it, or put it out.
+        is_refused: Whether its node refused to run it though it had said that it has room. A node
+            that goes down or lacks something says so itself.
+    """
+
+    name: str
+    uid: str
+    role: str
+    index: int
+    phase: PodPhase = PodPhase.PENDING
+    is_ready: bool = False
+    is_deleting: bool = False
+    node: str = ""
+    exit_code: int | None = None
+    problem: str = ""
+    conditions: frozenset[str] = frozenset()
+    template: str = ""
+    is_turned_away: bool = False
+    is_refused: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether none of its processes runs any more."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the driver of a job told the scheduler last."""
+
+    step: int
+    max_steps: int
+    run: str
+    update_time: datetime.datetime
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    checkpoint: Saved | None = None
+    message: str = ""
+    has_succeeded: bool = False
+    """Whether the driver said that it did what the job is for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All that a plan depends on, besides the object itself.
+
+    Attributes:
+        pods: Pods whose owner is the workload, by name.
+        taken_names: Names that the workload gave to pods of its own and that others have.
+        lost_nodes: Nodes that are not ready, or gone.
+        cordoned_nodes: Nodes that take no new pods.
+        report: The driver's last report.
+        templates: What each pod of a pool would be made from now, by its name.
+        obstacle: What keeps it from being started at all, besides nodes; one sentence.
+        rejection: Why the cluster will never take one of its pods; one sentence.
+    """
+
+    pods: Mapping[str, PodView] = field(default_factory=dict)
+    taken_names: frozenset[str] = frozenset()
+    lost_nodes: frozenset[str] = frozenset()
+    cordoned_nodes: frozenset[str] = frozenset()
+    report: Report | None = None
+    templates: Mapping[str, str] = field(default_factory=dict)
+    obstacle: str = ""
+    rejection: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A TrainingJob as it is in the cluster.
+
+    Attributes:
+        key: Its name.
+        uid: Its uid.
+        generation: Counts changes of the spec.
+        created: When it was made.
+        spec: What it asks for; None if that can not be run.
+        spec_error: Why not.
+        status: What the controller wrote last.
+        is_deleting: Whether it was deleted; the cluster then deletes its pods.
+    """
+
+    key: Key
+    uid: str
+    generation: int
+    created: datetime.datetime
+    spec: JobSpec | None
+    spec_error: str
+    status: Status
+    is_deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A TrainerPool as it is in the cluster; see `Job`."""
+
+    key: Key
+    uid: str
+    generation: int
+    created: datetime.datetime
+    spec: PoolSpec | None
+    spec_error: str
+    status: Status
+    is_deleting: bool = False

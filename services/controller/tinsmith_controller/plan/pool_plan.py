@@ -1,0 +1,152 @@
+"""The plan for one pool: a pure function, like that of a job, but it never ends.
+
+Replicas are kept, and brought up to date, one by one: each that has a node has a pod, and one that
+failed is made again after a pause that grows with failures in a row.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+
+from tinsmith_controller.plan.actions import Event, Plan, PodDeletion
+from tinsmith_controller.plan.failure_policy import backoff_left_s, describe, with_refusals
+from tinsmith_controller.plan.observed import Observed, PodView, Pool
+from tinsmith_controller.plan.pod_maintenance import Upkeep, tend
+from tinsmith_controller.plan_settings import Limits
+from tinsmith_controller.spec import conditions
+from tinsmith_controller.spec.conditions import PoolPhase
+from tinsmith_controller.spec.job_spec import SAMPLER, Reaction
+from tinsmith_controller.spec.naming import sampler_selector
+from tinsmith_controller.spec.status import Failure, Status
+
+_QUIET_S = 600.0
+"""After this long without a failure, the next one counts as the first."""
+
+
+def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
+    """Return the next actions for a pool."""
+    status = replace(pool.status, observed_generation=pool.generation)
+    if pool.is_deleting:
+        return Plan(status=pool.status)
+    if pool.spec is None:
+        return _refuse(pool, status, observed, now)
+    status = _calm(replace(status, failure=_without_refusal(status.failure)), now)
+    kept = tend(
+        pool.key.name,
+        pool.spec.roles,
+        status,
+        observed,
+        # Of the reactions this is the one that replaces a single pod; failures are counted below.
+        react=lambda _: Reaction.IGNORE,
+        may_create=backoff_left_s(status, now, limits) <= 0 and not observed.rejection,
+    )
+    events = [Event(conditions.POD_LOST, why, is_warning=True) for why in kept.lost]
+    for pod, _ in kept.failures:
+        failure = describe(pod, conditions.POD_FAILED)
+        events.append(Event(conditions.POD_FAILED, failure.message, is_warning=True))
+        status = replace(
+            status,
+            failure=failure,
+            restart_count=status.restart_count + 1,
+            last_restart_time=now,
+        )
+    if kept.num_stopped:
+        status = replace(status, last_restart_time=now)
+    status = replace(
+        status,
+        assignments=kept.assignments,
+        epoch=kept.epoch,
+        role_statuses=kept.role_statuses,
+        queued_time=status.queued_time or now,
+        sampler_selector=sampler_selector(pool.key.kind, pool.key.name)
+        if pool.spec.role(SAMPLER)
+        else "",
+    )
+    status = with_refusals(status, kept.refused, now, limits)
+    pause_s = backoff_left_s(status, now, limits)
+    status = _readiness(status, kept, pause_s, observed.rejection, now)
+    outdated = _outdated(observed) if kept.is_ready and not kept.delete else None
+    if outdated is not None:
+        message = f"pod {outdated.name} is out of date; it drains, and is made anew"
+        events.append(Event(conditions.POD_OUTDATED, message))
+    return Plan(
+        status=status,
+        create=kept.create,
+        delete=kept.delete if outdated is None else (PodDeletion(outdated.name, outdated.uid),),
+        requeue_s=max(0.5, pause_s) if pause_s > 0 else None,
+        events=tuple(events),
+    )
+
+
+def _outdated(observed: Observed) -> PodView | None:
+    """Return a pod that was made from what the pool or the deployment was before.
+
+    One goes at a time, when all are ready. A trainer that drains gives its runs to others, or has
+    them back when it is there again; nothing that was acknowledged is lost.
+    """
+    found = [
+        pod
+        for name, pod in sorted(observed.pods.items())
+        if name in observed.templates and pod.template != observed.templates[name]
+    ]
+    return found[0] if found else None
+
+
+def _refuse(pool: Pool, status: Status, observed: Observed, now: datetime.datetime) -> Plan:
+    message = f"the pool can not be run: {pool.spec_error}"
+    status = replace(
+        status,
+        phase=PoolPhase.FAILED,
+        waiting_for="",
+        failure=Failure(conditions.INVALID_SPEC, message),
+        assignments=(),
+    ).with_condition(conditions.READY, False, conditions.INVALID_SPEC, message, now)
+    is_new = pool.status.phase is not PoolPhase.FAILED
+    return Plan(
+        status=status,
+        delete=tuple(
+            PodDeletion(pod.name, pod.uid)
+            for pod in sorted(observed.pods.values(), key=lambda pod: pod.name)
+            if not pod.is_deleting
+        ),
+        events=(Event(conditions.INVALID_SPEC, message, is_warning=True),) if is_new else (),
+    )
+
+
+def _without_refusal(failure: Failure | None) -> Failure | None:
+    return None if failure is not None and failure.reason == conditions.INVALID_SPEC else failure
+
+
+def _calm(status: Status, now: datetime.datetime) -> Status:
+    last = status.last_restart_time
+    if last is not None and (now - last).total_seconds() > _QUIET_S:
+        return replace(status, restart_count=0, last_restart_time=None)
+    return status
+
+
+def _readiness(
+    status: Status, kept: Upkeep, pause_s: float, rejection: str, now: datetime.datetime
+) -> Status:
+    num_ready = sum(role.ready for role in kept.role_statuses)
+    waiting_for = status.waiting_for if kept.num_unplaced else "; ".join(kept.not_ready[:3])
+    if pause_s > 0 and status.failure is not None:
+        waiting_for = f"pauses {pause_s:.0f} s after a failure: {status.failure.message}"
+    if rejection:
+        waiting_for = rejection
+    if kept.is_ready:
+        phase, waiting_for = PoolPhase.READY, ""
+    elif num_ready:
+        phase = PoolPhase.DEGRADED
+    elif kept.assignments:
+        phase = PoolPhase.STARTING
+    else:
+        phase = PoolPhase.QUEUED
+        waiting_for = waiting_for or "waits for the next assignment of nodes"
+    return replace(status, phase=phase, waiting_for=waiting_for).with_condition(
+        conditions.READY,
+        kept.is_ready,
+        conditions.PODS_READY if kept.is_ready else conditions.PODS_NOT_READY,
+        "all replicas are ready" if kept.is_ready else waiting_for or "replicas are starting",
+        now,
+    )

@@ -1,0 +1,63 @@
+"""What pods of jobs are told about the deployment that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PORTS: Mapping[str, int] = {
+    "trainer": 7071,
+    "sampler": 7072,
+    "environment": 7073,
+    "coordinator": 7074,
+}
+"""Port by kind of role; each pod has an address of its own."""
+METRICS_PORT = 9090
+RENDEZVOUS_PORT = 29500
+
+DEFAULT_REQUESTS: Mapping[str, Mapping[str, str]] = {
+    "trainer": {"cpu": "4", "memory": "16Gi"},
+    "sampler": {"cpu": "4", "memory": "16Gi"},
+    "environment": {"cpu": "1", "memory": "1Gi"},
+    "coordinator": {"cpu": "500m", "memory": "512Mi"},
+    "driver": {"cpu": "500m", "memory": "1Gi"},
+    "worker": {"cpu": "500m", "memory": "512Mi"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """Addresses, images and names of secrets.
+
+    Attributes:
+        scheduler_address: `host:port` that trainers, samplers and environments register at.
+        gateway_address: `host:port` that drivers and agents call.
+        pod_secret: Secret, in each namespace of jobs, with `pod-key` and perhaps `database-url`.
+        has_database: Whether that secret has a `database-url`; without it a trainer's ledger is a
+            file, and is lost with its pod.
+        storage_uri: Where checkpoints go.
+        storage_secret: Secret with the variables of an S3 client; empty if none are needed.
+        image_repository: Images are `<repository>/<pod>:<tag>`.
+        image_tag: Of all images.
+        trusted_images: See `image_policy`.
+        pull_secrets: Names of image pull secrets.
+        service_account: Of job pods; its token is not mounted.
+        device: Where models compute in pods that have a GPU; `cpu` elsewhere.
+        has_grpc_probes: Whether the cluster can probe gRPC health (1.24 and later).
+        requests: Requests by kind of role, for what a job leaves out.
+    """
+
+    scheduler_address: str
+    gateway_address: str
+    pod_secret: str
+    has_database: bool
+    storage_uri: str
+    storage_secret: str
+    image_repository: str
+    image_tag: str
+    trusted_images: tuple[str, ...] = ()
+    pull_secrets: tuple[str, ...] = ()
+    service_account: str = ""
+    device: str = "cuda"
+    has_grpc_probes: bool = True
+    requests: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: DEFAULT_REQUESTS)

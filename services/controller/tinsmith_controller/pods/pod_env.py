@@ -1,0 +1,178 @@
+"""What the containers of a workload are told, as variables.
+
+Only pods of Tinsmith itself are given the deployment's secrets; drivers and players get the job's
+own key alone.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, Deployment
+from tinsmith_controller.pods.pod_volumes import CACHE, DATA, data_path, model_path
+from tinsmith_controller.pods.workload_context import Owner
+from tinsmith_controller.spec.job_spec import (
+    COORDINATOR,
+    DRIVER,
+    ENVIRONMENT,
+    SAMPLER,
+    TRAINER,
+    JobSpec,
+    Model,
+    PoolSpec,
+    Role,
+)
+from tinsmith_controller.spec.naming import job_resource, pool_id, secret_name, worker_id
+from tinsmith_controller.spec.status import Assignment
+
+SERVER_KINDS = frozenset({TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR})
+MODEL_KINDS = frozenset({TRAINER, SAMPLER})
+API_KEY = "api-key"
+"""Of the secret with a key of a job."""
+
+
+def variables_of(
+    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+) -> list[dict[str, Any]]:
+    """Return the variables of a container; the controller's own win over the template's."""
+    own = (
+        _server_env(owner, role, assignment, deployment)
+        if role.kind in SERVER_KINDS
+        else _client_env(owner, role, assignment, deployment)
+    )
+    own = [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        _value("HOME", "/tmp"),
+        _value("TINSMITH_TERMINATION_LOG", "/dev/termination-log"),
+        *own,
+    ]
+    names = {entry["name"] for entry in own}
+    return [*own, *(entry for entry in _settings(role) if entry["name"] not in names)]
+
+
+def _server_env(
+    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+) -> list[dict[str, Any]]:
+    spec = owner.spec
+    is_job = isinstance(spec, JobSpec)
+    env = [
+        _value("TINSMITH_SCHEDULER_ADDRESS", deployment.scheduler_address),
+        _secret("TINSMITH_POD_KEY", deployment.pod_secret, "pod-key"),
+        _on_pod_address("TINSMITH_LISTEN_ADDRESS", PORTS[role.kind]),
+        _on_pod_address("TINSMITH_METRICS_ADDRESS", METRICS_PORT),
+        _value(
+            "TINSMITH_WORKER_NAME",
+            worker_id(owner.key.name, owner.uid, role.name, assignment.index),
+        ),
+    ]
+    is_serving = isinstance(spec, JobSpec) and spec.is_serving
+    if is_job and not is_serving:
+        env.append(_value("TINSMITH_POOL", pool_id(owner.key.name, owner.uid)))
+    if isinstance(spec, JobSpec) and is_serving and role.kind == SAMPLER:
+        env.append(_value("TINSMITH_DEDICATED_PROJECT", owner.project))
+        env.append(_value("TINSMITH_DEDICATED_CHECKPOINT", spec.serve_checkpoint))
+    if role.kind in MODEL_KINDS and spec.model is not None:
+        env += [
+            _value("TINSMITH_BASE_MODELS", f"{spec.model.name}={model_path(spec.model)}"),
+            _value("TINSMITH_STORAGE_URI", _storage_uri(spec, deployment)),
+            _value("TINSMITH_DEVICE", deployment.device if role.gpus else "cpu"),
+            *_hub_env(spec.model),
+        ]
+    if role.kind in (TRAINER, COORDINATOR):
+        env.append(_value("TINSMITH_DATA_DIR", DATA))
+        if deployment.has_database:
+            env.append(_secret("TINSMITH_DATABASE_URL", deployment.pod_secret, "database-url"))
+    if role.kind == TRAINER and role.gpus > 1 and _trains_adapters(spec):
+        env.append(_value("TINSMITH_SHARD_BASE", "true"))
+    return env
+
+
+def _client_env(
+    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+) -> list[dict[str, Any]]:
+    epoch = assignment.epoch if role.kind == DRIVER else None
+    url = f"http://{deployment.gateway_address}"
+    key = secret_name(owner.key.name, epoch)
+    env = [
+        _value("TINSMITH_ADDRESS", deployment.gateway_address),
+        _secret("TINSMITH_API_KEY", key, API_KEY),
+        _value("TINSMITH_PROJECT", owner.project),
+        _value("TINSMITH_JOB", job_resource(owner.project, owner.key.name)),
+        _value("TINSMITH_JOB_UID", owner.uid),
+        _value("OPENAI_BASE_URL", f"{url}/v1"),
+        _secret("OPENAI_API_KEY", key, API_KEY),
+    ]
+    if role.kind == DRIVER:
+        env.append(_value("TINSMITH_JOB_METHOD", json.dumps(_method(owner), sort_keys=True)))
+    return env
+
+
+def _method(owner: Owner) -> dict[str, Any]:
+    """Return what a driver is to do."""
+    spec = owner.spec
+    assert isinstance(spec, JobSpec)
+    method: dict[str, Any] = {
+        "type": spec.method.value,
+        "parameters": dict(spec.parameters),
+        "adapter": {"type": spec.adapter_type, "rank": spec.rank},
+        "checkpoint": {
+            "everySteps": spec.checkpoint.every_steps,
+            "keepLast": spec.checkpoint.keep_last,
+            "finalName": spec.checkpoint.final_name,
+        },
+    }
+    if spec.max_steps is not None:
+        method["maxSteps"] = spec.max_steps
+    if owner.model_name:
+        method["model"] = owner.model_name
+    if spec.checkpoint.resume_from:
+        method["checkpoint"]["resumeFrom"] = spec.checkpoint.resume_from
+    data = data_path(spec.data)
+    if data:
+        method["data"] = data
+    return method
+
+
+def _trains_adapters(spec: JobSpec | PoolSpec) -> bool:
+    return not isinstance(spec, JobSpec) or spec.adapter_type == "lora"
+
+
+def _storage_uri(spec: JobSpec | PoolSpec, deployment: Deployment) -> str:
+    own = spec.checkpoint.uri if isinstance(spec, JobSpec) else ""
+    return own or deployment.storage_uri
+
+
+def _hub_env(model: Model) -> list[dict[str, Any]]:
+    env = [_value("HF_HOME", CACHE)] if model.source.startswith("hf://") else []
+    if model.hub_token_secret:
+        env.append(_secret("HF_TOKEN", model.hub_token_secret, "token"))
+    return env
+
+
+def _value(name: str, value: str) -> dict[str, Any]:
+    """Return a variable with just this text.
+
+    Kubernetes would replace `$(OTHER)` by the value of another variable, a secret one too, and much
+    of what stands here was written by the author of a job.
+    """
+    return {"name": name, "value": value.replace("$", "$$")}
+
+
+def _on_pod_address(name: str, port: int) -> dict[str, Any]:
+    return {"name": name, "value": f"$(POD_IP):{port}"}
+
+
+def _settings(role: Role) -> list[dict[str, Any]]:
+    """Return the variables of a template; where there are secrets, as the text that they are."""
+    found = []
+    for entry in role.template.env:
+        variable = dict(entry)
+        if role.kind in SERVER_KINDS and "value" in variable:
+            variable |= _value(str(variable["name"]), str(variable["value"]))
+        found.append(variable)
+    return found
+
+
+def _secret(name: str, secret: str, key: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}

@@ -1,0 +1,295 @@
+"""Pods, services and secrets of a workload, as JSON for the API server.
+
+All pods meet the restricted standard of pod security: no root, no privileges, no writable root
+file system, no token of a service account. Only pods of Tinsmith itself are given the deployment's
+secrets; drivers, players and images that the author of a job chose get the job's own key alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, RENDEZVOUS_PORT, Deployment
+from tinsmith_controller.pods.pod_env import API_KEY, MODEL_KINDS, SERVER_KINDS, variables_of
+from tinsmith_controller.pods.pod_volumes import mounts_of, volumes_of
+from tinsmith_controller.pods.workload_context import Owner, is_group
+from tinsmith_controller.quantities import GPU_RESOURCE
+from tinsmith_controller.spec.job_spec import (
+    DRIVER,
+    TRAINER,
+    WORKER,
+    JobSpec,
+    Role,
+)
+from tinsmith_controller.spec.naming import (
+    COMPONENT_LABEL,
+    EPOCH_LABEL,
+    GROUP,
+    INDEX_LABEL,
+    KIND_LABEL,
+    MANAGED_LABEL,
+    MANAGER,
+    ROLE_LABEL,
+    TEMPLATE_ANNOTATION,
+    UID_LABEL,
+    VERSION,
+    WORKLOAD_LABEL,
+    flat_role,
+    secret_name,
+    service_name,
+)
+from tinsmith_controller.spec.status import Assignment
+
+_USER = 65532
+_DRAIN_MARGIN_S = 30
+_DEFAULT_GRACE_S = 60
+
+
+def labels_of(owner: Owner) -> dict[str, str]:
+    """Return the labels that everything of a workload has."""
+    return {
+        MANAGED_LABEL: MANAGER,
+        KIND_LABEL: owner.key.kind,
+        WORKLOAD_LABEL: owner.key.name,
+        UID_LABEL: owner.uid,
+    }
+
+
+def make_pod(owner: Owner, assignment: Assignment, deployment: Deployment) -> dict[str, Any]:
+    """Return the pod of an assignment."""
+    role = owner.role(assignment.role)
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": _grace_s(owner, role),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(owner, role, assignment, deployment)],
+        "volumes": volumes_of(owner, role),
+        "tolerations": [dict(entry) for entry in owner.spec.scheduling.tolerations],
+    }
+    # An account may be an identity at the object store, which no program of an author's gets.
+    if deployment.service_account and role.kind in SERVER_KINDS:
+        pod["serviceAccountName"] = deployment.service_account
+    if deployment.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in deployment.pull_secrets]
+    if owner.spec.scheduling.priority_class:
+        pod["priorityClassName"] = owner.spec.scheduling.priority_class
+    if assignment.node:
+        pod["affinity"] = _pinned_to(assignment.node)
+    elif owner.spec.scheduling.rules.node_selector:
+        pod["nodeSelector"] = dict(owner.spec.scheduling.rules.node_selector)
+    if is_group(owner.spec, role):
+        pod["hostname"] = assignment.pod
+        pod["subdomain"] = service_name(owner.key.name, role.name)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": assignment.pod,
+            "namespace": owner.key.namespace,
+            "labels": {
+                **role.template.labels,
+                **labels_of(owner),
+                COMPONENT_LABEL: role.kind,
+                ROLE_LABEL: flat_role(role.name),
+                INDEX_LABEL: str(assignment.index),
+                EPOCH_LABEL: str(assignment.epoch),
+            },
+            "annotations": {
+                **role.template.annotations,
+                ROLE_LABEL: role.name,
+                TEMPLATE_ANNOTATION: _hash(pod),
+            },
+            "ownerReferences": [owner_reference(owner)],
+        },
+        "spec": pod,
+    }
+
+
+def template_of(owner: Owner, assignment: Assignment, deployment: Deployment) -> str:
+    """Return the hash that the pod of an assignment would have if it was made now."""
+    pod = make_pod(owner, assignment, deployment)
+    found: str = pod["metadata"]["annotations"][TEMPLATE_ANNOTATION]
+    return found
+
+
+def _hash(pod: dict[str, Any]) -> str:
+    """Return a hash of a pod's spec, wherever it runs."""
+    kept = {name: value for name, value in pod.items() if name not in ("affinity", "hostname")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def make_services(owner: Owner) -> list[dict[str, Any]]:
+    """Return the headless services by which the ranks of a group find each other."""
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {
+                "name": service_name(owner.key.name, role.name),
+                "namespace": owner.key.namespace,
+                "labels": labels_of(owner),
+                "ownerReferences": [owner_reference(owner)],
+            },
+            "spec": {
+                "clusterIP": "None",
+                # Ranks meet before any of them is ready.
+                "publishNotReadyAddresses": True,
+                "selector": {UID_LABEL: owner.uid, ROLE_LABEL: flat_role(role.name)},
+                "ports": [{"name": "rendezvous", "port": RENDEZVOUS_PORT}],
+            },
+        }
+        for role in owner.spec.roles
+        if is_group(owner.spec, role)
+    ]
+
+
+def make_key_secret(owner: Owner, epoch: int | None, api_key: str) -> dict[str, Any]:
+    """Return the secret with a key of a job; see `naming.secret_name`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": secret_name(owner.key.name, epoch),
+            "namespace": owner.key.namespace,
+            "labels": labels_of(owner),
+            "ownerReferences": [owner_reference(owner)],
+        },
+        "type": "Opaque",
+        "data": {API_KEY: base64.b64encode(api_key.encode()).decode()},
+    }
+
+
+def owner_reference(owner: Owner) -> dict[str, Any]:
+    """Return the reference by which the cluster deletes things with their workload."""
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": owner.key.kind,
+        "name": owner.key.name,
+        "uid": owner.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _pinned_to(node: str) -> dict[str, Any]:
+    # The name itself, as DaemonSets do it: the label kubernetes.io/hostname may differ from it.
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]
+    return {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
+        }
+    }
+
+
+def _grace_s(owner: Owner, role: Role) -> int:
+    if role.kind == DRIVER:
+        return owner.spec.scheduling.grace_s
+    return _DEFAULT_GRACE_S + (_DRAIN_MARGIN_S if role.kind == TRAINER else 0)
+
+
+def _container(
+    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+) -> dict[str, Any]:
+    template = role.template
+    container: dict[str, Any] = {
+        "name": role.kind,
+        "image": template.image
+        or f"{deployment.image_repository}/{_image(role)}:{deployment.image_tag}",
+        "env": variables_of(owner, role, assignment, deployment),
+        "resources": _resources(role, assignment, deployment),
+        "volumeMounts": mounts_of(volumes_of(owner, role)),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    if template.image_pull_policy:
+        container["imagePullPolicy"] = template.image_pull_policy
+    command = list(template.command) or _command(owner, role, assignment)
+    if command:
+        container["command"] = command
+    if template.args:
+        container["args"] = list(template.args)
+    if role.kind in SERVER_KINDS and not _is_follower(owner, role, assignment):
+        port = PORTS[role.kind]
+        container["ports"] = [
+            {"name": "grpc", "containerPort": port},
+            {"name": "metrics", "containerPort": METRICS_PORT},
+        ]
+        container |= _probes(port, has_grpc=deployment.has_grpc_probes)
+    storage_secret = _storage_secret(owner, deployment)
+    if storage_secret and role.kind in MODEL_KINDS:
+        container["envFrom"] = [{"secretRef": {"name": storage_secret}}]
+    return container
+
+
+def _image(role: Role) -> str:
+    return DRIVER if role.kind == WORKER else role.kind
+
+
+def _is_follower(owner: Owner, role: Role, assignment: Assignment) -> bool:
+    return is_group(owner.spec, role) and assignment.index > 0
+
+
+def _probes(port: int, *, has_grpc: bool) -> dict[str, Any]:
+    """Return probes: a port that is open means that models are loaded and calls are served."""
+    check: dict[str, Any] = {"grpc": {"port": port}} if has_grpc else {"tcpSocket": {"port": port}}
+    probes = {"readinessProbe": {**check, "periodSeconds": 5, "timeoutSeconds": 3}}
+    if has_grpc:
+        # Not before the first readiness, which may take as long as a model takes to load.
+        probes["startupProbe"] = {**check, "periodSeconds": 5, "failureThreshold": 720}
+        probes["livenessProbe"] = {
+            **check,
+            "periodSeconds": 15,
+            "timeoutSeconds": 10,
+            "failureThreshold": 8,
+        }
+    return probes
+
+
+def _resources(role: Role, assignment: Assignment, deployment: Deployment) -> dict[str, Any]:
+    requests = {**deployment.requests.get(role.kind, {}), **role.limits, **role.requests}
+    limits = {**requests, **role.limits}
+    # Not the role's: what was decided counts, whatever was written into the spec since.
+    if assignment.gpus:
+        requests[GPU_RESOURCE] = limits[GPU_RESOURCE] = str(assignment.gpus)
+    return {"requests": requests, "limits": limits}
+
+
+def _command(owner: Owner, role: Role, assignment: Assignment) -> list[str]:
+    """Return how a trainer of several ranks is started; others have their image's entry point."""
+    num_ranks = max(1, role.gpus)
+    if role.kind != TRAINER or (num_ranks == 1 and not is_group(owner.spec, role)):
+        return []
+    command = ["torchrun", "--nproc-per-node", str(num_ranks), "--max-restarts", "0"]
+    if is_group(owner.spec, role):
+        service = service_name(owner.key.name, role.name)
+        first = next(
+            entry.pod for entry in owner.assignments if (entry.role, entry.index) == (role.name, 0)
+        )
+        command += [
+            *("--nnodes", str(role.replicas), "--node-rank", str(assignment.index)),
+            *("--master-addr", f"{first}.{service}.{owner.key.namespace}.svc"),
+            *("--master-port", str(RENDEZVOUS_PORT)),
+        ]
+    else:
+        command.append("--standalone")
+    return [*command, "-m", "tinsmith_trainer"]
+
+
+def _storage_secret(owner: Owner, deployment: Deployment) -> str:
+    own = owner.spec.checkpoint.secret if isinstance(owner.spec, JobSpec) else ""
+    return own or deployment.storage_secret

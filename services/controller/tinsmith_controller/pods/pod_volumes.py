@@ -1,0 +1,95 @@
+"""Where the files of a pod come from, and where they are in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinsmith_controller.pods.workload_context import Owner
+from tinsmith_controller.spec.job_spec import (
+    COORDINATOR,
+    DRIVER,
+    SAMPLER,
+    TRAINER,
+    Data,
+    JobSpec,
+    Model,
+    Role,
+)
+
+DATA = "/data"
+"""What a pod keeps while it lives."""
+CACHE = "/cache"
+"""What was fetched from a hub."""
+_MODELS = "/models"
+_JOB_DATA = "/job-data"
+_PATHS = {
+    "tmp": "/tmp",
+    "data": DATA,
+    "models": _MODELS,
+    "cache": CACHE,
+    "shm": "/dev/shm",
+    "job-data": _JOB_DATA,
+}
+_READ_ONLY = ("models", "job-data")
+
+
+def model_path(model: Model) -> str:
+    """Return what a trainer is told: a directory in its pod, or an id of the hub."""
+    scheme, _, rest = model.source.partition("://")
+    if scheme == "pvc":
+        return f"{_MODELS}/{rest.partition('/')[2]}"
+    return rest
+
+
+def data_path(data: Data) -> str:
+    """Return where a driver finds what it trains on, or its name; empty if it brings its own."""
+    if data.config_map:
+        return f"{_JOB_DATA}/{data.config_map_key}"
+    if data.claim:
+        return f"{_JOB_DATA}/{data.claim_path}"
+    return data.name
+
+
+def volumes_of(owner: Owner, role: Role) -> list[dict[str, Any]]:
+    """Return the volumes of a pod."""
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
+    if role.kind in (TRAINER, COORDINATOR):
+        volumes.append({"name": "data", "emptyDir": {}})
+    model = owner.spec.model
+    if role.kind in (TRAINER, SAMPLER) and model is not None:
+        if model.source.startswith("pvc://"):
+            claim = model.source.removeprefix("pvc://").partition("/")[0]
+            volumes.append(_claim("models", claim, is_read_only=True))
+        if model.source.startswith("hf://"):
+            cache = model.cache_claim
+            volumes.append(
+                _claim("cache", cache, is_read_only=False)
+                if cache
+                else {"name": "cache", "emptyDir": {}}
+            )
+        if role.gpus > 1:
+            # torch's data exchange between the ranks of a pod; the default is 64 MiB.
+            volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+    if role.kind == DRIVER and isinstance(owner.spec, JobSpec):
+        data = owner.spec.data
+        if data.config_map:
+            volumes.append({"name": "job-data", "configMap": {"name": data.config_map}})
+        if data.claim:
+            volumes.append(_claim("job-data", data.claim, is_read_only=True))
+    return volumes
+
+
+def mounts_of(volumes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return where a container finds volumes."""
+    return [
+        {"name": volume["name"], "mountPath": _PATHS[volume["name"]]}
+        | ({"readOnly": True} if volume["name"] in _READ_ONLY else {})
+        for volume in volumes
+    ]
+
+
+def _claim(name: str, claim: str, *, is_read_only: bool) -> dict[str, Any]:
+    return {
+        "name": name,
+        "persistentVolumeClaim": {"claimName": claim, "readOnly": is_read_only},
+    }

@@ -1,0 +1,46 @@
+"""The workload that pods, services and secrets are made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinsmith_controller.assignment.types import Key
+from tinsmith_controller.spec.job_spec import TRAINER, JobSpec, PoolSpec, Role
+from tinsmith_controller.spec.status import Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The workload that things are made for.
+
+    Attributes:
+        key: Its name.
+        uid: Its uid.
+        project: Its project; empty for a pool.
+        spec: What it asks for.
+        assignments: Its pods.
+        model_name: Base model that it trains; that of its pool where it uses one.
+    """
+
+    key: Key
+    uid: str
+    project: str
+    spec: JobSpec | PoolSpec
+    assignments: tuple[Assignment, ...]
+    model_name: str = ""
+
+    def role(self, name: str) -> Role:
+        """Return a role that the workload has."""
+        role = self.spec.role(name)
+        assert role is not None, f"{self.key} has no role {name}"
+        return role
+
+
+def is_group(spec: JobSpec | PoolSpec, role: Role) -> bool:
+    """Whether the pods of a role are ranks of one process group."""
+    return (
+        isinstance(spec, JobSpec)
+        and role.kind == TRAINER
+        and spec.adapter_type == "full"
+        and role.replicas > 1
+    )

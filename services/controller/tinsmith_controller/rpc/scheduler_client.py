@@ -1,0 +1,247 @@
+"""What the controller asks of the scheduler: keys of jobs, and what their drivers report."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from tinsmith.v1 import job_pb2, job_pb2_grpc
+from tinsmith_controller.plan.observed import Report
+from tinsmith_controller.spec.status import Saved
+from tinsmith_runtime.rpc.auth import ApiKey, derive_job_key
+from tinsmith_runtime.rpc.scheduler_client import pod_metadata
+
+_CALL_TIMEOUT_S = 10.0
+_PAGE_SIZE = 1000
+_MAX_JOBS = 1000
+
+
+class DeskError(Exception):
+    """The scheduler did not do what it was asked; the text is one sentence."""
+
+
+class KeySpentError(DeskError):
+    """A key was taken for good.
+
+    Attributes:
+        epoch: Of the driver whose key it was; None for that of the agents.
+    """
+
+    def __init__(self, epoch: int | None) -> None:
+        super().__init__(f"the key of epoch {epoch} was revoked; the driver gets another")
+        self.epoch = epoch
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """A job as the scheduler knows it.
+
+    Attributes:
+        name: `projects/{project}/trainingJobs/{job}`.
+        uid: Tells it from others of the name.
+    """
+
+    name: str
+    uid: str
+
+
+class JobDesk(Protocol):
+    """The scheduler, as far as jobs are concerned."""
+
+    def settle_keys(
+        self, job: JobIdentity, epochs: frozenset[int | None], *, generation: int, pool: str
+    ) -> Mapping[int | None, str]:
+        """Make the keys of some epochs good, and all others of the job bad; return the good ones.
+
+        Args:
+            job: Whose keys.
+            epochs: Of drivers; None is the key of the agents.
+            generation: Tells the agents' key from those of times before.
+            pool: That the keys are bound to; empty for none.
+
+        Raises:
+            KeySpentError: If one was made bad before.
+            DeskError: If that is not known to have happened.
+        """
+        ...
+
+    def key_holders(self) -> Mapping[str, JobIdentity]:
+        """Return the jobs of all good keys, by name of the key.
+
+        Raises:
+            DeskError: If the scheduler does not answer.
+        """
+        ...
+
+    def revoke(self, key: str) -> None:
+        """Make a key bad, by its name.
+
+        Raises:
+            DeskError: If that is not known to have happened.
+        """
+        ...
+
+    def reports(self, jobs: Sequence[JobIdentity]) -> Mapping[str, Report]:
+        """Return what drivers reported last, by uid of the job.
+
+        Raises:
+            DeskError: If the scheduler does not answer.
+        """
+        ...
+
+    def forget(self, job: JobIdentity) -> None:
+        """Forget what the driver of a job reported.
+
+        Raises:
+            DeskError: If that is not known to have happened.
+        """
+        ...
+
+
+class SchedulerDesk:
+    """The scheduler behind a gRPC channel.
+
+    Args:
+        address: `host:port` of the scheduler.
+        pod_key: The secret that the pods of one deployment share.
+    """
+
+    def __init__(self, address: str, *, pod_key: str) -> None:
+        self._channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 5_000),
+                ("grpc.http2.max_pings_without_data", 0),
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 1_000),
+            ],
+        )
+        self._stub: Any = job_pb2_grpc.JobServiceStub(self._channel)
+        self._pod_key = pod_key
+        self._metadata = pod_metadata(pod_key)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def settle_keys(
+        self, job: JobIdentity, epochs: frozenset[int | None], *, generation: int, pool: str
+    ) -> Mapping[int | None, str]:
+        """See `JobDesk`; bad keys are refused before good ones are made."""
+        wanted = {
+            epoch: derive_job_key(self._pod_key, _seed(job.uid, epoch, generation))
+            for epoch in epochs
+        }
+        ids = {key.key_id for key in wanted.values()}
+        # Those of jobs that had the name before are bad too.
+        for known in self._good_keys(job.name):
+            if known.name.rpartition("/")[2] not in ids:
+                self.revoke(known.name)
+        for epoch, key in wanted.items():
+            if self._call("EnsureJobKey", _ensure(job, key, pool)).revoked:
+                raise KeySpentError(epoch)
+        return {epoch: str(key) for epoch, key in wanted.items()}
+
+    def key_holders(self) -> Mapping[str, JobIdentity]:
+        """See `JobDesk`."""
+        return {key.name: JobIdentity(key.job, key.uid) for key in self._good_keys("")}
+
+    def revoke(self, key: str) -> None:
+        """See `JobDesk`."""
+        self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=key))
+
+    def reports(self, jobs: Sequence[JobIdentity]) -> Mapping[str, Report]:
+        """See `JobDesk`."""
+        found: dict[str, Report] = {}
+        for begin in range(0, len(jobs), _MAX_JOBS):
+            request = job_pb2.ListTrainingJobReportsRequest(
+                jobs=[
+                    job_pb2.JobIdentity(name=job.name, uid=job.uid)
+                    for job in jobs[begin : begin + _MAX_JOBS]
+                ]
+            )
+            answer = self._call("ListTrainingJobReports", request)
+            # A report begins empty, with the first key of its job; nobody reported that.
+            found |= {
+                entry.uid: _report(entry)
+                for entry in answer.reports
+                if entry.HasField("update_time")
+            }
+        return found
+
+    def forget(self, job: JobIdentity) -> None:
+        """See `JobDesk`."""
+        self._call(
+            "DeleteTrainingJobReport",
+            job_pb2.DeleteTrainingJobReportRequest(name=job.name, uid=job.uid),
+        )
+
+    def _good_keys(self, job: str) -> list[Any]:
+        """Return the good keys of a job, and of jobs that had its name before; or of all jobs."""
+        found: list[Any] = []
+        request = job_pb2.ListJobKeysRequest(job=job, page_size=_PAGE_SIZE)
+        while True:
+            answer = self._call("ListJobKeys", request)
+            found += answer.keys
+            if not answer.next_page_token:
+                return found
+            request.page_token = answer.next_page_token
+
+    def _call(self, method: str, request: Any) -> Any:
+        try:
+            return getattr(self._stub, method)(
+                request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
+            )
+        except grpc.RpcError as error:
+            raise DeskError(f"the scheduler refuses {method}: {_sentence(error)}") from error
+
+
+def _seed(uid: str, epoch: int | None, generation: int) -> str:
+    """Return what a key is derived from: one for each driver, one for the players of a time."""
+    return f"{uid}/agents/{generation}" if epoch is None else f"{uid}/driver/{epoch}"
+
+
+def _ensure(job: JobIdentity, key: ApiKey, pool: str) -> job_pb2.EnsureJobKeyRequest:
+    return job_pb2.EnsureJobKeyRequest(
+        job=job.name,
+        uid=job.uid,
+        key_id=key.key_id,
+        secret_sha256=key.secret_sha256,
+        pool=pool,
+        display_name=f"job {job.name.rpartition('/')[2]}",
+    )
+
+
+def _report(entry: job_pb2.TrainingJobReport) -> Report:
+    saved = None
+    update_time = entry.update_time.ToDatetime(tzinfo=datetime.UTC)
+    if entry.HasField("checkpoint"):
+        saved = Saved(entry.checkpoint.name, entry.checkpoint.step)
+    return Report(
+        step=entry.step,
+        max_steps=entry.max_steps,
+        run=entry.run,
+        update_time=update_time,
+        metrics=dict(entry.metrics),
+        checkpoint=saved,
+        message=entry.message,
+        has_succeeded=entry.outcome == job_pb2.TrainingJobReport.OUTCOME_SUCCEEDED,
+    )
+
+
+def _sentence(error: grpc.RpcError) -> str:
+    status: status_pb2.Status | None = None
+    # The transport replaces the code of a status that it can not pass whole.
+    with contextlib.suppress(ValueError):
+        status = rpc_status.from_call(error)
+    if status is not None:
+        return str(status.message)
+    return f"{error.code().name}: {error.details()}"

@@ -1,0 +1,202 @@
+"""What a TrainingJob or a TrainerPool asks for, as the controller understands it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tinsmith_controller.assignment.types import Rules
+from tinsmith_controller.quantities import Resources
+
+MANAGED_BY = "tinsmith.dev/controller"
+"""`spec.managedBy` of the jobs that this controller decides about."""
+
+TRAINER = "trainer"
+SAMPLER = "sampler"
+ENVIRONMENT = "environment"
+COORDINATOR = "coordinator"
+DRIVER = "driver"
+WORKER = "worker"
+
+
+class Method(enum.Enum):
+    """The loop of a job."""
+
+    SFT = "sft"
+    GRPO = "grpo"
+    PPO = "ppo"
+    EPISODES = "episodes"
+    CUSTOM = "custom"
+    SERVE = "serve"
+
+
+class Reaction(enum.Enum):
+    """What the end of a pod means."""
+
+    FAIL_JOB = "FailJob"
+    RESTART_ROLE = "RestartRole"
+    RESTART_JOB = "RestartJob"
+    IGNORE = "Ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRule:
+    """One line of the failure policy; an empty condition fits everything."""
+
+    action: Reaction
+    roles: frozenset[str] = frozenset()
+    exit_codes: frozenset[int] = frozenset()
+    pod_conditions: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What the author of a job wants different about a role's pods."""
+
+    image: str = ""
+    image_pull_policy: str = ""
+    command: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: tuple[Mapping[str, object], ...] = ()
+    """As in a pod; names that begin with `TINSMITH_` lose against the controller's own."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The pods of one role.
+
+    Attributes:
+        name: `trainer`, or `agent/red/trainer` for those of an agent.
+        kind: What runs in them: `trainer`, `sampler`, `environment`, `coordinator`, `driver` or
+            `worker`.
+        replicas: How many.
+        gpus: GPUs of each.
+        requests: Further requests of each, as in a pod; empty takes the defaults.
+        limits: Likewise.
+        template: What is different about them.
+    """
+
+    name: str
+    kind: str
+    replicas: int
+    gpus: int = 0
+    requests: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    template: Template = Template()
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the controller chooses the nodes of its pods."""
+        return self.gpus > 0 or self.kind in (TRAINER, SAMPLER)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A base model and where it is."""
+
+    name: str
+    source: str
+    hub_token_secret: str = ""
+    cache_claim: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Where and when pods may run."""
+
+    queue: str = "default"
+    priority_class: str = ""
+    is_preemptible: bool = True
+    grace_s: int = 120
+    """Time to save in, whoever asks the job to stop."""
+    rules: Rules = Rules()  # noqa: RUF009
+    tolerations: tuple[Mapping[str, object], ...] = ()
+    """As in a pod, for the pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """What is saved."""
+
+    every_steps: int = 50
+    keep_last: int = 3
+    final_name: str = "final"
+    resume_from: str = ""
+    uri: str = ""
+    secret: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What a recipe trains on; all empty if it brings its own."""
+
+    name: str = ""
+    config_map: str = ""
+    config_map_key: str = ""
+    claim: str = ""
+    claim_path: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """A TrainingJob."""
+
+    method: Method
+    max_steps: int | None = None
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    model: Model | None = None
+    pool: str = ""
+    """Name of the TrainerPool that it trains in; empty if it has pods of its own."""
+    adapter_type: str = "lora"
+    rank: int = 32
+    serve_checkpoint: str = ""
+    roles: tuple[Role, ...] = ()
+    data: Data = Data()
+    scheduling: Scheduling = Scheduling()
+    checkpoint: Checkpointing = Checkpointing()
+    suspend: bool = False
+    cancel: bool = False
+    managed_by: str = MANAGED_BY
+    startup_deadline_s: int = 1800
+    active_deadline_s: int | None = None
+    stall_timeout_s: int = 1800
+    ttl_s: int | None = None
+    backoff_limit: int = 3
+    rules: tuple[FailureRule, ...] = ()
+
+    def role(self, name: str) -> Role | None:
+        """Return a role by its name."""
+        return next((role for role in self.roles if role.name == name), None)
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it samples until it is told to stop, instead of training."""
+        return self.method is Method.SERVE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolSpec:
+    """A TrainerPool."""
+
+    model: Model
+    roles: tuple[Role, ...]
+    scheduling: Scheduling = Scheduling()
+
+    def role(self, name: str) -> Role | None:
+        """Return a role by its name."""
+        return next((role for role in self.roles if role.name == name), None)
+
+
+def requested(role: Role, defaults: Mapping[str, Mapping[str, str]]) -> Resources:
+    """Return what one pod of a role asks of a node.
+
+    Args:
+        role: The role.
+        defaults: Requests by kind of role, for what it leaves out.
+    """
+    amounts: dict[str, object] = {**defaults.get(role.kind, {}), **role.limits, **role.requests}
+    asked = Resources.parse({name: amounts.get(name, 0) for name in ("cpu", "memory")}, pods=1)
+    return Resources(asked.cpu_milli, asked.memory_bytes, role.gpus, 1)

@@ -1,0 +1,83 @@
+"""Names of what the controller makes; the same inputs give the same name, always."""
+
+from __future__ import annotations
+
+import hashlib
+
+from tinsmith_controller.spec.job_spec import DRIVER, SAMPLER
+
+GROUP = "tinsmith.dev"
+VERSION = "v1alpha1"
+
+JOB_KIND = "TrainingJob"
+POOL_KIND = "TrainerPool"
+
+# Labels of everything that belongs to a workload.
+KIND_LABEL = "tinsmith.dev/kind"
+WORKLOAD_LABEL = "tinsmith.dev/workload"
+UID_LABEL = "tinsmith.dev/uid"
+ROLE_LABEL = "tinsmith.dev/role"
+INDEX_LABEL = "tinsmith.dev/index"
+EPOCH_LABEL = "tinsmith.dev/epoch"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+"""The kind of a pod's role; network policies of the chart select by it."""
+TEMPLATE_ANNOTATION = "tinsmith.dev/template"
+"""Hash of what a pod was made from; another one means that it is out of date."""
+MANAGED_LABEL = "app.kubernetes.io/managed-by"
+MANAGER = "tinsmith-controller"
+
+_LONGEST_READABLE = 48
+_HASH_LENGTH = 12
+
+
+def pod_name(workload: str, role: str, index: int, epoch: int) -> str:
+    """Return the name of a pod; the epoch makes it one that nobody had before."""
+    return f"{workload}-{flat_role(role)}-{index}-e{epoch}"
+
+
+def flat_role(role: str) -> str:
+    """Return a role as a part of names: `agent/red/trainer` is `red-trainer`."""
+    return role.removeprefix("agent/").replace("/", "-")
+
+
+def service_name(workload: str, role: str) -> str:
+    """Return the name of the headless service of a role."""
+    return f"job-{workload}-{flat_role(role)}"
+
+
+def secret_name(workload: str, epoch: int | None = None) -> str:
+    """Return the name of the secret with a key of a job.
+
+    Args:
+        workload: Name of the job.
+        epoch: That of the driver whose key it is; None is the key of the agents.
+    """
+    return f"{workload}-agents-key" if epoch is None else f"{workload}-{DRIVER}-key-e{epoch}"
+
+
+def pool_id(workload: str, uid: str) -> str:
+    """Return the name of a job's pool at the scheduler; a job made anew has another."""
+    return f"{workload}.{_digest(uid)}"
+
+
+def worker_id(workload: str, uid: str, role: str, index: int) -> str:
+    """Return the identity of a pod at the scheduler: the same for all that succeed each other."""
+    readable = f"{workload}.{flat_role(role)}-{index}"[:_LONGEST_READABLE]
+    return f"{readable}.{_digest(f'{uid}/{role}/{index}')}"
+
+
+def sampler_selector(kind: str, workload: str) -> str:
+    """Return what selects the samplers of a workload, for whoever scales them.
+
+    A job and a pool may have the same name.
+    """
+    return f"{KIND_LABEL}={kind},{WORKLOAD_LABEL}={workload},{ROLE_LABEL}={SAMPLER}"
+
+
+def job_resource(project: str, job: str) -> str:
+    """Return the name that a job has in the contract."""
+    return f"projects/{project}/trainingJobs/{job}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]

@@ -1,0 +1,148 @@
+"""The status of a job or pool: all that the controller remembers of it.
+
+The controller keeps nothing else. Another replica, or the same after `kill -9`, reads the status
+and goes on.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tinsmith_controller.assignment.types import Key
+from tinsmith_controller.spec.conditions import Condition, Phase, PoolPhase, with_condition
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A pod of the workload and the node that it has.
+
+    Attributes:
+        pod: Name of the pod, which nobody had before.
+        role: Its role.
+        index: Its number within the role.
+        node: Its node; empty where the cluster's scheduler chooses.
+        gpus: GPUs on it.
+        epoch: Number under which it was placed.
+        uid: Of the pod, once it was seen; a pod that was seen and is gone is not made again under
+            its name.
+    """
+
+    pod: str
+    role: str
+    index: int
+    node: str
+    gpus: int
+    epoch: int
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStatus:
+    """Pods of one role."""
+
+    name: str
+    desired: int
+    ready: int
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint."""
+
+    name: str
+    step: int
+    uri: str = ""
+    time: datetime.datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the driver reported last."""
+
+    step: int
+    max_steps: int
+    run: str
+    update_time: datetime.datetime
+    metrics: Mapping[str, float]
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a job failed, or a pod last did."""
+
+    reason: str
+    message: str
+    role: str = ""
+    pod: str = ""
+    node: str = ""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A node that refused a pod of the workload."""
+
+    node: str
+    time: datetime.datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """The status of a job or pool; which fields are set depends on its kind."""
+
+    phase: Phase | PoolPhase = Phase.PENDING
+    observed_generation: int = 0
+    waiting_for: str = ""
+    conditions: tuple[Condition, ...] = ()
+    epoch: int = 0
+    assignments: tuple[Assignment, ...] = ()
+    role_statuses: tuple[RoleStatus, ...] = ()
+    sampler_selector: str = ""
+    restart_count: int = 0
+    last_restart_time: datetime.datetime | None = None
+    refusals: tuple[Refusal, ...] = ()
+    """The last ones, of different nodes."""
+    preempted_by: Key | None = None
+    progress: Progress | None = None
+    latest: Saved | None = None
+    final: Saved | None = None
+    failure: Failure | None = None
+    queued_time: datetime.datetime | None = None
+    start_time: datetime.datetime | None = None
+    assigned_time: datetime.datetime | None = None
+    """When it got what it holds; None if it holds nothing."""
+    stop_time: datetime.datetime | None = None
+    """Since when its pods are being stopped."""
+    active_s: int = 0
+    """Time that it held nodes before that."""
+    completion_time: datetime.datetime | None = None
+    endpoint: str = ""
+
+    def condition(self, type_: str) -> Condition | None:
+        """Return the condition of a type."""
+        return next((entry for entry in self.conditions if entry.type == type_), None)
+
+    def with_condition(
+        self, type_: str, is_true: bool, reason: str, message: str, now: datetime.datetime
+    ) -> Status:
+        """Return the status with a condition set; see `conditions.with_condition`."""
+        return replace(
+            self,
+            conditions=with_condition(
+                self.conditions,
+                type_,
+                is_true,
+                reason,
+                message,
+                now=now,
+                generation=self.observed_generation,
+            ),
+        )
+
+    def assigned_to(self, role: str, index: int) -> Assignment | None:
+        """Return where a pod of the workload is."""
+        return next((e for e in self.assignments if (e.role, e.index) == (role, index)), None)

@@ -1,1 +1,0 @@
-"""Migrations of the coordinator's tables; see `tinsmith_runtime.sql.versions`."""

@@ -1,1 +1,0 @@
-"""Migrations of the scheduler's tables; see `tinsmith_runtime.sql.versions`."""

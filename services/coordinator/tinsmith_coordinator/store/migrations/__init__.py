@@ -1,0 +1,1 @@
+"""Migrations of the coordinator's tables; see `tinsmith_runtime.sql.schema_versions`."""

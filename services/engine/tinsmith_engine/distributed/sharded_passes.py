@@ -1,0 +1,177 @@
+"""Packed passes on several ranks: every rank plans all of them and computes its share.
+
+All ranks hold the same jobs and make the same plan (`lanes.py`), so that nothing but numbers is
+exchanged. A round is one pass on each rank, perhaps an empty one: if the base model is sharded,
+every rank takes part in every gathering of weights, whether it has work or not. After the rounds
+the ranks tell each other what they found, and then each of them ends the pieces of all; gradients
+are added once an operation has all of its pieces.
+
+If a pass fails on one rank, that rank goes on taking part in the gatherings and reports the failure
+at the end of the rounds. It is then the failure of the pass on all ranks, and all go on alike: they
+undo, compute one by one, split further, as `pass_runner` does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tinsmith_engine.base.memory import is_out_of_memory
+from tinsmith_engine.base.types import BatchRequest, ForwardResult
+from tinsmith_engine.distributed.microbatch_assignment import Lanes, Loads, share_rows, sum_lanes_
+from tinsmith_engine.distributed.process_group import Ranks
+from tinsmith_engine.distributed.serialization import decode, encode
+from tinsmith_engine.distributed.sharded_base import GatherStream
+from tinsmith_engine.model.model_protocol import Model
+from tinsmith_engine.runs.run_store import Run
+from tinsmith_engine.training.batch_jobs import Job
+from tinsmith_engine.training.pass_runner import PassRunner, Segment
+from tinsmith_runtime.errors import TinsmithError
+
+logger = logging.getLogger(__name__)
+
+
+class RankedPassRunner(PassRunner):
+    """Runs batch requests through a model, together with the other ranks.
+
+    Args:
+        model: The model.
+        ranks: All ranks.
+        stream: Gathers the weights of a sharded base model; None if each rank has all of it.
+        copies_on_bind: See `PassRunner`.
+        micro_batch_tokens: See `PassRunner`.
+        pass_rows: See `PassRunner`.
+    """
+
+    def __init__(
+        self,
+        model: Model[Any],
+        ranks: Ranks,
+        stream: GatherStream | None,
+        *,
+        copies_on_bind: bool,
+        micro_batch_tokens: int,
+        pass_rows: int,
+    ) -> None:
+        super().__init__(
+            model,
+            ranks.device,
+            copies_on_bind=copies_on_bind,
+            micro_batch_tokens=micro_batch_tokens,
+            pass_rows=pass_rows,
+        )
+        self._ranks = ranks
+        self._stream = stream
+        self._loads = Loads(ranks.world_size)
+        self._lanes: dict[int, Lanes] = {}
+
+    def run(
+        self, requests: Sequence[tuple[BatchRequest, Run | None]]
+    ) -> list[ForwardResult | TinsmithError]:
+        """Compute valid requests; every rank is given the same ones."""
+        self._loads.clear()
+        self._lanes.clear()
+        return super().run(requests)
+
+    def _begin_backward(self, job: Job) -> None:
+        job.starts_fresh = False
+        job.begin()
+        lanes = self._loads.place_lanes([job.rows_of(piece) for piece in job.pieces])
+        self._lanes[id(job)] = lanes
+        job.starts_fresh = self._ranks.rank != lanes.first_rank
+        self._clear_row(job)
+
+    def _next_pieces(self, job: Job) -> list[list[int]]:
+        return job.pieces[: self._ranks.world_size]
+
+    def _run_segments(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
+        places = self._places(segments, needs_gradient=needs_gradient)
+        by_rank = self._by_rank(segments, places)
+        passes = [self._passes(members) for members in by_rank]
+        mine = passes[self._ranks.rank]
+        failure: Exception | None = None
+        for number in range(max(len(one) for one in passes)):
+            part = mine[number] if number < len(mine) and failure is None else None
+            failure = self._take_part(part, needs_gradient=needs_gradient) or failure
+        self._tell(by_rank, failure)
+        if needs_gradient:
+            self._add_gradients({id(job): job for job, _ in segments}.values())
+        for job, _ in segments:
+            job.end_piece()
+
+    def _places(self, segments: Sequence[Segment], *, needs_gradient: bool) -> list[int]:
+        """Return the rank that computes each segment."""
+        if not needs_gradient:
+            return [self._loads.place_one(job.rows_of(piece)) for job, piece in segments]
+        seen: Counter[int] = Counter()
+        places = []
+        for job, _ in segments:
+            places.append(self._lanes[id(job)].rank_of(seen[id(job)]))
+            seen[id(job)] += 1
+        return places
+
+    def _take_part(
+        self, part: Sequence[Segment] | None, *, needs_gradient: bool
+    ) -> Exception | None:
+        """Compute a pass, or only help the others to theirs; return what went wrong."""
+        if self._stream is not None:
+            self._stream.begin(needs_gradient=needs_gradient)
+        failure = None
+        if part is not None:
+            failure = _caught(lambda: self._run_pass(part, needs_gradient=needs_gradient))
+        if self._stream is not None:
+            self._stream.finish()
+        return failure
+
+    def _by_rank(self, segments: Sequence[Segment], places: Sequence[int]) -> list[list[Segment]]:
+        found: list[list[Segment]] = [[] for _ in range(self._ranks.world_size)]
+        for segment, place in zip(segments, places, strict=True):
+            found[place].append(segment)
+        return found
+
+    def _tell(self, by_rank: Sequence[Sequence[Segment]], failure: Exception | None) -> None:
+        """Exchange what was found; raise on all ranks if one of them failed."""
+        mine: object
+        if failure is None:
+            mine = [job.found(piece) for job, piece in by_rank[self._ranks.rank]]
+        else:
+            kind = "memory" if is_out_of_memory(failure) else "fault"
+            mine = {kind: f"{type(failure).__name__}: {failure}"}
+        found = [decode(message) for message in self._ranks.all_gather(encode(mine), "pass")]
+        failures = {rank: one for rank, one in enumerate(found) if isinstance(one, dict)}
+        for rank, one in failures.items():
+            if "memory" in one:
+                raise MemoryError(f"out of memory on rank {rank}: {one['memory']}")
+        for rank, one in failures.items():
+            raise RuntimeError(f"a pass failed on rank {rank}: {one['fault']}")
+        for rank, members in enumerate(by_rank):
+            if rank != self._ranks.rank:
+                for (job, piece), results in zip(members, found[rank], strict=True):
+                    job.take_found(piece, results)
+
+    def _add_gradients(self, jobs: Iterable[Job]) -> None:
+        """Give all ranks the gradients of operations whose last pieces were computed."""
+        ended = [
+            (job.run.row.grad_P, self._lanes[id(job)])
+            for job in jobs
+            if job.run is not None and len(job.pieces) <= self._ranks.world_size
+        ]
+        share_rows(
+            self._ranks, [(row_P, one.first_rank) for row_P, one in ended if one.num_lanes == 1]
+        )
+        for row_P, one in ended:
+            if one.num_lanes > 1:
+                sum_lanes_(self._ranks, row_P, one.owners)
+
+
+def _caught(call: Callable[[], None]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            logger.exception("a pass failed on this rank")
+        # Its frames would keep the tensors of the pass alive.
+        return error.with_traceback(None)
+    return None

@@ -1,0 +1,1 @@
+"""Weights on disk: safetensors checked before they are read, and models from a folder or a hub."""

@@ -1,0 +1,238 @@
+"""Loads a base model: the packed decoder if it can run it, else the fallback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.base.devices import prepare_device
+from tinsmith_engine.base.types import ImageRules, ModelInfo
+from tinsmith_engine.files.hub_files import load_hf_config, read_row, resolve_model, stored_tensors
+from tinsmith_engine.loading.hf_fallback import FallbackModel
+from tinsmith_engine.model.attention import PRODUCTS_RULE
+from tinsmith_engine.model.compiled_ops import compile_ops
+from tinsmith_engine.model.decoder import Decoder
+from tinsmith_engine.model.decoder_config import (
+    DecoderConfig,
+    decoder_config,
+    full_layout,
+    fused_experts,
+    stored_names,
+)
+from tinsmith_engine.model.decoder_weights import LayerWeights, bind_weights
+from tinsmith_engine.model.experts import MoeMlp
+from tinsmith_engine.model.mlp import DenseMlp
+from tinsmith_engine.model.model_protocol import Model
+from tinsmith_engine.model.vision import VisionTower
+from tinsmith_engine.packing.images import read_image_rules
+from tinsmith_engine.packing.packing import PADDING_RULE, SEGMENT_ROWS
+from tinsmith_engine.products.ops import EAGER, Ops
+from tinsmith_engine.products.split_products import (
+    WHOLE,
+    Factor,
+    KSplit,
+    candidates,
+    check_split,
+    with_small_products,
+)
+from tinsmith_runtime.errors import ExactnessUnavailableError, InvalidFieldError
+
+logger = logging.getLogger(__name__)
+
+NOT_KEPT = (
+    "going on without the promise that tenants do not touch each other's bits; capabilities and "
+    "checkpoints say so (exactness: fast)"
+)
+REMEDY = (
+    "start with --exact auto (exact = auto) to go on without the promise that tenants do not touch "
+    "each other's bits"
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A base model in memory."""
+
+    model: Model[Any]
+    info: ModelInfo
+    device: torch.device
+    source: str
+    """Where it came from, as the caller named it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderFiles:
+    """A model directory that the packed decoder can run, and how it is wanted."""
+
+    directory: Path
+    config: DecoderConfig
+    layout: RowLayout
+    dtype: torch.dtype
+    device: torch.device
+    ops: Ops
+    tape_rows: int
+    exact: bool | None
+    stored_as: Mapping[str, str]
+    """The name in the files of each tensor of the layout."""
+    vision: VisionTower | None
+
+
+def whole_decoder(files: DecoderFiles) -> Decoder:
+    """Return the decoder with all weights in this process."""
+    row = read_row(
+        files.directory,
+        files.layout,
+        files.dtype,
+        files.device,
+        fused_experts(files.config),
+        files.stored_as,
+    )
+    weights = bind_weights(files.config, files.layout, row, None, WHOLE)
+    split = find_split(weights.layers, weights.head.weight, exact=files.exact)
+    return Decoder(
+        files.config,
+        files.layout,
+        row,
+        split,
+        files.ops,
+        tape_rows=files.tape_rows,
+        vision=files.vision,
+    )
+
+
+def load_model(
+    model_dir: str | Path,
+    *,
+    dtype: str,
+    device: str,
+    max_sequence_tokens: int,
+    num_threads: int | None,
+    micro_batch_tokens: int,
+    tape_rows: int,
+    exact: bool | None,
+    compiled: bool,
+    build: Callable[[DecoderFiles], Decoder] = whole_decoder,
+    more_details: Mapping[str, object] | None = None,
+) -> LoadedModel:
+    """Load a base model; see `Engine.load`.
+
+    `build` makes the packed decoder, `more_details` join the fingerprint.
+    """
+    if dtype not in DTYPES:
+        raise InvalidFieldError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    directory = resolve_model(model_dir)
+    hf_config = load_hf_config(directory)
+    place = prepare_device(device)
+    config = decoder_config(hf_config)
+    model: Model[Any]
+    found: dict[str, str] = {}
+    images: ImageRules | None = None
+    if config is None:
+        model, exactness = FallbackModel.load(directory, DTYPES[dtype], place), "fallback"
+        text_config = hf_config.get_text_config()
+        vocab_size = text_config.vocab_size
+        max_positions = getattr(text_config, "max_position_embeddings", max_sequence_tokens)
+    else:
+        stored_as = stored_names(config, stored_tensors(directory).keys())
+        layout = full_layout(config, stored_as.keys())
+        ops = compile_ops(config, DTYPES[dtype], place) if compiled else EAGER
+        vision = None
+        if config.rope_axes is not None:
+            images = read_image_rules(directory, hf_config)
+            vision = VisionTower.load(directory, hf_config, images, DTYPES[dtype], place)
+        decoder = build(
+            DecoderFiles(
+                directory,
+                config,
+                layout,
+                DTYPES[dtype],
+                place,
+                ops,
+                tape_rows,
+                exact,
+                stored_as,
+                vision,
+            )
+        )
+        model, split = decoder, decoder.split
+        found = {"ops": ops.name, "k_split": str(split)}
+        exactness = "exact" if split.is_exact else "fast"
+        vocab_size, max_positions = config.vocab_size, config.max_positions
+    details = {
+        "torch": torch.__version__,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": device if place.type == "cpu" else torch.cuda.get_device_name(place),
+        # Exact sums have one order whatever the number of threads.
+        **({} if exactness == "exact" else {"threads": torch.get_num_threads()}),
+        "dtype": dtype,
+        "exactness": exactness,
+        "micro_batch_tokens": micro_batch_tokens,
+        "attention_padding": PADDING_RULE,
+        "attention_by_products": PRODUCTS_RULE,
+        "segment_rows": SEGMENT_ROWS,
+        **found,
+        **(more_details or {}),
+    }
+    info = ModelInfo(
+        vocab_size=vocab_size,
+        max_context_tokens=min(max_positions, max_sequence_tokens),
+        dtype=dtype,
+        num_parameters=model.full_layout.num_numbers,
+        exactness=exactness,
+        family=hf_config.model_type,
+        fingerprint=" ".join(f"{key}={value}" for key, value in details.items()),
+        details=details,
+        images=images,
+    )
+    return LoadedModel(model, info, place, str(model_dir))
+
+
+def find_split(layers: Sequence[LayerWeights], head: torch.Tensor, *, exact: bool | None) -> KSplit:
+    """Return how the sums of a model's products are cut on this machine.
+
+    Raises:
+        ExactnessUnavailableError: `exact` is True, and rows do not keep their bits however sums
+            are cut.
+    """
+    if exact is False:
+        return WHOLE
+    factors = [*_layer_factors(layers), (head.t(), None), (head, None)]
+    for split in candidates(head.dtype, head.device):
+        if check_split(split, factors):
+            return with_small_products(split, factors)
+    problem = "matrix products of this model give a row other bits beside other rows"
+    if exact:
+        raise ExactnessUnavailableError(f"{problem}; {REMEDY}")
+    logger.warning("%s: %s", problem, NOT_KEPT)
+    return WHOLE
+
+
+def _layer_factors(layers: Sequence[LayerWeights]) -> list[Factor]:
+    """Return the factors of forward and backward.
+
+    Layers have the shapes of one of two: the first with a dense MLP, the first with experts.
+    """
+    first = layers[0]
+    units = [first.qkv, first.o]
+    factors: list[Factor] = []
+    for kind in (DenseMlp, MoeMlp):
+        mlp = next((layer.mlp for layer in layers if isinstance(layer.mlp, kind)), None)
+        if isinstance(mlp, DenseMlp):
+            units += [mlp.gate_up, mlp.down]
+        elif mlp is not None:
+            units.append(mlp.router)
+            for weight in (mlp.gate_up.weight[0], mlp.down.weight[0]):
+                factors += [(weight.t(), None), (weight, None)]
+    for unit in units:
+        factors += [(unit.weight.t(), unit.bias), (unit.weight, None)]
+    return factors

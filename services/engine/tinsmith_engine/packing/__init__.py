@@ -1,0 +1,1 @@
+"""Inputs of a packed pass: sequences, image patches, and the routes of tokens to experts."""

@@ -1,0 +1,263 @@
+"""Matrix products whose rows keep their bits whatever the rows beside them and the threads.
+
+A library splits the sum over K by the number of rows and of threads, and the order of a float sum
+changes its bits. Then what a tenant learns would depend on who else is in the pass, and a replay on
+another machine would diverge. So K is cut here, from K alone: each block is short enough for the
+library to sum it in one sweep, and the blocks' sums are added in order, in float32. Tiles, threads
+and the number of rows are left to the library: they no longer touch the order of a sum.
+
+In bfloat16 some CPUs' kernels sum all of K in one sweep as they are, and torch cannot return their
+float32 sums, so there the whole product is tried first. `check_split` looks at what holds on this
+machine with the model's own weights; it takes a second and searches nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tinsmith_engine.products.small_products import MAX_ROWS, SmallProducts
+
+_BLOCK = 512
+"""Longest stretch of K in one product with a frozen weight."""
+_BATCHED_BLOCK = 256
+"""Longest stretch of K in one batched product: adapters, their gradients, attention."""
+_BLOCK_STEP = 64
+_SHARED_STEP = 16
+ROW_TILE = 16
+"""Exact products take a multiple of this many rows: below it kernels of another kind take over."""
+_CHECKED_ROWS = 64
+_COMPARED_OUTPUTS = 512
+
+Factor = tuple[Tensor, Tensor | None]
+"""Weight [in, out] and bias of a product."""
+
+
+@functools.lru_cache(maxsize=1024)
+def k_blocks(length: int, longest: int) -> tuple[slice, ...]:
+    """Cut a sum of this length into blocks of nearly one size: a function of the length alone."""
+    num_blocks = max(-(-length // longest), 1)
+    size = max(-(-length // (num_blocks * _BLOCK_STEP)), 1) * _BLOCK_STEP
+    return tuple(
+        slice(start, min(start + size, length)) for start in range(0, max(length, 1), size)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KSplit:
+    """How the sums of a model's products are cut.
+
+    Attributes:
+        block: Longest stretch of K in one product; None leaves the order to the library.
+        row_tile: Products take a multiple of this many rows.
+        small: Computes products of few rows, of any number, with the same bits; None if nothing
+            does on this machine.
+    """
+
+    block: int | None
+    row_tile: int
+    small: SmallProducts | None = None
+
+    def __str__(self) -> str:
+        return "whole" if self.block is None else str(self.block)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether rows are meant to keep their bits."""
+        return self.row_tile > 1
+
+    def product(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Return `x @ weight + bias` for x [N, in] and weight [in, out], in `out` if given."""
+        blocks = self._blocks(weight.shape[0], self.block)
+        if self.small is not None and self.small.takes(x, weight):
+            return self.small.product(x, weight, bias, blocks, out)
+        if x.dtype != torch.float32 and len(blocks) > 1:
+            return _rounded_once(x, weight, bias, blocks, out)
+        first = blocks[0]
+        if bias is None:
+            y = torch.mm(x[:, first], weight[first], out=out)
+        else:
+            y = torch.addmm(bias, x[:, first], weight[first], out=out)
+        for block in blocks[1:]:
+            y.addmm_(x[:, block], weight[block])
+        return y
+
+    def rows_for(self, num_rows: int) -> int:
+        """Return the rows of a product with weights [out, in] that holds this many."""
+        if self.small is not None and num_rows <= MAX_ROWS:
+            return num_rows
+        return padded_rows(num_rows, self.row_tile)
+
+    def batched(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return `left @ right` for left [B, n, K] and right [B, K, m]."""
+        blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
+        if left.dtype != torch.float32 and len(blocks) > 1 and self.block is not None:
+            return self.batched(left.float(), right.float()).to(left.dtype)
+        if self._shares_badly(left, right):
+            return self._batched(left.expand(2, -1, -1), right.expand(2, -1, -1), blocks)[:1]
+        return self._batched(left, right, blocks)
+
+    def _batched(self, left: Tensor, right: Tensor, blocks: Sequence[slice]) -> Tensor:
+        y = torch.bmm(left[:, :, blocks[0]], right[:, blocks[0]])
+        for block in blocks[1:]:
+            y.baddbmm_(left[:, :, block], right[:, block])
+        return y
+
+    def _shares_badly(self, left: Tensor, right: Tensor) -> bool:
+        """Whether the threads may share out a lone product in a way that changes its sums.
+
+        A thread that is left with few rows or columns sums in another order. In a batch each
+        product is one thread's, so a lone one is computed twice, as a batch of two.
+        """
+        return (
+            self.block is not None
+            and len(left) == 1
+            and (left.shape[1] % _SHARED_STEP != 0 or right.shape[2] % _SHARED_STEP != 0)
+        )
+
+    def add_batched_(self, out: Tensor, left: Tensor, right: Tensor, *, adds: bool = True) -> None:
+        """Add `left @ right` to out [B, n, m], all of one dtype, or put it there."""
+        blocks = self._blocks(left.shape[2], _BATCHED_BLOCK)
+        if self._shares_badly(left, right):
+            twice = out.repeat(2, 1, 1)
+            wide = (left.expand(2, -1, -1), right.expand(2, -1, -1))
+            self.add_batched_(twice, *wide, adds=adds)
+            out.copy_(twice[:1])
+            return
+        # beta 0 does not read what is there, so it may be anything, NaN included.
+        beta = 1 if adds else 0
+        for block in blocks:
+            out.baddbmm_(left[:, :, block], right[:, block], beta=beta)
+            beta = 1
+
+    def add_product_(self, out: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add `left @ right` to float32 out [n, m], whatever the dtype of the factors."""
+        if left.dtype != out.dtype:
+            out.add_(self.product(left, right))
+            return
+        for block in self._blocks(left.shape[1], self.block):
+            out.addmm_(left[:, block], right[block])
+
+    def _blocks(self, length: int, longest: int | None) -> tuple[slice, ...]:
+        if self.block is None or longest is None:
+            return (slice(0, length),)
+        return k_blocks(length, longest)
+
+
+WHOLE = KSplit(None, 1)
+"""Any number of rows, in the library's own order: the fastest mode, which promises no bits."""
+
+
+def candidates(dtype: torch.dtype, device: torch.device) -> tuple[KSplit, ...]:
+    """Return the splits that may keep the bits of rows, the one to prefer first."""
+    if dtype == torch.float32 and device.type == "cpu":
+        return (KSplit(_BLOCK, ROW_TILE),)
+    return KSplit(None, ROW_TILE), KSplit(_BLOCK, ROW_TILE)
+
+
+def check_split(split: KSplit, factors: Sequence[Factor]) -> bool:
+    """Return whether a split keeps the bits of rows on this machine.
+
+    Rows are computed by themselves and in the middle of others that hold NaN, by the threads of
+    now and by another number: a kernel that reads beyond the end of a row and multiplies what it
+    finds there by zero has the right bits until the next row holds a NaN.
+
+    Args:
+        split: The split.
+        factors: One product of each shape, forward and backward, with the model's weights.
+    """
+    return all(_keeps_rows(split, weight, bias) for weight, bias in _distinct(factors))
+
+
+def with_small_products(split: KSplit, factors: Sequence[Factor]) -> KSplit:
+    """Return the split with the kernel for few rows, where that gives the same bits."""
+    forward = [
+        (weight, bias)
+        for weight, bias in _distinct(factors)
+        if weight.stride(0) == 1 and min(weight.shape) > 1
+    ]
+    if split.block is None or any(
+        not SmallProducts.takes(weight[:, :1].t(), weight) for weight, _ in forward
+    ):
+        return split
+
+    def agrees(small: SmallProducts) -> bool:
+        return all(_has_same_bits(split, small, weight, bias) for weight, bias in forward)
+
+    return dataclasses.replace(split, small=SmallProducts.fitting(agrees))
+
+
+def _has_same_bits(
+    split: KSplit, small: SmallProducts, weight: Tensor, bias: Tensor | None
+) -> bool:
+    # A part of a large weight: what is compared is the order along K.
+    num_out = min(weight.shape[1], _COMPARED_OUTPUTS)
+    weight, bias = weight[:, :num_out], None if bias is None else bias[:num_out]
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(ROW_TILE, weight.shape[0], generator=generator)
+    wanted = split.product(rows, weight, bias)
+    with_small = dataclasses.replace(split, small=small)
+    return all(
+        torch.equal(with_small.product(rows[:count], weight, bias), wanted[:count])
+        for count in (1, 2, ROW_TILE - 1, ROW_TILE)
+    )
+
+
+def _keeps_rows(split: KSplit, weight: Tensor, bias: Tensor | None) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(ROW_TILE, weight.shape[0], generator=generator).to(weight)
+    among = torch.full((_CHECKED_ROWS, weight.shape[0]), float("nan")).to(weight)
+    place = slice(ROW_TILE, 2 * ROW_TILE)
+    among[place] = rows
+    wanted = split.product(rows, weight, bias)
+    num_threads = torch.get_num_threads()
+    try:
+        for count in (num_threads, 2 if num_threads == 1 else 1):
+            torch.set_num_threads(count)
+            if not torch.equal(split.product(among, weight, bias)[place], wanted):
+                return False
+    finally:
+        torch.set_num_threads(num_threads)
+    return True
+
+
+def _distinct(factors: Sequence[Factor]) -> Iterator[Factor]:
+    """Yield one factor of each shape and layout."""
+    seen = set()
+    for weight, bias in factors:
+        key = (weight.shape, weight.stride(), bias is None)
+        if key not in seen:
+            seen.add(key)
+            yield weight, bias
+
+
+def _rounded_once(
+    x: Tensor, weight: Tensor, bias: Tensor | None, blocks: Sequence[slice], out: Tensor | None
+) -> Tensor:
+    """Return a product of narrow numbers whose sum is kept in float32 until its end."""
+    total = None if bias is None else bias.float()
+    for block in blocks:
+        part = _wide_product(x[:, block], weight[block])
+        total = part if total is None else part.add_(total)
+    if total is None:
+        raise AssertionError("a sum has at least one block")
+    return total.to(x.dtype) if out is None else out.copy_(total)
+
+
+def _wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return `x @ weight` of narrow numbers in float32."""
+    if x.device.type == "cuda":
+        return torch.mm(x, weight, out_dtype=torch.float32)
+    return torch.mm(x.float(), weight.float())
+
+
+def padded_rows(num_rows: int, tile: int) -> int:
+    """Return the smallest multiple of the tile that holds the rows."""
+    return -(-num_rows // tile) * tile

@@ -1,0 +1,1 @@
+"""Runs of an engine: rows, optimizer state, versions for samplers, PEFT import and export."""

@@ -1,0 +1,96 @@
+"""Immutable weight versions, for sampling while the run they came from trains on.
+
+Publishing copies the run's theta once; nothing ever writes to the copy, so a decode never reads a
+row that is being stepped. A version is held by its publisher until the same run publishes a newer
+one, and by every request and session that reads it; when nobody holds it, its memory is freed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinsmith_engine.base.types import Published
+from tinsmith_engine.model.model_protocol import RunTensors
+from tinsmith_runtime.errors import VersionNotLoadedError
+
+
+@dataclass(slots=True)
+class _Held:
+    published: Published
+    tensors: RunTensors
+    bound: Any
+    num_holders: int = 1
+
+
+@dataclass(slots=True)
+class VersionStore:
+    """All versions that somebody still needs."""
+
+    _held: dict[int, _Held] = field(default_factory=dict)
+    _newest: dict[str, Published] = field(default_factory=dict)
+    _num_published: int = 0
+
+    def add(self, run: str, version: int, tensors: RunTensors, bound: Any) -> Published:
+        """Store a version held by its publisher, and let go of the run's previous one.
+
+        `tensors` must be the store's own copy. The caller of this method is the holder: the hold
+        ends with the run's next version or with `retire`.
+        """
+        self._num_published += 1
+        published = Published(run, version, self._num_published)
+        self._held[published.serial] = _Held(published, tensors, bound)
+        self.retire(run)
+        self._newest[run] = published
+        return published
+
+    def newest(self, run: str) -> Published | None:
+        """Return the version that the run published last, if it has any."""
+        return self._newest.get(run)
+
+    def retire(self, run: str) -> None:
+        """End the publisher's hold on the run's newest version, as when the run is dropped."""
+        previous = self._newest.pop(run, None)
+        if previous is not None:
+            self.release(previous)
+
+    def acquire(self, published: Published) -> None:
+        """Hold a version until a matching `release`.
+
+        Raises:
+            VersionNotLoadedError: Nobody held the version any more.
+        """
+        self._get(published).num_holders += 1
+
+    def release(self, published: Published) -> None:
+        """End one hold; the last one frees the version."""
+        held = self._get(published)
+        held.num_holders -= 1
+        if held.num_holders == 0:
+            del self._held[published.serial]
+
+    def tensors(self, published: Published) -> RunTensors:
+        """Return the row of a held version."""
+        return self._get(published).tensors
+
+    def bound(self, published: Published) -> Any:
+        """Return a held version bound to the model."""
+        return self._get(published).bound
+
+    def held(self) -> list[Published]:
+        """Return all versions in memory, oldest first."""
+        return [held.published for held in self._held.values()]
+
+    def num_holders(self, published: Published) -> int:
+        """Return how many holds there are on a version, its publisher's included."""
+        return self._get(published).num_holders
+
+    def _get(self, published: Published) -> _Held:
+        held = self._held.get(published.serial)
+        if held is None:
+            raise VersionNotLoadedError(
+                f"version {published.version} of {published.run} is not loaded; publish it again",
+                run=published.run,
+                version=published.version,
+            )
+        return held

@@ -1,0 +1,1 @@
+"""Decoding: requests, KV and prefix caches, decode steps, token selection, prompt scores."""

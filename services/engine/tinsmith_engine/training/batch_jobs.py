@@ -1,0 +1,310 @@
+"""One operation's batch on its way through the passes: pieces in, results out.
+
+A job knows the order of its pieces, collects what each pass finds for its sequences, and holds what
+is needed to leave its run as it was if the operation fails: a copy of the gradient that was pending
+before it. The loss is summed in float64 over the whole batch in its own order, so it does not
+depend on the split.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tinsmith_engine.arena.adam import grad_norm
+from tinsmith_engine.base.loss_specs import LossSpec, full_config, spec_of, token_settings
+from tinsmith_engine.base.types import BatchRequest, CustomFound, Datum, FloatArray, ForwardResult
+from tinsmith_engine.losses.batch_losses import LossRows, OfSequence
+from tinsmith_engine.losses.losses import metrics
+from tinsmith_engine.packing.moe_routing import Routes
+from tinsmith_engine.packing.packing import segment_rows, split_batch
+from tinsmith_engine.runs.run_store import Run
+from tinsmith_runtime.errors import CustomLossRefusedError, NonFiniteLossError, TinsmithError
+
+_FoundDatum = tuple[FloatArray, FloatArray, OfSequence | None]
+
+
+@dataclass(slots=True)
+class Job:
+    """One batch request that is being computed.
+
+    Attributes:
+        request: What was asked for; valid.
+        run: Whose weights are used; None for the base model.
+        micro_batch_tokens: How the batch is split.
+        starts_fresh: Whether this process computes a part of the gradient that does not continue
+            what the run accumulated before (`distributed.lanes`).
+        outcome: What became of it, once it ended.
+    """
+
+    request: BatchRequest
+    run: Run | None
+    micro_batch_tokens: int
+    starts_fresh: bool = False
+    outcome: ForwardResult | TinsmithError | None = None
+    _pieces: list[list[int]] = field(default_factory=list)
+    _num_done: int = 0
+    _logprobs: dict[int, FloatArray] = field(default_factory=dict)
+    _losses: dict[int, FloatArray] = field(default_factory=dict)
+    _of_sequences: dict[int, OfSequence] = field(default_factory=dict)
+    _experts: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    _gradient_before: Tensor | None = None
+
+    @property
+    def spec(self) -> LossSpec:
+        """The loss."""
+        return spec_of(self.request.loss, self.request.custom)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether the run's gradient row holds something that the next piece adds to."""
+        if self.run is None:
+            return False
+        return self._num_done > 0 or (self.run.has_gradient and not self.starts_fresh)
+
+    def begin(self) -> None:
+        """Split the batch, and remember the gradient that a failure must leave behind."""
+        lengths = [datum.tokens_T.size for datum in self.request.batch]
+        self._pieces = split_batch(lengths, self.micro_batch_tokens)
+        self._num_done = 0
+        self._experts = {}
+        self._of_sequences = {}
+        if self.run is not None and self.request.is_backward and self.run.has_gradient:
+            self._gradient_before = self.run.row.grad_P.clone()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether `begin` was called."""
+        return bool(self._pieces)
+
+    @property
+    def pieces(self) -> list[list[int]]:
+        """The datums of each piece that is left."""
+        return self._pieces[self._num_done :]
+
+    def rows_of(self, piece: Sequence[int]) -> int:
+        """Return how many rows the segment of a piece takes."""
+        return segment_rows([self.request.batch[index].tokens_T.size for index in piece])
+
+    def scored(self, index: int) -> NDArray[np.bool_]:
+        """Return which tokens of a datum the head computes, bool [T]."""
+        datum = self.request.batch[index]
+        if self.request.is_backward:
+            return self.spec.is_active(datum)
+        return np.ones(datum.tokens_T.size, dtype=bool)
+
+    def loss_inputs(self, index: int, is_scored: NDArray[np.bool_]) -> dict[str, Any]:
+        """Return the inputs and settings of the loss for the scored tokens of a datum."""
+        datum = self.request.batch[index]
+        if self.spec.is_custom:
+            # Of ranks of their own, and of all tokens.
+            return {"target_tokens": datum.targets_T, **datum.loss_inputs}
+        config = full_config(self.request.loss, self.request.loss_config)
+        found = {name: datum.loss_inputs[name] for name in self.spec.inputs}
+        found |= token_settings(datum, config, datum.tokens_T.size)
+        return {name: values[is_scored] for name, values in found.items()}
+
+    def loss_rows(self, index: int, is_scored: NDArray[np.bool_]) -> LossRows:
+        """Return what the loss of the scored tokens of a datum is computed from."""
+        return LossRows(
+            self.request.loss,
+            self.loss_inputs(index, is_scored),
+            int(is_scored.sum()),
+            self.request if self.spec.is_custom else None,
+        )
+
+    def take(
+        self,
+        index: int,
+        is_scored: NDArray[np.bool_],
+        logprobs: FloatArray,
+        losses: FloatArray,
+        of_sequence: OfSequence | None,
+    ) -> None:
+        """Keep what a pass found for the scored tokens of a datum, [n, K] each."""
+        datum = self.request.batch[index]
+        whole = np.zeros(datum.targets_T.shape, dtype=np.float32)
+        whole[is_scored] = logprobs if whole.ndim == 2 else logprobs[:, 0]
+        self._logprobs[index] = whole
+        # A forward pass scores tokens that have no loss, such as those of a prompt.
+        is_active = self.spec.is_active(datum)[is_scored]
+        summed = losses.sum(axis=1) if losses.shape[1] > 1 else losses[:, 0]
+        self._losses[index] = np.where(is_active, summed, np.float32(0.0))
+        if of_sequence is not None and is_active.any():
+            self._of_sequences[index] = of_sequence
+
+    def found(self, piece: Sequence[int]) -> list[_FoundDatum]:
+        """Return what a pass found for the datums of a piece, for another process."""
+        return [
+            (self._logprobs[index], self._losses[index], self._of_sequences.get(index))
+            for index in piece
+        ]
+
+    def take_found(self, piece: Sequence[int], found: Sequence[_FoundDatum]) -> None:
+        """Keep what a pass of another process found for the datums of a piece."""
+        for index, (logprobs, losses, of_sequence) in zip(piece, found, strict=True):
+            self._logprobs[index], self._losses[index] = logprobs, losses
+            if of_sequence is not None:
+                self._of_sequences[index] = of_sequence
+
+    def note_experts(self, routes: Mapping[int, Routes], tokens: slice) -> None:
+        """Keep which experts of each layer saw the tokens of a piece."""
+        for layer, found in routes.items():
+            seen = found.seen(tokens)
+            self._experts[layer] = seen | self._experts.get(layer, seen)
+
+    def end_piece(self) -> None:
+        """Go on to the next piece; after the last one, end."""
+        self._num_done += 1
+        if self._num_done == len(self._pieces):
+            self._end()
+
+    def fail(self, error: TinsmithError) -> None:
+        """End with an error, the run's gradient as it was before."""
+        self.undo()
+        self.outcome = error
+
+    def undo(self) -> None:
+        """Leave the run's gradient as it was before, bit for bit; the job can begin again."""
+        if self._gradient_before is not None and self.run is not None:
+            self.run.row.grad_P.copy_(self._gradient_before)
+            self.run.grad_norm = None
+        # Without a gradient before, the row counts as empty whatever it holds.
+        self._gradient_before = None
+        self._pieces = []
+        self._num_done = 0
+
+    def _end(self) -> None:
+        fault = self._custom_fault()
+        if fault is not None:
+            self.fail(fault)
+            return
+        # Sums of infinities of both signs are no numbers, which is for the caller to hear.
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._metrics()
+        is_finite = math.isfinite(found["loss:sum"])
+        run = self.run if self.request.is_backward else None
+        if run is not None:
+            norm = grad_norm(run.row.grad_P)
+            # A square may overflow where no number does.
+            is_finite &= math.isfinite(norm) or is_finite_row(run.row.grad_P)
+        if not is_finite:
+            name = self.request.run
+            whose = "the base model" if name is None else f"run {name}"
+            self.fail(
+                NonFiniteLossError(
+                    f"the batch gave {whose} a NaN or infinite loss or gradient; a gradient "
+                    "accumulated before it is unchanged",
+                    run=name or "",
+                    loss=found["loss:sum"],
+                )
+            )
+            return
+        if run is not None:
+            run.has_gradient, run.grad_norm = True, norm
+            self._gradient_before = None
+        in_order = range(len(self.request.batch))
+        self.outcome = ForwardResult([self._logprobs[index] for index in in_order], found)
+
+    def _custom_fault(self) -> CustomLossRefusedError | None:
+        """Return why the first datum whose custom loss could not be computed has none."""
+        for index, found in sorted(self._of_sequences.items()):
+            if isinstance(found, CustomFound) and found.problem:
+                return CustomLossRefusedError(
+                    "loss.custom",
+                    f"failed at node {found.node} for data[{index}]: {found.problem}; a gradient "
+                    "accumulated before it is unchanged",
+                    node=found.node,
+                )
+        return None
+
+    def _metrics(self) -> dict[str, float]:
+        found = self._custom_metrics() if self.spec.is_custom else self._loss_metrics()
+        if self._experts:
+            fractions = [float(seen.mean()) for seen in self._experts.values()]
+            found["e_frac_with_tokens:mean"] = float(np.mean(fractions))
+        return found
+
+    def _custom_metrics(self) -> dict[str, float]:
+        """Return the sums and means over datums, in the order of the batch."""
+        by_datum = [found for _, found in sorted(self._of_sequences.items())]
+        of_custom = [found for found in by_datum if isinstance(found, CustomFound)]
+        losses = [float(self._losses[index].sum()) for index in range(len(self.request.batch))]
+        found = {
+            "loss:sum": math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses),
+            "num_loss_tokens:sum": float(sum(one.num_tokens for one in of_custom)),
+        }
+        for name in of_custom[0].metrics:
+            reduced = np.sum([one.metrics[name] for one in of_custom], dtype=np.float64)
+            found[name] = float(reduced / len(of_custom) if name.endswith(":mean") else reduced)
+        return found
+
+    def _loss_metrics(self) -> dict[str, float]:
+        batch = self.request.batch
+        scored = [self.scored(index) for index in range(len(batch))]
+        config = full_config(self.request.loss, self.request.loss_config)
+        inputs = [self.loss_inputs(index, is_scored) for index, is_scored in enumerate(scored)]
+        # Settings by token only where a datum brought its own.
+        names = [
+            name
+            for name in inputs[0]
+            if name not in config or any(name in datum.loss_inputs for datum in batch)
+        ]
+        found = metrics(
+            self.request.loss,
+            config,
+            np.concatenate([self._losses[index] for index in range(len(batch))]),
+            _joined([self._logprobs[i][is_scored] for i, is_scored in enumerate(scored)]),
+            {name: _joined([one[name] for one in inputs]) for name in names},
+        )
+        # In the order of the batch, not of the passes that found them.
+        in_order = sorted(self._of_sequences.items())
+        ratios = {index: ratio for index, ratio in in_order if isinstance(ratio, float)}
+        if ratios:
+            found |= _sequence_metrics(batch, ratios, config)
+        return found
+
+
+def is_finite_row(numbers_P: Tensor) -> bool:
+    """Return whether all numbers are finite."""
+    lowest, highest = torch.aminmax(numbers_P)
+    return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))
+
+
+def _joined(arrays: Sequence[FloatArray]) -> FloatArray:
+    """Concatenate arrays [n] or [n, K]; those with fewer targets are filled up with zeros."""
+    if all(array.ndim == 1 for array in arrays):
+        return np.concatenate(arrays)
+    widest = max(array.shape[1] if array.ndim == 2 else 1 for array in arrays)
+    columns = [array if array.ndim == 2 else array[:, None] for array in arrays]
+    return np.concatenate(
+        [np.pad(array, ((0, 0), (0, widest - array.shape[1]))) for array in columns]
+    )
+
+
+def _sequence_metrics(
+    batch: Sequence[Datum], ratios: dict[int, float], config: dict[str, float]
+) -> dict[str, float]:
+    """Return the metrics of sequence ratios, over the tokens that have an advantage."""
+    num_clipped = num_tokens = 0
+    for index, ratio in ratios.items():
+        inputs = batch[index].loss_inputs
+        advantages = inputs["advantages"]
+        low, high = (
+            inputs.get(name, np.float32(config[name]))
+            for name in ("clip_low_threshold", "clip_high_threshold")
+        )
+        is_clipped = np.where(advantages > 0, ratio > high, ratio < low) & (advantages != 0)
+        num_clipped += int(is_clipped.sum())
+        num_tokens += int((advantages != 0).sum())
+    return {
+        "sequence_ratio:mean": float(np.mean(list(ratios.values()))),
+        "clip_fraction:mean": num_clipped / num_tokens if num_tokens else 0.0,
+    }

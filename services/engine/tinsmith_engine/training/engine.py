@@ -1,0 +1,489 @@
+"""The engine: runs on one base model, and what can be done with them.
+
+Plain and synchronous; exactly one thread calls it (`thread.EngineThread`). Batches of many runs are
+computed together (`pass_runner.py`), their optimizer steps as well, and yet the bits of a run do
+not depend on which other runs exist or on what ran beside it. An operation that fails leaves its
+run as it found it: gradients are restored from a copy, not by subtraction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tinsmith_engine.arena.adam import RowBound, RowStep, adamw_, grad_norm
+from tinsmith_engine.base.types import (
+    AdamParams,
+    AdapterConfig,
+    BatchRequest,
+    Datum,
+    ForwardResult,
+    FullConfig,
+    ModelInfo,
+    OptimStepResult,
+    Published,
+    RunState,
+)
+from tinsmith_engine.loading.base_model import LoadedModel, load_model
+from tinsmith_engine.model.model_protocol import RunTensors
+from tinsmith_engine.packing.images import place_datum
+from tinsmith_engine.runs.peft_export import export_config, export_tensors, import_tensors_
+from tinsmith_engine.runs.run_store import Run, RunStore, adapter_scale, check_config, same_layout
+from tinsmith_engine.runs.weight_versions import VersionStore
+from tinsmith_engine.training.batch_jobs import is_finite_row
+from tinsmith_engine.training.batch_validation import validate_adam, validate_batch
+from tinsmith_engine.training.exactness import NUM_PROBE_RUNS, check_exactness
+from tinsmith_engine.training.pass_runner import PassRunner
+from tinsmith_runtime.errors import (
+    CheckpointIncompatibleError,
+    ExactnessUnavailableError,
+    NoGradientError,
+    NonFiniteLossError,
+    TinsmithError,
+)
+from tinsmith_runtime.rpc.error_codec import internal_error
+
+logger = logging.getLogger(__name__)
+
+_STATE_TENSORS = ("theta", "m", "v", "grad")
+# Far from the largest float32, 3.4e38.
+_SAFE = 1e36
+
+
+class Engine:
+    """All runs on one base model."""
+
+    def __init__(
+        self, loaded: LoadedModel, *, max_rows: int, micro_batch_tokens: int, pass_rows: int
+    ) -> None:
+        self.info: ModelInfo = loaded.info
+        self.model = loaded.model
+        self.device = loaded.device
+        self.versions = VersionStore()
+        self._source = loaded.source
+        self._passes = PassRunner(
+            loaded.model,
+            loaded.device,
+            copies_on_bind=loaded.info.dtype != "float32",
+            micro_batch_tokens=micro_batch_tokens,
+            pass_rows=pass_rows,
+        )
+        self._runs = RunStore(loaded.model, loaded.device, max_rows)
+        self._published_revisions: dict[str, tuple[Published, int]] = {}
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: str | Path,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        max_rows: int = 64,
+        max_sequence_tokens: int = 32_768,
+        num_threads: int | None = None,
+        micro_batch_tokens: int = 2048,
+        pass_rows: int = 8192,
+        tape_rows: int = 16_384,
+        exact: bool | None = None,
+        compiled: bool | None = None,
+    ) -> Engine:
+        """Load a base model.
+
+        Args:
+            model_dir: A directory in Hugging Face layout, or a hub id.
+            dtype: `float32` or `bfloat16`, for the base model. What is trained is float32.
+            device: A torch device.
+            max_rows: How many runs may exist at a time.
+            max_sequence_tokens: Longest sequence accepted, if the model allows as much.
+            num_threads: Threads of an operation; None leaves torch's own choice.
+            micro_batch_tokens: Tokens in one piece of a batch; a longer sequence is a piece of its
+                own. Part of the numerics fingerprint.
+            pass_rows: Tokens of all runs in one pass. Changes no bit.
+            tape_rows: A pass with more tokens keeps only the input of each layer for the backward,
+                and computes the rest again: gradient checkpointing. Changes no bit.
+            exact: Whether a run's bits must not depend on what is computed beside it, nor on the
+                number of threads. None keeps that promise where the machine can, and else says in
+                the log and in `info.exactness` that it does not.
+            compiled: Whether norms, rotary embedding and SwiGLU are compiled at start; None does so
+                on a GPU alone. Part of the numerics fingerprint.
+
+        Raises:
+            ExactnessUnavailableError: `exact` is True, and this machine can not keep that promise
+                for the model.
+            ConfigError: The kernels can not be compiled.
+            ModelNotFoundError: There is no such model, or not in a form that can be loaded.
+            CheckpointIncompatibleError: The weights do not fit the model's configuration.
+        """
+        load = functools.partial(
+            load_model,
+            model_dir,
+            dtype=dtype,
+            device=device,
+            max_sequence_tokens=max_sequence_tokens,
+            num_threads=num_threads,
+            micro_batch_tokens=micro_batch_tokens,
+            tape_rows=tape_rows,
+            compiled=torch.device(device).type == "cuda" if compiled is None else compiled,
+        )
+        sizes = {"micro_batch_tokens": micro_batch_tokens, "pass_rows": pass_rows}
+        loaded = load(exact=exact)
+        try:
+            if loaded.info.exactness == "exact":
+                probed = dataclasses.replace(loaded, model=loaded.model.first_layers())
+                check_exactness(cls(probed, max_rows=NUM_PROBE_RUNS, **sizes))
+        except ExactnessUnavailableError as error:
+            if exact:
+                raise
+            logger.warning("%s", error)
+            # Given up before the weights are read again: two copies may not fit.
+            del loaded, probed
+            loaded = load(exact=False)
+        return cls(loaded, max_rows=max_rows, **sizes)
+
+    # Runs.
+
+    def create_run(self, run: str, config: AdapterConfig) -> None:
+        """Add a run.
+
+        Raises:
+            AlreadyExistsError: The engine has a run of this name.
+            CapacityExhaustedError: All rows are taken.
+            InvalidFieldError: The configuration can not be built, such as a rank over 128.
+        """
+        self._runs.create(run, config)
+
+    def drop_run(self, run: str) -> None:
+        """Forget a run; versions of it that are being sampled stay until they are released.
+
+        Raises:
+            RunNotFoundError: The engine has no such run.
+        """
+        self._runs.drop(run)
+        self.versions.retire(run)
+        self._published_revisions.pop(run, None)
+
+    def has_run(self, run: str) -> bool:
+        """Return whether the engine holds a run."""
+        return run in self._runs.names()
+
+    def runs(self) -> list[str]:
+        """Return the names of all runs, in the order of their creation."""
+        return self._runs.names()
+
+    def version(self, run: str) -> int:
+        """Return how many optimizer steps were applied to a run."""
+        return self._runs.get(run).version
+
+    @property
+    def base(self) -> Any:
+        """The base model, bound."""
+        return self._passes.base
+
+    # Training.
+
+    def compute(self, requests: Sequence[BatchRequest]) -> list[ForwardResult | TinsmithError]:
+        """Score batches of any runs, and add gradients to their runs, in packed passes.
+
+        Requests of one run take effect in their order. Each entry of the result is what its request
+        would have given by itself, bit for bit, whatever the others are.
+
+        Returns:
+            For each request its result, or the error that `forward` or `forward_backward` would
+            raise; a request that failed left its run's gradient as it was before it.
+        """
+        found: list[ForwardResult | TinsmithError | None] = [None] * len(requests)
+        valid: list[tuple[int, BatchRequest, Run | None]] = []
+        for index, request in enumerate(requests):
+            try:
+                run = None if request.run is None else self._runs.get(request.run)
+                placed = [
+                    place_datum(datum, self.info, f"data[{place}]")
+                    for place, datum in enumerate(request.batch)
+                ]
+                request = dataclasses.replace(request, batch=placed)
+                validate_batch(
+                    placed, request.loss, request.loss_config, self.info, custom=request.custom
+                )
+                valid.append((index, request, run))
+            except TinsmithError as error:
+                found[index] = error
+        outcomes = self._passes.run([(request, run) for _, request, run in valid])
+        for (index, _, _), outcome in zip(valid, outcomes, strict=True):
+            found[index] = outcome
+        return [outcome for outcome in found if outcome is not None]
+
+    def forward(
+        self, run: str | None, batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float]
+    ) -> ForwardResult:
+        """Score a batch under a run's weights, or under the base model's if `run` is None.
+
+        Raises:
+            RunNotFoundError: The engine has no such run.
+            InvalidArgumentError: See `validate_batch`.
+            SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
+            NonFiniteLossError: The loss is NaN or infinite.
+            OutOfMemoryError: A sequence does not fit into memory.
+        """
+        request = BatchRequest(
+            run=run, batch=batch, loss=loss, loss_config=loss_config, is_backward=False
+        )
+        return _result(self.compute([request])[0])
+
+    def forward_backward(
+        self, run: str, batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float]
+    ) -> ForwardResult:
+        """Score a batch and add its gradient to the run's.
+
+        Raises:
+            RunNotFoundError: The engine has no such run.
+            InvalidArgumentError: See `validate_batch`.
+            SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
+            NonFiniteLossError: The loss or gradient is NaN or infinite. As with every error, the
+                gradient that was pending is left as it was, bit for bit.
+            OutOfMemoryError: A sequence does not fit into memory.
+        """
+        request = BatchRequest(
+            run=run, batch=batch, loss=loss, loss_config=loss_config, is_backward=True
+        )
+        return _result(self.compute([request])[0])
+
+    def optim_steps(
+        self, steps: Sequence[tuple[str, AdamParams]]
+    ) -> list[OptimStepResult | TinsmithError]:
+        """Apply one AdamW step to each of several runs, and clear their gradients.
+
+        Returns:
+            For each run, what `optim_step` would return or raise.
+        """
+        found: list[OptimStepResult | TinsmithError] = []
+        for run, params in steps:
+            try:
+                found.append(self.optim_step(run, params))
+            except TinsmithError as error:
+                found.append(error)
+            except Exception as unexpected:
+                logger.error("optimizer step failed by a bug", exc_info=unexpected)
+                found.append(internal_error())
+        return found
+
+    def optim_step(self, run: str, params: AdamParams) -> OptimStepResult:
+        """Apply one AdamW step with the accumulated gradient, and clear the gradient.
+
+        Raises:
+            RunNotFoundError: The engine has no such run.
+            InvalidFieldError: A hyper-parameter is out of range.
+            NoGradientError: Nothing was accumulated since the last step.
+            NonFiniteLossError: The gradient or the update is not finite; weights and moments are
+                unchanged, the gradient is cleared.
+        """
+        state = self._runs.get(run)
+        validate_adam(params)
+        if not state.has_gradient:
+            raise NoGradientError(
+                f"run {run} has no gradient; call forward_backward first", run=run
+            )
+        norm = grad_norm(state.row.grad_P) if state.grad_norm is None else state.grad_norm
+        self.clear_gradient(run)
+        if not math.isfinite(norm) or not _step(state, params, norm):
+            raise NonFiniteLossError(
+                f"the step of run {run} would make its weights NaN or infinite (gradient norm "
+                f"{norm}); weights are unchanged, the gradient is cleared",
+                run=run,
+                grad_norm=norm,
+            )
+        state.version += 1
+        state.adam_steps += 1
+        return OptimStepResult(
+            version=state.version,
+            metrics={"grad_norm": norm, "learning_rate": params.learning_rate},
+        )
+
+    def clear_gradient(self, run: str) -> None:
+        """Forget what was accumulated since the last step."""
+        # What the row still holds is overwritten by the next gradient.
+        self._runs.get(run).has_gradient = False
+
+    # State and weights in and out.
+
+    def export_state(self, run: str) -> RunState:
+        """Return a copy of all of a run's numbers."""
+        state = self._runs.get(run)
+        tensors = {"theta": state.row.theta_P, "m": state.row.m_P, "v": state.row.v_P}
+        if state.has_gradient:
+            tensors["grad"] = state.row.grad_P
+        return RunState(
+            config=state.config,
+            version=state.version,
+            tensors={name: _host_copy(numbers_P) for name, numbers_P in tensors.items()},
+            has_gradient=state.has_gradient,
+            adam_steps=state.adam_steps,
+        )
+
+    def import_state(self, run: str, state: RunState) -> None:
+        """Put a run into an exported state, creating the run if the engine lacks it.
+
+        Raises:
+            CheckpointIncompatibleError: The state has another rank, set of layers or size; the
+                run, if it existed, is unchanged.
+            CapacityExhaustedError: The run is new and all rows are taken.
+            InvalidFieldError: The state's configuration can not be built.
+        """
+        check_config(state.config, self.model)
+        if self.has_run(run) and not same_layout(self._runs.get(run).config, state.config):
+            raise CheckpointIncompatibleError(
+                f"run {run} is {self._runs.get(run).config}, the state is {state.config}", run=run
+            )
+        self._check_state(state)
+        target = self._runs.get(run) if self.has_run(run) else self._runs.create(run, state.config)
+        row = target.row
+        for name, numbers_P in zip(
+            _STATE_TENSORS, (row.theta_P, row.m_P, row.v_P, row.grad_P), strict=True
+        ):
+            if name in state.tensors:
+                numbers_P.copy_(state.tensors[name])
+            else:
+                numbers_P.zero_()
+        target.config = state.config
+        target.version = state.version
+        target.adam_steps = state.version if state.adam_steps is None else state.adam_steps
+        target.has_gradient = state.has_gradient
+        target.grad_norm = None
+        target.note_new_theta()
+
+    def adapter_tensors(self, run: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return a run's weights, float32 copies on the CPU, and PEFT's adapter configuration.
+
+        Names are PEFT's for an adapter, and those of the Hugging Face state dict, with an empty
+        configuration, for a full-parameter run.
+        """
+        state = self._runs.get(run)
+        return (
+            export_tensors(state.config, state.layout, state.row.theta_P),
+            export_config(
+                state.config, self.model.lora_units, self._source, self.model.other_modules
+            ),
+        )
+
+    def load_adapter_tensors(self, run: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace a run's weights by tensors named as `adapter_tensors` names them.
+
+        The moments describe weights that are gone, so they, their step count and a pending
+        gradient start anew; the version stays.
+
+        Raises:
+            CheckpointIncompatibleError: Names the tensor that is absent, unknown, not floating,
+                not finite or of another shape; the run is unchanged.
+        """
+        state = self._runs.get(run)
+        import_tensors_(state.config, state.layout, state.row.theta_P, tensors)
+        for numbers_P in (state.row.grad_P, state.row.m_P, state.row.v_P):
+            numbers_P.zero_()
+        state.adam_steps = 0
+        state.has_gradient = False
+        state.note_new_theta()
+
+    # Versions, for sampling.
+
+    def publish(self, run: str) -> Published:
+        """Copy a run's weights to an immutable version and return its handle.
+
+        Publishing unchanged weights again returns the handle there is. The engine holds the newest
+        version of a run; whoever needs an older one holds it with `versions.acquire`.
+        """
+        state = self._runs.get(run)
+        published, revision = self._published_revisions.get(run, (None, -1))
+        if published is not None and revision == state.revision:
+            return published
+        tensors = state.tensors()
+        published = self._add_version(run, state.version, tensors, tensors.theta_P.clone())
+        self._published_revisions[run] = (published, state.revision)
+        return published
+
+    def is_outdated(self, published: Published) -> bool:
+        """Return whether the run of a version is here and has other weights by now."""
+        if not self.has_run(published.run):
+            return False
+        newest, revision = self._published_revisions.get(published.run, (None, -1))
+        return newest != published or revision != self._runs.get(published.run).revision
+
+    def load_weights(
+        self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig, version: int = 0
+    ) -> Published:
+        """Make a version from tensors of a checkpoint, named as `adapter_tensors` names them.
+
+        Raises:
+            CheckpointIncompatibleError: See `load_adapter_tensors`.
+            InvalidFieldError: The configuration can not be built.
+        """
+        check_config(config, self.model)
+        layout = self._runs.layout(config)
+        theta_P = torch.zeros(layout.width, device=self.device)
+        import_tensors_(config, layout, theta_P, tensors)
+        is_full = isinstance(config, FullConfig)
+        like = RunTensors(layout, theta_P, None, adapter_scale(config), is_full)
+        return self._add_version(name, version, like, theta_P)
+
+    def unload_weights(self, name: str) -> None:
+        """End the engine's hold on the newest version under a name; requests may still hold it."""
+        self.versions.retire(name)
+        self._published_revisions.pop(name, None)
+
+    def _add_version(self, name: str, version: int, like: RunTensors, theta_P: Tensor) -> Published:
+        tensors = RunTensors(like.layout, theta_P, None, like.scale, like.is_full)
+        return self.versions.add(name, version, tensors, self.model.bind(tensors))
+
+    def _check_state(self, state: RunState) -> None:
+        width = self._runs.layout(state.config).width
+        for name in ("theta", "m", "v", *(("grad",) if state.has_gradient else ())):
+            tensor = state.tensors.get(name)
+            if tensor is None or tensor.shape != (width,) or tensor.dtype != torch.float32:
+                found = "absent" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+                raise CheckpointIncompatibleError(
+                    f"tensor {name} of the state must be float32 [{width}], it is {found}",
+                    tensor=name,
+                )
+
+
+def _host_copy(numbers_P: Tensor) -> Tensor:
+    """Return a copy on the host; pinned if it came from a GPU, where it goes back to."""
+    is_pinned = numbers_P.device.type == "cuda"
+    copy_P = torch.empty(numbers_P.shape, dtype=numbers_P.dtype, pin_memory=is_pinned)
+    return copy_P.copy_(numbers_P)
+
+
+def _result(outcome: ForwardResult | TinsmithError) -> ForwardResult:
+    if isinstance(outcome, TinsmithError):
+        raise outcome
+    return outcome
+
+
+def _step(run: Run, params: AdamParams, norm: float) -> bool:
+    """Apply a step; if the row would not stay finite, leave it as it was and return False."""
+    row = run.row
+    one = RowStep(row, run.adam_steps + 1, params, norm)
+    bound = run.bound_of_row
+    if not (math.isfinite(bound.largest) and math.isfinite(bound.moment_ratio)):
+        bound = RowBound.of(row)
+    # Squares of a finite norm are finite, so the moments stay finite as well.
+    after = bound.after(params)
+    if after.largest < _SAFE:
+        adamw_([one])
+        run.note_step(after)
+        return True
+    changed = (row.theta_P, row.m_P, row.v_P)
+    before = [numbers_P.clone() for numbers_P in changed]
+    adamw_([one])
+    if all(is_finite_row(numbers_P) for numbers_P in changed):
+        run.note_new_theta()
+        return True
+    for numbers_P, old_P in zip(changed, before, strict=True):
+        numbers_P.copy_(old_P)
+    return False

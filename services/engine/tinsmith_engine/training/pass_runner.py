@@ -1,0 +1,397 @@
+"""Computes the batches of many runs in packed passes.
+
+All pieces that are next in their runs go through the model together, as many as a pass holds; then
+the pieces after them. Forward passes need no order and take what fits. A full-parameter run has
+weights of its own and so passes of its own; so has a loss that a client wrote, which nobody shall
+wait for in the middle of a pass.
+
+What fails is an operation, never its neighbours. A non-finite loss or gradient is found by run. An
+exception of a pass (out of memory, a bug) does not say whose it is: every operation that had not
+ended is undone and computed again by itself, where memory that does not suffice splits the batch
+further, down to single sequences. What is computed again gives the same bits, except where the
+split had to change; the result then says so, for whoever replays it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tinsmith_engine.base.memory import is_out_of_memory
+from tinsmith_engine.base.types import BatchRequest, ForwardResult, IntArray, LoraConfig
+from tinsmith_engine.losses.batch_losses import CustomLosses, MixedLosses, SequenceLosses, losses_of
+from tinsmith_engine.model.lm_head import HeadGroup
+from tinsmith_engine.model.model_protocol import BoundRows, Model, Pass, RunTensors
+from tinsmith_engine.packing.images import rope_positions
+from tinsmith_engine.packing.packing import PackedRows, pack
+from tinsmith_engine.runs.run_store import Run, adapter_scale
+from tinsmith_engine.training.adapter_groups import Wearer, fill_passes, stack_wearers
+from tinsmith_engine.training.batch_jobs import Job
+from tinsmith_runtime.errors import InternalError, OutOfMemoryError, TinsmithError
+from tinsmith_runtime.rpc.error_codec import internal_error
+
+logger = logging.getLogger(__name__)
+
+_MAX_BOUND_STACKS = 64
+
+Segment = tuple[Job, list[int]]
+"""A job and the datums of its piece."""
+
+
+class PassRunner:
+    """Runs batch requests through a model.
+
+    Args:
+        model: The model.
+        device: Where it computes.
+        copies_on_bind: Whether bound adapters are copies, to be made anew when theta changes.
+        micro_batch_tokens: Tokens of one piece of a batch.
+        pass_rows: Rows of a pass; a larger piece is a pass of its own.
+    """
+
+    def __init__(
+        self,
+        model: Model[Any],
+        device: torch.device,
+        *,
+        copies_on_bind: bool,
+        micro_batch_tokens: int,
+        pass_rows: int,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._copies_on_bind = copies_on_bind
+        self._micro_batch_tokens = micro_batch_tokens
+        self._pass_rows = pass_rows
+        self._base = model.bind(None)
+        self._stacks: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+
+    @property
+    def base(self) -> Any:
+        """The base model, bound."""
+        return self._base
+
+    def run(
+        self, requests: Sequence[tuple[BatchRequest, Run | None]]
+    ) -> list[ForwardResult | TinsmithError]:
+        """Compute valid requests, those of one run in order; see `Engine.compute`."""
+        jobs = [
+            Job(request, run, request.micro_batch_tokens or self._micro_batch_tokens)
+            for request, run in requests
+        ]
+        try:
+            self._run_together(jobs)
+        except Exception as error:
+            logger.warning(
+                "a pass failed; its operations are computed one by one",
+                extra={"operations": len(jobs), "problem": str(error)},
+            )
+        # Outside of the handler, whose exception holds on to the memory of the failed pass.
+        unfinished = [job for job in jobs if job.outcome is None]
+        for job in unfinished:
+            job.undo()
+        for job in unfinished:
+            self._run_alone(job)
+        return [self._outcome(job) for job in jobs]
+
+    def _outcome(self, job: Job) -> ForwardResult | TinsmithError:
+        if job.outcome is None:
+            raise AssertionError("a job that was run has ended")
+        has_own_split = job.micro_batch_tokens != self._micro_batch_tokens
+        if isinstance(job.outcome, ForwardResult) and has_own_split:
+            job.outcome.micro_batch_tokens = job.micro_batch_tokens
+        return job.outcome
+
+    def _run_together(self, jobs: Sequence[Job]) -> None:
+        self._run_forward([job for job in jobs if not job.request.is_backward])
+        waiting = [job for job in jobs if job.request.is_backward]
+        while waiting:
+            wave = _first_of_each_run(waiting)
+            for job in wave:
+                if not job.is_begun:
+                    self._begin_backward(job)
+            segments = [(job, piece) for job in wave for piece in self._next_pieces(job)]
+            self._run_segments(segments, needs_gradient=True)
+            waiting = [job for job in waiting if job.outcome is None]
+
+    def _run_forward(self, jobs: Sequence[Job]) -> None:
+        segments = []
+        for job in jobs:
+            job.begin()
+            segments += [(job, piece) for piece in job.pieces]
+        self._run_segments(segments, needs_gradient=False)
+
+    def _run_segments(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
+        """Compute segments, no two of a run if they have a gradient, and end their pieces."""
+        for part in self._passes(segments):
+            self._run_pass(part, needs_gradient=needs_gradient)
+            for job, _ in part:
+                job.end_piece()
+
+    def _run_alone(self, job: Job) -> None:
+        while job.outcome is None:
+            try:
+                self._run_together([job])
+            except Exception as error:
+                job.undo()
+                self._split_or_fail(job, error)
+
+    def _split_or_fail(self, job: Job, error: Exception) -> None:
+        if isinstance(error, TinsmithError):
+            job.fail(error)
+            return
+        if not is_out_of_memory(error):
+            logger.error("operation failed by a bug", exc_info=error)
+            bug: InternalError = internal_error()
+            job.fail(bug)
+            return
+        lengths = [datum.tokens_T.size for datum in job.request.batch]
+        tokens = min(job.micro_batch_tokens, sum(lengths))
+        if (tokens <= max(lengths) and len(lengths) == 1) or tokens <= min(lengths):
+            job.fail(
+                OutOfMemoryError(
+                    f"a sequence of {max(lengths)} tokens does not fit into the memory of the "
+                    "device; send shorter sequences",
+                    num_tokens=max(lengths),
+                )
+            )
+            return
+        job.micro_batch_tokens = max(tokens // 2, 1)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        logger.warning(
+            "batch split further, memory did not suffice",
+            extra={"micro_batch_tokens": job.micro_batch_tokens},
+        )
+
+    def _next_pieces(self, job: Job) -> list[list[int]]:
+        """Return the pieces of a job that are computed beside each other: here the next one."""
+        return job.pieces[:1]
+
+    def _begin_backward(self, job: Job) -> None:
+        job.begin()
+        self._clear_row(job)
+
+    def _clear_row(self, job: Job) -> None:
+        """Empty the gradient row for a first piece that adds to it rather than overwrites it."""
+        run = job.run
+        if run is not None and not job.accumulates and not self._overwrites(run):
+            run.row.grad_P.zero_()
+
+    def _overwrites(self, run: Run) -> bool:
+        """Whether the first piece of a gradient writes every number of the row."""
+        return (
+            self._model.stacks_runs
+            and isinstance(run.config, LoraConfig)
+            and not run.config.train_unembedding
+        )
+
+    def _adds_to_row(self, job: Job, run: Run) -> bool:
+        """Whether the gradient of the next piece is added to the row rather than put there."""
+        return job.accumulates or not (job.request.is_backward and self._overwrites(run))
+
+    def _passes(self, segments: Sequence[Segment]) -> list[list[Segment]]:
+        """Part segments into passes: some by themselves, others by their rows."""
+        alone = [[one] for one in segments if _is_alone(one[0])]
+        shared = [one for one in segments if not _is_alone(one[0])]
+        sized = ((one, one[0].rows_of(one[1])) for one in shared)
+        return alone + fill_passes(sized, self._pass_rows)
+
+    def _run_pass(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
+        stacks = stack_wearers(
+            [self._wearer(job, piece) for job, piece in segments],
+            stacks_runs=self._model.stacks_runs,
+        )
+        segments = [segments[index] for stack in stacks for index in stack]
+        rows = pack(
+            [[job.request.batch[index].tokens_T for index in piece] for job, piece in segments],
+            quantum=self._model.row_quantum,
+            device=self._device,
+            positions=_rope_positions(segments),
+        )
+        images = [
+            (first + image.position, image)
+            for (job, piece), sequences in zip(segments, rows.sequences, strict=True)
+            for index, (first, _) in zip(piece, sequences, strict=True)
+            for image in job.request.batch[index].images
+        ]
+        adapted, first = [], 0
+        for stack in stacks:
+            members = [job for job, _ in segments[first : first + len(stack)]]
+            worn = self._bound_rows(members, rows, first)
+            adapted += [worn] if worn is not None else []
+            first += len(stack)
+        one = segments[0][0].run
+        weights = self._bound_full(one) if one is not None and one.is_full else self._base
+        heads = _Heads(self._model, segments, rows, adapted, self._device)
+        one_pass: Pass[Any] = Pass(rows, weights, adapted, heads.groups, images)
+        scores = self._model.score(one_pass, needs_gradient=needs_gradient)
+        heads.hand_out([(found.logprobs, found.loss) for found in scores])
+        start = 0
+        for (job, _), sequences in zip(segments, rows.sequences, strict=True):
+            stop = start + sum(length for _, length in sequences)
+            job.note_experts(one_pass.routes, slice(start, stop))
+            start = stop
+
+    def _wearer(self, job: Job, piece: Sequence[int]) -> Wearer | None:
+        run = job.run
+        if run is None or run.is_full:
+            return None
+        return Wearer(
+            run.arena,
+            run.row.index,
+            adapter_scale(run.config),
+            self._adds_to_row(job, run),
+            job.rows_of(piece),
+        )
+
+    def _bound_rows(
+        self, members: Sequence[Job], rows: PackedRows, first: int
+    ) -> BoundRows[Any] | None:
+        """Return the rows of a stack, whose segments begin with the given one."""
+        runs = [job.run for job in members if job.run is not None and not job.run.is_full]
+        if not runs:
+            return None
+        place = slice(rows.segments[first].start, rows.segments[first + len(runs) - 1].stop)
+        # The members of a stack are alike in this.
+        return BoundRows(place, self._bound_stack(runs), self._adds_to_row(members[0], runs[0]))
+
+    def _bound_stack(self, runs: Sequence[Run]) -> Any:
+        revisions = tuple(run.revision for run in runs) if self._copies_on_bind else ()
+        indices = [run.row.index for run in runs]
+        scale = adapter_scale(runs[0].config)
+        key = (id(runs[0].arena), tuple(indices), scale, revisions)
+        bound = self._stacks.get(key)
+        if bound is None:
+            theta_RP, grad_RP = runs[0].arena.stack(indices)
+            bound = self._model.bind(
+                RunTensors(runs[0].layout, theta_RP, grad_RP, scale, is_full=False)
+            )
+            self._stacks[key] = bound
+            while len(self._stacks) > _MAX_BOUND_STACKS:
+                self._stacks.popitem(last=False)
+        self._stacks.move_to_end(key)
+        return bound
+
+    def _bound_full(self, run: Run) -> Any:
+        if run.bound is None:
+            run.bound = self._model.bind(run.tensors())
+        return run.bound
+
+
+def _is_alone(job: Job) -> bool:
+    """Whether the passes of a job hold nothing else."""
+    return job.spec.is_custom or (job.run is not None and job.run.is_full)
+
+
+class _Heads:
+    """Which rows of a pass are scored: grouped by targets, kind of loss and adapter of the head."""
+
+    def __init__(
+        self,
+        model: Model[Any],
+        segments: Sequence[Segment],
+        rows: PackedRows,
+        adapted: Iterable[BoundRows[Any]],
+        device: torch.device,
+    ) -> None:
+        self._parts: dict[tuple[object, ...], list[_Part]] = {}
+        self._losses: list[MixedLosses | SequenceLosses | CustomLosses] = []
+        self.groups: list[HeadGroup] = []
+        loras = _head_adapters(model, rows, adapted)
+        for segment, (job, piece) in enumerate(segments):
+            for index, (start, _) in zip(piece, rows.sequences[segment], strict=True):
+                is_scored = job.scored(index)
+                if not is_scored.any():
+                    nothing = np.zeros((0, 1), dtype=np.float32)
+                    job.take(index, is_scored, nothing, nothing, None)
+                    continue
+                targets = job.request.batch[index].targets_T
+                num_targets = 1 if targets.ndim == 1 else targets.shape[1]
+                adapter = segment if segment in loras else None
+                key: tuple[object, ...] = (num_targets, job.spec.is_of_sequence, adapter)
+                self._parts.setdefault(key, []).append(_Part(job, index, start, is_scored))
+        for key, parts in self._parts.items():
+            losses = [part.job.loss_rows(part.index, part.is_scored) for part in parts]
+            found = losses_of(losses, device, is_of_sequence=bool(key[1]))
+            self._losses.append(found)
+            self.groups.append(
+                HeadGroup(
+                    rows=torch.from_numpy(np.concatenate([part.rows for part in parts])).to(device),
+                    targets=torch.from_numpy(np.concatenate([part.targets for part in parts])).to(
+                        device
+                    ),
+                    losses=found,
+                    lora=loras.get(key[2]),
+                )
+            )
+
+    def hand_out(self, scores: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Give each job what was found for its datums."""
+        for parts, losses, found in zip(self._parts.values(), self._losses, scores, strict=True):
+            logprobs, loss = (values.cpu().numpy() for values in found)
+            of_sequences = losses.of_sequences
+            start = 0
+            for number, part in enumerate(parts):
+                stop = start + int(part.is_scored.sum())
+                part.job.take(
+                    part.index,
+                    part.is_scored,
+                    logprobs[start:stop],
+                    loss[start:stop],
+                    of_sequences[number] if of_sequences else None,
+                )
+                start = stop
+
+
+class _Part:
+    """The scored tokens of one datum in a pass."""
+
+    def __init__(self, job: Job, index: int, start: int, is_scored: Any) -> None:
+        self.job, self.index, self.is_scored = job, index, is_scored
+        self.rows = start + np.flatnonzero(is_scored)
+        targets = job.request.batch[index].targets_T[is_scored].astype(np.int64, copy=False)
+        self.targets = targets[:, None] if targets.ndim == 1 else targets
+
+
+def _head_adapters(
+    model: Model[Any], rows: PackedRows, adapted: Iterable[BoundRows[Any]]
+) -> dict[object, Any]:
+    """Return the adapter of the unembedding by segment, where there is one."""
+    found: dict[object, Any] = {}
+    for worn in adapted:
+        members = [
+            index
+            for index, one in enumerate(rows.segments)
+            if worn.rows.start <= one.start < worn.rows.stop
+        ]
+        for place, segment in enumerate(members):
+            lora = model.head_adapter(worn.bound, place)
+            if lora is not None:
+                found[segment] = lora
+    return found
+
+
+def _rope_positions(segments: Sequence[Segment]) -> list[list[IntArray]] | None:
+    """Return the positions of each sequence where some have images, [3, T] each."""
+    batches = [[job.request.batch[index] for index in piece] for job, piece in segments]
+    if not any(datum.images for batch in batches for datum in batch):
+        return None
+    return [
+        [rope_positions(datum.tokens_T.size, datum.images) for datum in batch] for batch in batches
+    ]
+
+
+def _first_of_each_run(jobs: Iterable[Job]) -> list[Job]:
+    """Return the first job of each run: what may be computed now."""
+    first: dict[str, Job] = {}
+    for job in jobs:
+        if job.run is None:
+            raise ValueError("the base model has no gradient")
+        first.setdefault(job.run.name, job)
+    return list(first.values())

@@ -1,0 +1,1 @@
+"""Live instances of environments: created once for a request, stepped, expired."""

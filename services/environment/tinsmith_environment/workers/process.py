@@ -1,0 +1,145 @@
+"""`python -m tinsmith_environment.workers.process`: runs environments, one call at a time.
+
+Started by `workers.py` for a pod. Requests come on standard input, replies go to standard output;
+before any environment is imported both are moved elsewhere, so that a `print` or `input` of an
+environment can not break the protocol. The process ends when its input does: a pod that dies leaves
+no worker behind, even one that hangs, because a second thread watches the input.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from tinsmith_environment.environment import Environment, InvalidActionError, InvalidSettingError
+from tinsmith_environment.workers import protocol
+
+FAILED = "failed"
+INVALID = "invalid"
+_MAX_MESSAGE_CHARACTERS = 500
+
+
+class _RefusedError(Exception):
+    """The request is wrong; the environment is as it was."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class WorkerLoop:
+    """Serves the requests of one pod."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, Environment] = {}
+
+    def answer(self, request: Mapping[str, Any]) -> bytes:
+        """Return the reply to a request, as a frame."""
+        try:
+            return protocol.encode_frame({"ok": True, **self._apply(request)})
+        except _RefusedError as error:
+            return protocol.encode_frame(
+                {"ok": False, "kind": INVALID, "field": error.field, "problem": error.problem}
+            )
+        # BaseException: an environment that calls sys.exit() must not take the others along.
+        except BaseException as error:
+            return protocol.encode_frame({"ok": False, "kind": FAILED, **_describe(error)})
+
+    def _apply(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "describe":
+                return _describe_class(_load_class(request["class_path"]))
+            case "create":
+                return self._create(request)
+            case "step":
+                return self._step(request)
+            case "close":
+                environment = self._instances.pop(request["instance"], None)
+                if environment is not None:
+                    environment.close()
+                return {}
+            case operation:
+                raise ValueError(f"unknown operation {operation!r}")
+
+    def _create(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        environment = _load_class(request["class_path"])(**request["settings"])
+        try:
+            observation = environment.reset(request["seed"], request["config"])
+        except InvalidSettingError as error:
+            raise _RefusedError(f"config.{error.setting}", error.problem) from error
+        reply = {"observation": protocol.encode_observation(observation)}
+        self._instances[request["instance"]] = environment
+        return reply
+
+    def _step(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        environment = self._instances[request["instance"]]
+        action = protocol.decode_action(request["action"])
+        if action.kind not in environment.action_kinds:
+            kinds = ", ".join(sorted(environment.action_kinds))
+            raise _RefusedError("action", f"must be of the kind {kinds}, got {action.kind}")
+        try:
+            return {"result": protocol.encode_result(environment.step(action))}
+        except InvalidActionError as error:
+            raise _RefusedError("action", str(error)) from error
+
+
+def _load_class(class_path: str) -> type[Environment]:
+    module_name, _, class_name = class_path.partition(":")
+    found = getattr(importlib.import_module(module_name), class_name)
+    if not (isinstance(found, type) and issubclass(found, Environment)):
+        raise TypeError(f"{class_path} is not a subclass of tinsmith_environment.Environment")
+    return found
+
+
+def _describe_class(environment_class: type[Environment]) -> dict[str, Any]:
+    summary = (environment_class.__doc__ or "").strip().partition("\n")[0]
+    return {
+        "description": environment_class.description or summary,
+        "default_config": dict(environment_class.default_config),
+    }
+
+
+def _describe(error: BaseException) -> dict[str, str]:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    message = f"{type(error).__name__}: {error}"[:_MAX_MESSAGE_CHARACTERS]
+    return {"message": message, "where": where}
+
+
+def _read_requests(stream: BinaryIO, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Hand over each request; end the process when the pod is gone."""
+    while header := stream.read(protocol.HEADER.size):
+        body = stream.read(protocol.decode_length(header))
+        requests.put(protocol.decode_body(body))
+    os._exit(0)
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    stream_in = os.fdopen(os.dup(0), "rb")
+    stream_out = os.fdopen(os.dup(1), "wb", buffering=0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process.
+    requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    threading.Thread(target=_read_requests, args=(stream_in, requests), daemon=True).start()
+    loop = WorkerLoop()
+    stream_out.write(protocol.encode_frame({"ok": True, "pid": os.getpid()}))
+    while True:
+        frame = loop.answer(requests.get())
+        view = memoryview(frame)
+        while view:
+            view = view[stream_out.write(view) :]
+
+
+if __name__ == "__main__":
+    main()

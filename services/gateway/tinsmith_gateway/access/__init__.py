@@ -1,0 +1,1 @@
+"""Who calls, and how much a caller may have in flight."""

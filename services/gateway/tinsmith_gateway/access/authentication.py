@@ -1,0 +1,128 @@
+"""Who calls over HTTP: an API key in either header, or the key of an episode.
+
+A user's calls go on to the other pods with the user's own key, so that they decide what it may do.
+The key of an episode is known to the coordinator alone: its calls go on with the key of the pods,
+and are confined here to the sampling session of the episode.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from tinsmith.v1 import episode_pb2
+from tinsmith_runtime.errors import KeyMissingError, PermissionDeniedError
+from tinsmith_runtime.rpc.auth import Authenticator, Caller
+
+EPISODE_KEY_PREFIX = "tse-"
+EPISODE_SCOPE = "episode"
+
+Metadata = tuple[tuple[str, str], ...]
+VerifyEpisodeKey = Callable[[str], Awaitable[tuple[episode_pb2.Episode, str]]]
+"""Returns an episode and the pool of the coordinator that has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """The party behind a request, and what its calls to other pods carry.
+
+    Attributes:
+        caller: Project, scopes and key.
+        metadata: What calls to other pods carry.
+        key: The key as it was sent.
+        episode: The episode of an episode's key; None for a user's.
+    """
+
+    caller: Caller
+    metadata: Metadata = field(repr=False)
+    key: str = field(repr=False)
+    episode: episode_pb2.Episode | None = None
+
+    @property
+    def project(self) -> str:
+        """Resource name of the project."""
+        return f"projects/{self.caller.project}"
+
+    def require_user(self) -> None:
+        """Raise `PermissionDeniedError` for the key of an episode, which may only sample."""
+        if self.episode is not None:
+            raise PermissionDeniedError(
+                "the key of an episode is for model calls alone; use an API key of the project",
+                scope="user",
+            )
+
+
+class Callers:
+    """Finds the caller of an HTTP request.
+
+    Args:
+        authenticator: Knows the keys of users.
+        pod_key: The secret that the pods of one deployment share.
+        verify_episode_key: Asks the coordinator.
+    """
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        *,
+        pod_key: str,
+        verify_episode_key: VerifyEpisodeKey,
+    ) -> None:
+        self._authenticator = authenticator
+        self._pod_key = pod_key
+        self._verify_episode_key = verify_episode_key
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Credential:
+        """Return who sent a request.
+
+        Args:
+            headers: By lower-case name; `x-api-key: <key>`, `authorization: Bearer <key>`, or the
+                key as the user name of Basic, for clients that are given a URL and nothing else.
+
+        Raises:
+            KeyMissingError: If there is no key.
+            UnauthenticatedError: If it is no good.
+            AbortedError: If it is of an episode whose lease ran out.
+            FailedPreconditionError: If it is of an episode that has ended.
+        """
+        key = headers.get("x-api-key", "") or _authorized_key(headers.get("authorization", ""))
+        if not key:
+            raise KeyMissingError(
+                "the request carries no API key; send it as 'X-API-Key: tml-...' or "
+                "'Authorization: Bearer tsk_...'"
+            )
+        if key.startswith(EPISODE_KEY_PREFIX):
+            episode, pool = await self._verify_episode_key(key)
+            project, episode_id = episode.name.split("/")[1], episode.name.split("/")[3]
+            caller = Caller(project, frozenset({EPISODE_SCOPE}), f"episode-{episode_id}", pool)
+            return Credential(caller, _bearer(self._pod_key), key, episode)
+        caller = await self._authenticator.authenticate(f"Bearer {key}")
+        if caller.is_pod:
+            # The key of the pods would act for every project.
+            raise PermissionDeniedError("the key of the pods is not for clients", scope="user")
+        return Credential(caller, _bearer(key), key)
+
+    def for_pods(self, project: str, pool: str = "") -> Credential:
+        """Return what work of the gateway itself carries, on behalf of a project or pool."""
+        return Credential(
+            Caller(project, frozenset({"pod"}), "pod", pool), _bearer(self._pod_key), self._pod_key
+        )
+
+
+def _authorized_key(authorization: str) -> str:
+    scheme, _, value = authorization.partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return value.strip()
+        case "basic":
+            try:
+                pair = base64.b64decode(value.strip(), validate=True).decode("ascii")
+            except ValueError:
+                return ""
+            return pair.partition(":")[0]
+    return ""
+
+
+def _bearer(key: str) -> Metadata:
+    return (("authorization", f"Bearer {key}"),)

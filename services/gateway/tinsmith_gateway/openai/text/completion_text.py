@@ -1,0 +1,130 @@
+"""What one sample says: text, calls of tools, log-probabilities; whole or piece by piece."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tinsmith_gateway.openai.codec import Sampled, Top
+from tinsmith_gateway.openai.text.detokenizer import IncrementalDetokenizer, StopFilter
+from tinsmith_gateway.openai.text.tool_calls import Piece, ToolCallParser
+from tinsmith_gateway.openai.tokenizers import ModelTokenizer
+
+# JSON has no infinity; OpenAI shows this for what is out of the question.
+_LOWEST_LOGPROB = -9999.0
+
+
+class Answer:
+    """Turns the tokens of one sample into what a client reads.
+
+    Args:
+        tokenizer: Of the model.
+        stops: Stop strings; the text ends before the first.
+        skip_special: Whether special tokens are left out of the text.
+        kept_tokens: Special tokens that are not.
+        parser: Finds calls of tools; None if there are no tools.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        *,
+        stops: Sequence[str],
+        skip_special: bool = True,
+        kept_tokens: Sequence[str] = (),
+        parser: ToolCallParser | None = None,
+    ) -> None:
+        decode = tokenizer.decoder(skip_special=skip_special, kept=kept_tokens)
+        self._detokenizer = IncrementalDetokenizer(decode)
+        self._filter = StopFilter(stops)
+        self._parser = parser
+        self._has_calls = False
+        self.sampled = Sampled()
+        """Everything so far, exactly."""
+
+    def push(self, piece: Sampled) -> list[Piece]:
+        """Return what may leave now; everything once the piece is the last."""
+        self.sampled.extend(piece)
+        text = self._filter.push(self._detokenizer.push(piece.tokens))
+        if piece.stop_reason:
+            text += self._filter.push(self._detokenizer.finish()) + self._filter.finish()
+        if self._parser is None:
+            return [text] if text else []
+        pieces = self._parser.push(text) if text else []
+        if piece.stop_reason:
+            pieces += self._parser.finish()
+        self._has_calls = self._has_calls or any(not isinstance(one, str) for one in pieces)
+        return pieces
+
+    @property
+    def finish_reason(self) -> str | None:
+        """OpenAI's word for why the sample ended; None while it goes on."""
+        if not self.sampled.stop_reason:
+            return None
+        if self._has_calls:
+            return "tool_calls"
+        return "stop" if self._filter.is_stopped else self.sampled.stop_reason
+
+
+def chat_logprobs(piece: Sampled, tokenizer: ModelTokenizer, *, num_top: int) -> dict[str, Any]:
+    """Return the log-probabilities of a chat completion: one entry for every sampled token."""
+    tops = piece.top or [[] for _ in piece.tokens]
+    content = []
+    for token, logprob, top in zip(piece.tokens, piece.logprobs, tops, strict=True):
+        alternatives = [_chat_entry(other, value, tokenizer) for other, value in top[:num_top]]
+        content.append({**_chat_entry(token, logprob, tokenizer), "top_logprobs": alternatives})
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    tops: Sequence[Top],
+    tokenizer: ModelTokenizer,
+    *,
+    offset: int,
+    num_top: int,
+) -> dict[str, Any]:
+    """Return the log-probabilities of a completion.
+
+    Args:
+        tokens: Token ids.
+        logprobs: Of the tokens; NaN for the first of a prompt, which nothing precedes.
+        tops: The most probable tokens at each; empty for none.
+        tokenizer: Of the model.
+        offset: Where the text of the first token begins in the text of the choice.
+        num_top: How many of the most probable are told.
+    """
+    texts = [tokenizer.text_of(token) for token in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": texts,
+        "token_logprobs": [_finite(value) for value in logprobs],
+        "top_logprobs": (
+            [_top_mapping(top[:num_top], tokenizer) for top in tops] if num_top else None
+        ),
+        "text_offset": offsets,
+    }
+
+
+def _chat_entry(token: int, logprob: float, tokenizer: ModelTokenizer) -> dict[str, Any]:
+    content = tokenizer.bytes_of(token)
+    return {
+        "token": tokenizer.text_of(token),
+        "logprob": _finite(logprob),
+        "bytes": None if content is None else list(content),
+    }
+
+
+def _top_mapping(top: Top, tokenizer: ModelTokenizer) -> dict[str, float | None] | None:
+    return {tokenizer.text_of(token): _finite(value) for token, value in top} or None
+
+
+def _finite(logprob: float) -> float | None:
+    if math.isnan(logprob):
+        return None
+    return max(logprob, _LOWEST_LOGPROB)

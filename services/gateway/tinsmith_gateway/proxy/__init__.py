@@ -1,0 +1,1 @@
+"""Native gRPC calls, passed to the pod that owns their resource."""

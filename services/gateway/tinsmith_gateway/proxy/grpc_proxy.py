@@ -1,0 +1,440 @@
+"""Native gRPC calls, passed through to the pod that owns their resource.
+
+The gateway knows who calls, reads field 1 of the request, and passes bytes on: requests and answers
+are not decoded, statuses come back with their details as the pod made them. It adds nothing to what
+a key may do: the pods see the caller's own key and decide.
+
+A call is sent once. It is sent a second time only if the first pod answered that it does not have
+the resource (any more): every call carries a request id or changes nothing. All other failures are
+the client's to retry, because it knows its own deadline; the address is forgotten meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+import grpc.aio
+from grpc_status import rpc_status
+
+from tinsmith_gateway.access.authentication import Callers, Credential
+from tinsmith_gateway.access.limits import Limits
+from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
+from tinsmith_gateway.proxy.protobuf_scan import read_text_field
+from tinsmith_gateway.proxy.proxied_methods import METHODS, Method
+from tinsmith_gateway.serving.shutdown import Drain
+from tinsmith_gateway.upstream.pod_directory import Directory
+from tinsmith_gateway.upstream.routing import (
+    Owner,
+    RunOwner,
+    SamplingOwner,
+    SchedulerOwner,
+    owner_of,
+)
+from tinsmith_runtime.errors import (
+    CheckpointNotFoundError,
+    NotFoundError,
+    OperationNotFoundError,
+    RunMovedError,
+    RunNotFoundError,
+    SamplingSessionNotFoundError,
+    TinsmithError,
+    UnimplementedError,
+    WorkerUnavailableError,
+)
+from tinsmith_runtime.observability.logs import bind_log_fields
+from tinsmith_runtime.rpc.error_codec import decode_status, encode_status, internal_error
+
+logger = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+MetadataItems: TypeAlias = tuple[tuple[str, str | bytes], ...]
+
+DOMAIN = "gateway.tinsmith"
+GATEWAY_HEADER = "x-tinsmith-gateway"
+"""Initial metadata of the scheduler's answers: `pinned` tells a client to send every call here."""
+
+_DETAILS_KEY = "grpc-status-details-bin"
+# What the scheduler says of a run of another project would tell that there is one.
+_TELLING = (NotFoundError, WorkerUnavailableError)
+_PASSED_ON = frozenset({"traceparent", "tracestate", "baggage", "x-request-id"})
+_PASSED_ON_PREFIX = "x-tinsmith-"
+# Headers of one connection, which mean nothing on another.
+_OWN_HEADERS = ("content-type", "user-agent", "te", "grpc-", ":")
+
+
+class PassThrough(grpc.GenericRpcHandler):
+    """Answers every method of the contract with the answer of the pod that owns the resource.
+
+    Args:
+        callers: Finds out who calls.
+        directory: Knows where pods are.
+        open_channel: Returns the channel to an address.
+        limits: Of each key.
+        drain: Whether the gateway is shutting down.
+        max_call_s: Deadline of a call that has none, and the longest that one may have.
+        pins_clients: Whether clients are told that the pods' own addresses are not for them.
+    """
+
+    def __init__(
+        self,
+        callers: Callers,
+        directory: Directory,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        limits: Limits,
+        drain: Drain,
+        *,
+        max_call_s: float,
+        pins_clients: bool,
+    ) -> None:
+        self._callers = callers
+        self._directory = directory
+        self._open_channel = open_channel
+        self._limits = limits
+        self._max_call_s = max_call_s
+        self._pins_clients = pins_clients
+        self._drain = drain
+        self._stubs: dict[tuple[str, str], Any] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        """Return what passes a method through; health checks are answered elsewhere."""
+        path = handler_call_details.method
+        method = METHODS.get(path)
+        if method is None:
+            return grpc.unary_unary_rpc_method_handler(_refuse_unknown)
+        call = _Passage(self, method)
+        if method.streams_requests:
+            return grpc.stream_stream_rpc_method_handler(call.serve_both_streams)
+        if method.streams_responses:
+            return grpc.unary_stream_rpc_method_handler(call.serve_stream)
+        return grpc.unary_unary_rpc_method_handler(call.serve_unary)
+
+    async def authenticate(self, context: Context) -> Credential:
+        """Return who calls.
+
+        Raises:
+            DrainingError: If the gateway is shutting down.
+            UnauthenticatedError: If the key is no good.
+            PermissionDeniedError: If it is of a pod or an episode.
+        """
+        self._drain.check()
+        headers = {
+            str(key): value
+            for key, value in context.invocation_metadata() or ()
+            if isinstance(value, str)
+        }
+        credential = await self._callers.authenticate(headers)
+        credential.require_user()
+        bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)
+        return credential
+
+    @contextlib.contextmanager
+    def admitted(self, method: Method, credential: Credential, num_bytes: int) -> Iterator[None]:
+        """Count a call while it runs; one that only waits is cut when the gateway drains.
+
+        Raises:
+            RateLimitedError: If the key has too much in flight.
+            DrainingError: If it was cut.
+        """
+        key_id = credential.caller.key_id
+        with self._limits.admit(key_id, num_bytes, is_wait=method.is_wait):
+            if not method.is_wait:
+                yield
+                return
+            with self._drain.running(is_wait=True):
+                yield
+
+    def timeout_s(self, context: Context) -> float:
+        """Return the time that a call has left."""
+        remaining_s = context.time_remaining()
+        return self._max_call_s if remaining_s is None else min(remaining_s, self._max_call_s)
+
+    async def stub(self, method: Method, owner: Owner) -> Any:
+        """Return the callable of a method at the pod that owns a resource.
+
+        Raises:
+            TinsmithError: What the scheduler says of the resource, or that nobody holds it.
+        """
+        address = await self._directory.address_of(owner)
+        entry = (address, method.path)
+        stub = self._stubs.get(entry)
+        if stub is None:
+            channel = self._open_channel(address)
+            if method.streams_requests:
+                stub = channel.stream_stream(method.path)
+            elif method.streams_responses:
+                stub = channel.unary_stream(method.path)
+            else:
+                stub = channel.unary_unary(method.path)
+            self._stubs[entry] = stub
+        return stub
+
+    def may_have_moved(self, owner: Owner, error: grpc.aio.AioRpcError) -> bool:
+        """Forget an address that failed; return whether the call may be sent to a new one."""
+        if isinstance(owner, SchedulerOwner):
+            return False
+        reason = _reason_of(error)
+        is_elsewhere = reason == RunMovedError.reason or (
+            error.code() is grpc.StatusCode.UNIMPLEMENTED
+        )
+        if is_elsewhere or error.code() is grpc.StatusCode.UNAVAILABLE:
+            self._directory.forget(owner)
+        return is_elsewhere
+
+    def headers_of(self, owner: Owner) -> MetadataItems:
+        """Return what the gateway adds to the initial metadata of an answer."""
+        if self._pins_clients and isinstance(owner, SchedulerOwner):
+            return ((GATEWAY_HEADER, "pinned"),)
+        return ()
+
+
+class _Passage:
+    """One method, for one call."""
+
+    def __init__(self, gateway: PassThrough, method: Method) -> None:
+        self._gateway = gateway
+        self._method = method
+        self._owner: Owner = SchedulerOwner()
+        self._foreign: NotFoundError | None = None
+
+    async def serve_unary(self, body: bytes, context: Context) -> bytes:
+        """Pass one request and one answer."""
+        async with self._answered(context):
+            credential = await self._gateway.authenticate(context)
+            with self._gateway.admitted(self._method, credential, len(body)):
+                self._find_owner(body, credential)
+                return await self._pass_unary(body, context, credential)
+        raise AssertionError("a failure was answered")
+
+    async def serve_stream(self, body: bytes, context: Context) -> None:
+        """Pass one request and a stream of answers."""
+        async with self._answered(context):
+            credential = await self._gateway.authenticate(context)
+            with self._gateway.admitted(self._method, credential, len(body)):
+                self._find_owner(body, credential)
+                await self._pass_stream(lambda: body, context, credential, attempts=2)
+
+    async def serve_both_streams(self, bodies: AsyncIterator[bytes], context: Context) -> None:
+        """Pass two streams; the first request says where they go."""
+        async with self._answered(context):
+            credential = await self._gateway.authenticate(context)
+            with self._gateway.admitted(self._method, credential, 0):
+                requests = aiter(bodies)
+                first = await self._first_of(requests, context)
+                self._find_owner(first or b"", credential)
+
+                async def all_requests() -> AsyncIterator[bytes]:
+                    if first is not None:
+                        yield first
+                    async for body in requests:
+                        yield body
+
+                # What the client has sent can not be taken back: one attempt.
+                await self._pass_stream(all_requests, context, credential, attempts=1)
+
+    async def _first_of(self, requests: AsyncIterator[bytes], context: Context) -> bytes | None:
+        """Return the first request; who sends none has no place for ever."""
+        try:
+            async with asyncio.timeout(self._gateway.timeout_s(context)):
+                return await anext(requests, None)
+        except TimeoutError as error:
+            raise grpc.aio.AioRpcError(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                grpc.aio.Metadata(),
+                grpc.aio.Metadata(),
+                details="no request came in time",
+            ) from error
+
+    def _find_owner(self, body: bytes, credential: Credential) -> None:
+        resource = read_text_field(body) if self._method.is_named else ""
+        spread = read_text_field(body, 2) if self._method.is_spread else ""
+        method = self._method.path.rpartition("/")[2]
+        bind_log_fields(method=method, resource=resource)
+        owner = owner_of(
+            self._method.service, method, resource, pool=credential.caller.pool, spread=spread
+        )
+        if owner is None:
+            raise _unknown(self._method.path)
+        self._owner = owner
+        self._foreign = foreign_error(owner, resource, credential.caller.project)
+
+    async def _pass_unary(self, body: bytes, context: Context, credential: Credential) -> bytes:
+        metadata = _onward(context, credential)
+        for is_last in (False, True):
+            stub = await self._gateway.stub(self._method, self._owner)
+            call = stub(body, timeout=self._gateway.timeout_s(context), metadata=metadata)
+            try:
+                answer: bytes = await call
+            except grpc.aio.AioRpcError as error:
+                if not self._gateway.may_have_moved(self._owner, error) or is_last:
+                    raise
+                REROUTED_CALLS.inc()
+                continue
+            finally:
+                call.cancel()
+            await self._send_initial(context, call)
+            _set_trailing(context, await call.trailing_metadata())
+            return answer
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _pass_stream(
+        self,
+        request: Callable[[], Any],
+        context: Context,
+        credential: Credential,
+        *,
+        attempts: int,
+    ) -> None:
+        metadata = _onward(context, credential)
+        for left in reversed(range(attempts)):
+            stub = await self._gateway.stub(self._method, self._owner)
+            call = stub(request(), timeout=self._gateway.timeout_s(context), metadata=metadata)
+            try:
+                message = await call.read()
+            except grpc.aio.AioRpcError as error:
+                call.cancel()
+                if not self._gateway.may_have_moved(self._owner, error) or left == 0:
+                    raise
+                REROUTED_CALLS.inc()
+                continue
+            except BaseException:
+                call.cancel()
+                raise
+            try:
+                await self._send_initial(context, call)
+                while message is not grpc.aio.EOF:
+                    await context.write(message)
+                    message = await call.read()
+                _set_trailing(context, await call.trailing_metadata())
+            except grpc.aio.AioRpcError as error:
+                self._gateway.may_have_moved(self._owner, error)
+                raise
+            finally:
+                call.cancel()
+            return
+
+    async def _send_initial(self, context: Context, call: Any) -> None:
+        metadata = (
+            *_foreign(await call.initial_metadata()),
+            *self._gateway.headers_of(self._owner),
+        )
+        if metadata:
+            await context.send_initial_metadata(metadata)
+
+    @contextlib.asynccontextmanager
+    async def _answered(self, context: Context) -> AsyncIterator[None]:
+        """End a call with the status of whatever was raised, and time it."""
+        begin_s = time.perf_counter()
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            if self._foreign is not None and error.code() is grpc.StatusCode.NOT_FOUND:
+                await _abort(context, self._method.path, self._foreign)
+            await _abort_with(context, self._method, self._owner, error)
+        except Exception as error:
+            is_telling = isinstance(error, _TELLING)
+            hidden = self._foreign if is_telling else None
+            await _abort(context, self._method.path, hidden or error)
+        finally:
+            code = context.code()
+            name = code.name if isinstance(code, grpc.StatusCode) else "OK"
+            NATIVE_SECONDS.labels(self._method.path, name).observe(time.perf_counter() - begin_s)
+
+
+def foreign_error(owner: Owner, resource: str, project: str) -> NotFoundError | None:
+    """Return the one answer for a resource of another project that is not there for the caller.
+
+    Whether it exists must not be told by who says so: the scheduler, which knows no such run, or
+    the pod, which does not let the caller see it.
+    """
+    if not isinstance(owner, RunOwner | SamplingOwner) or resource.split("/")[1] == project:
+        return None
+    classes = {
+        "checkpoints": CheckpointNotFoundError,
+        "operations": OperationNotFoundError,
+        "samplingSessions": SamplingSessionNotFoundError,
+    }
+    parts = resource.split("/")
+    error_class = classes.get(parts[-2], RunNotFoundError)
+    return error_class(f"{resource} does not exist in this project", resource=resource)
+
+
+async def _refuse_unknown(body: bytes, context: Context) -> NoReturn:
+    del body
+    await _abort(context, "unknown", _unknown("this"))
+    raise AssertionError("abort returned")
+
+
+async def _abort(context: Context, path: str, error: Exception) -> None:
+    """End a call with an error of the gateway's own."""
+    if not isinstance(error, TinsmithError):
+        logger.error("call failed by a bug", exc_info=error, extra={"method": path})
+        error = internal_error()
+    NATIVE_ERRORS.labels(path, error.reason).inc()
+    await context.abort_with_status(rpc_status.to_status(encode_status(error, domain=DOMAIN)))
+
+
+async def _abort_with(
+    context: Context, method: Method, owner: Owner, error: grpc.aio.AioRpcError
+) -> None:
+    """End a call with the status that the pod, or the way to it, ended it with."""
+    trailing = _foreign(error.trailing_metadata())
+    if not any(key == _DETAILS_KEY for key, _ in trailing):
+        is_scheduler = isinstance(owner, SchedulerOwner)
+        is_gone = error.code() is grpc.StatusCode.UNAVAILABLE or (
+            # Another pod listens where this one did, as after a restart of several.
+            error.code() is grpc.StatusCode.UNIMPLEMENTED and not is_scheduler
+        )
+        if is_gone:
+            what = "the scheduler" if is_scheduler else "the pod that holds the resource"
+            await _abort(
+                context,
+                method.path,
+                WorkerUnavailableError(f"{what} can not be reached; send the request again"),
+            )
+    await context.abort(error.code(), error.details() or "", trailing)
+
+
+def _onward(context: Context, credential: Credential) -> MetadataItems:
+    """Return what goes on to the pod: the caller's key, and what traces a request."""
+    passed = (
+        (key, value)
+        for key, value in context.invocation_metadata() or ()
+        if key in _PASSED_ON or key.startswith(_PASSED_ON_PREFIX)
+    )
+    return (*passed, *credential.metadata)
+
+
+def _foreign(metadata: Any) -> MetadataItems:
+    """Return the metadata of an answer without what belongs to its connection."""
+    return tuple(
+        (key, value)
+        for key, value in metadata or ()
+        if key == _DETAILS_KEY or not key.startswith(_OWN_HEADERS)
+    )
+
+
+def _set_trailing(context: Context, metadata: Any) -> None:
+    trailing = _foreign(metadata)
+    if trailing:
+        context.set_trailing_metadata(trailing)
+
+
+def _reason_of(error: grpc.aio.AioRpcError) -> str:
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:
+        return ""
+    return "" if status is None else decode_status(status).reason
+
+
+def _unknown(path: str) -> UnimplementedError:
+    return UnimplementedError(
+        f"{path} is no method of this server's contract; generate the stubs from it"
+    )

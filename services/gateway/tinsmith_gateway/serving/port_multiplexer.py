@@ -1,0 +1,344 @@
+"""One TCP port for HTTP/1.1 and gRPC, in the clear or with TLS.
+
+The first bytes of a connection tell: HTTP/2 begins with a fixed preface. Its bytes are spliced to
+the gRPC server on its Unix socket; everything else becomes a connection of the HTTP server, in this
+process. With TLS the server prefers HTTP/1.1 in the negotiation (ALPN), so that HTTP clients which
+know both get what is served here in full, and gRPC, which offers HTTP/2 alone, gets that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinsmith_gateway.metrics import CONNECTIONS, REFUSED_CONNECTIONS
+from tinsmith_gateway.serving.http_server import HttpServer
+from tinsmith_runtime.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""How every HTTP/2 connection begins (RFC 9113, section 3.4)."""
+_BACKLOG = 2048
+# Its own socket, and both ends of that to the gRPC server.
+_FILES_PER_CONNECTION, _OTHER_FILES = 3, 512
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontSettings:
+    """Bounds of connections, before anybody is known.
+
+    Attributes:
+        max_connections: More are dropped at once.
+        handshake_timeout_s: Time for TLS, and again for the first bytes.
+        tls: Certificate and key; None serves in the clear.
+    """
+
+    max_connections: int
+    handshake_timeout_s: float
+    tls: ssl.SSLContext | None = None
+
+
+def load_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return the settings of a TLS server.
+
+    Raises:
+        ConfigError: If a file can not be read or they do not belong together.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"tls_certificate {certificate} with tls_key {key} can not be used: {error}"
+        ) from error
+    context.set_alpn_protocols(["http/1.1", "h2"])
+    return context
+
+
+def bind(address: str) -> socket.socket:
+    """Reserve a port; connections are refused until a front listens on it.
+
+    Raises:
+        ConfigError: If it can not be bound.
+    """
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends at once (TCP_NODELAY) only where the protocol is named: without it every small
+    # answer waits 40 ms for an acknowledgement.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        if int(port):
+            # A restart takes the port at once. A free one must not be shared before it listens.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host.strip("[]"), int(port)))
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            f"listen_address {address} can not be bound: is another process using the port?"
+        ) from error
+    return bound
+
+
+def raise_file_limit(wanted: int) -> None:
+    """Let this process open so many files, or as many as its hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+
+
+class Front:
+    """Accepts connections and hands them on.
+
+    Args:
+        settings: Bounds.
+        http: Takes what is not HTTP/2.
+        native_socket: Path of the gRPC server's socket.
+    """
+
+    def __init__(self, settings: FrontSettings, http: HttpServer, native_socket: Path) -> None:
+        self.settings = settings
+        self.http = http
+        self.native_socket = native_socket
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._open: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+        return len(self._open)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections."""
+        raise_file_limit(_FILES_PER_CONNECTION * self.settings.max_connections + _OTHER_FILES)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: _Connection(self), sock=listener, backlog=_BACKLOG
+        )
+
+    def stop_accepting(self) -> None:
+        """Refuse new connections, and drop those that have not said what they are."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._open):
+            connection.drop_unknown()
+
+    async def close(self) -> None:
+        """Cut what is still open."""
+        self.stop_accepting()
+        for connection in list(self._open):
+            connection.abort()
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    def admit(self, connection: _Connection) -> bool:
+        """Count a connection; return whether there is room for it."""
+        if len(self._open) >= self.settings.max_connections:
+            return False
+        self._open.add(connection)
+        return True
+
+    def release(self, connection: _Connection) -> None:
+        """Take a connection off the count; repeating it changes nothing."""
+        self._open.discard(connection)
+
+
+class _Connection(asyncio.Protocol):
+    """A connection until it is known what it speaks."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._received = bytearray()
+        self._socket: asyncio.Transport | None = None
+        # With TLS, that of the plain text; None while the handshake goes on.
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._protocol = ""
+        self._is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if not self._front.admit(self):
+            REFUSED_CONNECTIONS.labels("too_many").inc()
+            transport.abort()
+            return
+        self._socket = transport
+        tls = self._front.settings.tls
+        if tls is None:
+            self._begin(transport)
+            return
+        # Nothing may be read before the handshake has taken over.
+        transport.pause_reading()
+        self._spawn(self._secure(transport, tls))
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._look()
+
+    def eof_received(self) -> bool:
+        # Nobody can ask for anything before the first bytes.
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._end()
+
+    def drop_unknown(self) -> None:
+        """Cut a connection that has not said what it is."""
+        if not self._protocol:
+            self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._socket is not None:
+            self._socket.abort()
+        self._end()
+
+    async def _secure(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        timeout_s = self._front.settings.handshake_timeout_s
+        try:
+            secure = await asyncio.get_running_loop().start_tls(
+                transport, self, tls, server_side=True, ssl_handshake_timeout=timeout_s
+            )
+        except OSError:
+            REFUSED_CONNECTIONS.labels("handshake").inc()
+            self.abort()
+            return
+        if secure is None or self._is_lost:
+            self.abort()
+            return
+        self._begin(secure)
+        self._look()
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        loop = asyncio.get_running_loop()
+        timeout_s = self._front.settings.handshake_timeout_s
+        self._deadline = loop.call_later(timeout_s, self._end_slow)
+
+    def _look(self) -> None:
+        """Hand the connection on as soon as its first bytes tell what it is."""
+        if self._transport is None or self._protocol or self._is_lost or not self._received:
+            return
+        size = min(len(self._received), len(PREFACE))
+        if self._received[:size] != PREFACE[:size]:
+            self._decide("http")
+            self._front.http.take(self._transport, bytes(self._received), self._end)
+        elif size == len(PREFACE):
+            self._decide("grpc")
+            self._transport.pause_reading()
+            self._spawn(self._splice(self._transport))
+
+    async def _splice(self, transport: asyncio.Transport) -> None:
+        near, far = _Pipe(may_half_close=True), _Pipe(may_half_close=False)
+        try:
+            far_transport, _ = await asyncio.get_running_loop().create_unix_connection(
+                lambda: far, str(self._front.native_socket)
+            )
+        except OSError:
+            logger.warning("the gRPC server behind the front does not answer")
+            self.abort()
+            return
+        if self._is_lost:
+            far_transport.abort()
+            return
+        near.join(transport, far, self._end)
+        far.join(far_transport, near)
+        far_transport.write(bytes(self._received))
+        self._received.clear()
+        transport.set_protocol(near)
+        transport.resume_reading()
+        far_transport.resume_reading()
+
+    def _decide(self, protocol: str) -> None:
+        self._protocol = protocol
+        CONNECTIONS.labels(protocol).inc()
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _end_slow(self) -> None:
+        REFUSED_CONNECTIONS.labels("slow_first_bytes").inc()
+        self.abort()
+
+    def _end(self) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._protocol:
+            CONNECTIONS.labels(self._protocol).dec()
+        self._front.release(self)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._front.tasks.add(task)
+        task.add_done_callback(self._front.tasks.discard)
+
+
+class _Pipe(asyncio.Protocol):
+    """One end of a spliced connection: what arrives here leaves at the other end.
+
+    Neither end is read while the other can not be written, so a slow reader holds up its sender and
+    no memory.
+
+    Args:
+        may_half_close: Whether the other side may have more to say after this one has ended. A
+            client may; a server that ended has closed.
+    """
+
+    def __init__(self, *, may_half_close: bool) -> None:
+        self._may_half_close = may_half_close
+        self._transport: asyncio.Transport
+        self._other: _Pipe
+        self._on_lost: Callable[[], None] | None = None
+
+    def join(
+        self,
+        transport: asyncio.Transport,
+        other: _Pipe,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """Learn both ends."""
+        self._transport = transport
+        self._other = other
+        self._on_lost = on_lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Nothing can be passed on before the ends are joined.
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._other._transport.write(data)
+
+    def pause_writing(self) -> None:
+        self._other._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._other._transport.resume_reading()
+
+    def eof_received(self) -> bool:
+        other = self._other._transport
+        if not self._may_half_close or not other.can_write_eof():
+            return False
+        other.write_eof()
+        return self._transport.can_write_eof()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None:
+            self._other._transport.close()
+        else:
+            self._other._transport.abort()
+        if self._on_lost is not None:
+            self._on_lost()

@@ -1,0 +1,169 @@
+"""Calls to the pods behind the gateway, routed as native calls are, repeated while they are away.
+
+Every call carries a request id or changes nothing, so it may be sent again: to the same pod, or to
+the one that took its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, TypeVar
+
+import grpc.aio
+from google.protobuf.message import Message
+
+from tinsmith_gateway.access.authentication import Credential
+from tinsmith_gateway.upstream.pod_directory import Directory
+from tinsmith_gateway.upstream.routing import Owner, owner_of
+from tinsmith_runtime.errors import ErrorCode, InternalError, TinsmithError
+from tinsmith_runtime.rpc.scheduler_client import open_channel, typed_errors
+
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
+# What a pod may say that does not hold the resource any more, or is not there.
+_ELSEWHERE_CODES = frozenset(
+    {ErrorCode.UNAVAILABLE, ErrorCode.NOT_FOUND, ErrorCode.DEADLINE_EXCEEDED}
+)
+
+
+class Upstream:
+    """Connections to all pods, made when they are needed.
+
+    Args:
+        directory: Where pods are.
+        timeout_s: Time that a call may take unless it is told otherwise, retries included.
+    """
+
+    def __init__(self, directory: Directory, *, timeout_s: float) -> None:
+        self._directory = directory
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._methods: dict[tuple[str, str, str], Any] = {}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for channel in self._channels.values():
+            await channel.close()
+        await self._directory.close()
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """Return the channel to a pod."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address)
+        return channel
+
+    async def call(
+        self,
+        service: str,
+        method: str,
+        request: Message,
+        response: type[ResponseT],
+        credential: Credential,
+        *,
+        timeout_s: float | None = None,
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> ResponseT:
+        """Send a request to the pod that owns field 1 of it, and return the answer.
+
+        Args:
+            service: Full name of the service, see `routing`.
+            method: Name of the method.
+            request: The request; sent again as it is.
+            response: Type of the answer.
+            credential: Whose call it is.
+            timeout_s: Time for all attempts together.
+            on_wait: Told why the next attempt is waited for, and nothing when it begins.
+
+        Raises:
+            TinsmithError: What the pod answered; the last passing failure if time ran out.
+        """
+        deadline_s = time.monotonic() + (timeout_s or self._timeout_s)
+        owner = _owner(service, method, request, credential)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            left_s = max(deadline_s - time.monotonic(), 0.001)
+            try:
+                return await self._once(
+                    owner, service, method, request, response, credential, left_s
+                )
+            except TinsmithError as error:
+                if error.code in _ELSEWHERE_CODES:
+                    self._directory.forget(owner)
+                may_pass = error.code is ErrorCode.UNAVAILABLE
+                if not may_pass or time.monotonic() + pause_s >= deadline_s:
+                    raise
+                on_wait(error.message)
+            await asyncio.sleep(pause_s)
+            on_wait("")
+            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+
+    async def stream(
+        self,
+        service: str,
+        method: str,
+        request: Message,
+        response: type[ResponseT],
+        credential: Credential,
+        *,
+        timeout_s: float,
+    ) -> AsyncGenerator[ResponseT]:
+        """Send a request once and yield what is streamed back.
+
+        Raises:
+            TinsmithError: What the pod answered.
+        """
+        owner = _owner(service, method, request, credential)
+        address = await self._directory.address_of(owner)
+        call = self.channel(address).unary_stream(
+            f"/{service}/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=response.FromString,
+        )
+        streamed = call(request, timeout=timeout_s, metadata=credential.metadata)
+        try:
+            async with typed_errors(service, may_move=True):
+                async for message in streamed:
+                    yield message
+        except TinsmithError as error:
+            if error.code in _ELSEWHERE_CODES:
+                self._directory.forget(owner)
+            raise
+        finally:
+            # Whoever stops reading tells the pod to stop working.
+            streamed.cancel()
+
+    async def _once(
+        self,
+        owner: Owner,
+        service: str,
+        method: str,
+        request: Message,
+        response: type[ResponseT],
+        credential: Credential,
+        timeout_s: float,
+    ) -> ResponseT:
+        address = await self._directory.address_of(owner)
+        entry = (address, service, method)
+        call = self._methods.get(entry)
+        if call is None:
+            call = self._methods[entry] = self.channel(address).unary_unary(
+                f"/{service}/{method}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=response.FromString,
+            )
+        async with typed_errors(service, may_move=True):
+            answer: ResponseT = await call(request, timeout=timeout_s, metadata=credential.metadata)
+            return answer
+
+
+def _owner(service: str, method: str, request: Message, credential: Credential) -> Owner:
+    value = getattr(request, request.DESCRIPTOR.fields[0].name) if request.DESCRIPTOR.fields else ""
+    resource = value if isinstance(value, str) else ""
+    owner = owner_of(service, method, resource, pool=credential.caller.pool)
+    if owner is None:
+        raise InternalError(f"no pod has the service {service}")
+    return owner

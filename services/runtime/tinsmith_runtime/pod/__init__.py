@@ -1,0 +1,1 @@
+"""The main program of a pod: settings, logs, exit codes, and the help on its settings."""

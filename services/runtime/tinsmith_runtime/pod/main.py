@@ -1,0 +1,121 @@
+"""What is the same in the main program of every pod: settings, logs, exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tinsmith_runtime.config import load_config
+from tinsmith_runtime.errors import ConfigError, TinsmithError
+from tinsmith_runtime.observability.logs import configure_logging
+from tinsmith_runtime.pod.settings_help import describe_settings
+from tinsmith_runtime.rpc.server import wait_for_signal
+
+logger = logging.getLogger(__name__)
+
+ConfigT = TypeVar("ConfigT")
+
+_CAN_NOT_START = 2
+_LOST_EXIT_CODE = 3
+_STDERR = 2
+TERMINATION_LOG = "TINSMITH_TERMINATION_LOG"
+"""Names the variable with the file where the cluster looks for the reason of an end."""
+_MAX_SENTENCE = 1000
+"""Characters; of 4,096 bytes a cluster keeps the end, and what is wrong stands at the beginning."""
+
+
+class Pod(Protocol):
+    """What is served until a signal."""
+
+    async def start(self) -> None:
+        """Serve; where one process works at a time, wait for the one before to end."""
+        ...
+
+    async def stop(self) -> None:
+        """Drain and close."""
+        ...
+
+
+def run_pod(
+    pod: str, config_class: type[ConfigT], serve: Callable[[ConfigT], Coroutine[Any, Any, None]]
+) -> int:
+    """Read the settings of a pod, serve until a signal, and return the exit code of the process.
+
+    Args:
+        pod: Name of the pod, such as `trainer`.
+        config_class: Its settings, read from `--config FILE` and `TINSMITH_*` variables.
+        serve: Serves until the process is asked to stop.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m tinsmith_{pod}",
+        description=f"One {pod} as its own process.",
+        epilog=describe_settings(config_class),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, help="TOML file; TINSMITH_* variables win")
+    arguments = parser.parse_args()
+    configure_logging(pod)
+    # What native code aborts leaves the stacks of its threads in the log, and not only a number.
+    faulthandler.enable(_STDERR)
+    try:
+        asyncio.run(serve(load_config(config_class, path=arguments.config)))
+    except (ConfigError, TinsmithError) as error:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"error: {error}\n")
+        else:
+            logger.critical("can not start", extra={"problem": str(error)})
+        leave_word(str(error))
+        return _CAN_NOT_START
+    except Exception as error:
+        leave_word(f"{type(error).__name__}: {error}")
+        raise
+    return 0
+
+
+def leave_word(problem: str) -> None:
+    """Say in one line why the process ends where its cluster looks, if it runs in one."""
+    path = os.environ.get(TERMINATION_LOG)
+    if path:
+        sentence = " ".join(problem.split())[:_MAX_SENTENCE]
+        with contextlib.suppress(OSError):
+            Path(path).write_bytes(sentence.encode("utf-8", "replace"))
+
+
+async def serve_exclusive(name: str, make: Callable[[Callable[[], None]], Pod]) -> None:
+    """Serve a pod of which one process works at a time, until a signal.
+
+    Args:
+        name: Name of the pod, such as `scheduler`.
+        make: Makes it, given what it calls if another process took over; this process then ends at
+            once, since nothing of it may count any more.
+    """
+
+    def exit_lost() -> None:
+        logger.critical(f"another {name} took over")
+        leave_word(f"another {name} took over")
+        os._exit(_LOST_EXIT_CODE)
+
+    # Listened for from the beginning: a signal that comes during the start, which lasts as long as
+    # another process holds the database, ends it in order.
+    stopped = asyncio.create_task(wait_for_signal())
+    pod = make(exit_lost)
+    start = asyncio.create_task(pod.start())
+    await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await start
+        return
+    await start
+    try:
+        await stopped
+    finally:
+        await pod.stop()

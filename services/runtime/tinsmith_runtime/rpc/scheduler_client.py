@@ -1,0 +1,263 @@
+"""How a pod talks to the scheduler: keys, sampling sessions, and its own registration.
+
+Calls carry the pod key. Each has a deadline; a scheduler that can not be reached is
+`WorkerUnavailableError`, which clients retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+
+from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith_runtime.errors import (
+    BatchTooLargeError,
+    InternalError,
+    KeyInvalidError,
+    KeyRevokedError,
+    TinsmithError,
+    WorkerUnavailableError,
+)
+from tinsmith_runtime.rpc.auth import Authenticator, CachingKeyVerifier, Caller
+from tinsmith_runtime.rpc.error_codec import decode_status
+
+logger = logging.getLogger(__name__)
+
+ResponseT = TypeVar("ResponseT")
+Metadata = tuple[tuple[str, str], ...]
+
+_CALL_TIMEOUT_S = 10.0
+_RETRY_DELAY_S = 0.5
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""Limit of one request or answer between pods."""
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # The keepalive only says how long acknowledgements of the kernel may take; this is the answer.
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A pod that comes back is found at once, not after a minute of growing pauses.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """Return a channel to another pod."""
+    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def pod_metadata(pod_key: str) -> Metadata:
+    """Return the credential that one pod shows another."""
+    return (("authorization", f"Bearer {pod_key}"),)
+
+
+@contextlib.asynccontextmanager
+async def typed_errors(peer: str, *, may_move: bool = False) -> AsyncIterator[None]:
+    """Turn the status of a failed call to another pod back into a `TinsmithError`.
+
+    Args:
+        peer: The role of the other pod.
+        may_move: Whether its address changes when it restarts: one that does not know the call is
+            then taken for another pod on the port that this one had.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        status = _status_of(error)
+        if status is not None:
+            raise decode_status(status) from error
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (
+            error.details() or ""
+        ):
+            # Too large for this connection; sent again it would be no smaller.
+            raise BatchTooLargeError(
+                f"the request to the {peer}, or its answer, is larger than a message may be; send "
+                "it in parts"
+            ) from error
+        is_unknown = error.code() is grpc.StatusCode.UNIMPLEMENTED
+        if is_unknown and not may_move:
+            raise InternalError(
+                f"the {peer} does not know the call; is it of another release?"
+            ) from error
+        raise WorkerUnavailableError(
+            f"the {peer} can not be reached ({error.code().name}); send the request again",
+            peer=peer,
+        ) from error
+
+
+def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+    """Return the status that a server made; None if the transport failed the call."""
+    try:
+        found: status_pb2.Status | None = rpc_status.from_call(error)
+    except ValueError:
+        # The transport replaced the code of a status that it could not pass whole.
+        return None
+    return found
+
+
+class SchedulerClient:
+    """A pod's connection to the scheduler.
+
+    Args:
+        address: `host:port` of the scheduler.
+        pod_key: The secret that the pods of one deployment share.
+    """
+
+    def __init__(self, address: str, *, pod_key: str) -> None:
+        self._channel = open_channel(address)
+        self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+        self._pod_key = pod_key
+        self._metadata = pod_metadata(pod_key)
+
+    def authenticator(self) -> Authenticator:
+        """Return what finds the callers of a pod whose user keys the scheduler knows."""
+        return Authenticator(CachingKeyVerifier(self.verify_key), pod_key=self._pod_key)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close()
+
+    async def verify_key(self, key_id: str, secret_sha256: bytes) -> Caller:
+        """Return the caller behind a key.
+
+        Raises:
+            KeyInvalidError: If the key is unknown.
+            KeyRevokedError: If it was revoked.
+            WorkerUnavailableError: If the scheduler can not be reached.
+        """
+        request = scheduler_pb2.VerifyKeyRequest(key_id=key_id, secret_sha256=secret_sha256)
+        try:
+            response = await self._call(self._stub.VerifyKey, request)
+        except TinsmithError as error:
+            for known in (KeyInvalidError, KeyRevokedError):
+                if error.reason == known.reason:
+                    metadata: dict[str, Any] = dict(error.metadata)
+                    raise known(error.message, **metadata) from error
+            raise
+        return Caller(response.project, frozenset(response.scopes), key_id, response.pool)
+
+    async def get_sampling_session(self, name: str) -> scheduler_pb2.SamplingSession:
+        """Return a sampling session."""
+        request = scheduler_pb2.GetSamplingSessionRequest(name=name)
+        return await self._call(self._stub.GetSamplingSession, request)
+
+    async def register(
+        self,
+        worker: scheduler_pb2.Worker,
+        tokenizers: Mapping[str, scheduler_pb2.Tokenizer] | None = None,
+    ) -> scheduler_pb2.Worker:
+        """Add a worker, or renew it after a restart."""
+        request = scheduler_pb2.RegisterWorkerRequest(worker=worker, tokenizers=tokenizers or {})
+        return await self._call(self._stub.RegisterWorker, request)
+
+    async def heartbeat(self, worker: scheduler_pb2.Worker) -> None:
+        """Keep a worker listed."""
+        request = scheduler_pb2.HeartbeatWorkerRequest(
+            name=worker.name, incarnation=worker.incarnation
+        )
+        await self._call(self._stub.HeartbeatWorker, request)
+
+    async def deregister(self, worker: scheduler_pb2.Worker) -> None:
+        """Take a worker off the list, so that its runs move at once."""
+        request = scheduler_pb2.DeregisterWorkerRequest(
+            name=worker.name, incarnation=worker.incarnation
+        )
+        await self._call(self._stub.DeregisterWorker, request)
+
+    async def _call(
+        self, method: Callable[..., Awaitable[ResponseT]], request: object
+    ) -> ResponseT:
+        async with typed_errors("scheduler"):
+            return await method(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
+
+
+class WorkerRegistration:
+    """Keeps a pod listed at the scheduler, through restarts of either.
+
+    Args:
+        client: The connection.
+        worker: What the pod is.
+        tokenizers: Tokenizer files by base model.
+    """
+
+    def __init__(
+        self,
+        client: SchedulerClient,
+        worker: scheduler_pb2.Worker,
+        tokenizers: Mapping[str, scheduler_pb2.Tokenizer] | None = None,
+    ) -> None:
+        self._client = client
+        self._worker = worker
+        self._tokenizers = tokenizers
+        self._task: asyncio.Task[None] | None = None
+        self._is_listed = asyncio.Event()
+
+    def start(self) -> None:
+        """Register, and renew until `stop`."""
+        self._task = asyncio.create_task(self._keep_listed())
+
+    async def wait_listed(self, timeout_s: float) -> None:
+        """Return once the scheduler lists the worker.
+
+        Raises:
+            WorkerUnavailableError: If it does not within this time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_listed.wait()
+        except TimeoutError as error:
+            raise WorkerUnavailableError(
+                f"{self._worker.name} is not listed at the scheduler after {timeout_s:g} s; its "
+                "log says why"
+            ) from error
+
+    async def stop(self) -> None:
+        """Stop renewing; the scheduler forgets the worker after a while."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def leave(self) -> None:
+        """Say that the process is about to end; a scheduler that is away finds out by itself."""
+        try:
+            await self._client.deregister(self._worker)
+        except TinsmithError as error:
+            logger.warning(
+                "left without a word to the scheduler",
+                extra={"worker": self._worker.name, "reason": error.reason},
+            )
+
+    async def _keep_listed(self) -> None:
+        interval_s: float | None = None
+        while True:
+            try:
+                if interval_s is None:
+                    listed = await self._client.register(self._worker, self._tokenizers)
+                    interval_s = listed.heartbeat_interval.ToTimedelta().total_seconds()
+                    self._is_listed.set()
+                    logger.info("registered", extra={"worker": self._worker.name})
+                await asyncio.sleep(interval_s)
+                await self._client.heartbeat(self._worker)
+            except TinsmithError as error:
+                logger.warning(
+                    "not listed at the scheduler",
+                    extra={"worker": self._worker.name, "reason": error.reason},
+                )
+                interval_s = None
+                await asyncio.sleep(_RETRY_DELAY_S)
+            except Exception:
+                logger.exception("registration failed by a bug")
+                interval_s = None
+                await asyncio.sleep(_RETRY_DELAY_S)

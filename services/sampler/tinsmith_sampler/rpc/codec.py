@@ -1,0 +1,236 @@
+"""Protobuf to and from the sampler's domain."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tinsmith import names
+from tinsmith.tensors import encode_tensor, encode_tokens
+from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
+from tinsmith_engine import PromptLogprobs, SampledSequence
+from tinsmith_engine.base.types import IntArray
+from tinsmith_engine.contract.codec import decode_array, decode_input, given_fields
+from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError, ShapeMismatchError
+from tinsmith_sampler.service import Prompt, Sampled
+from tinsmith_sampler.sessions import Target
+from tinsmith_sampler.token_stream import Delivery, PromptReport
+
+DOMAIN = "sampler.tinsmith"
+
+_STOP_REASONS = {
+    None: trajectories_pb2.SampledSequence.STOP_REASON_UNSPECIFIED,
+    "stop": trajectories_pb2.SampledSequence.STOP_REASON_STOP,
+    "length": trajectories_pb2.SampledSequence.STOP_REASON_LENGTH,
+}
+_MAX_STOP_STRINGS = 64
+_MAX_TARGETS = 128
+
+
+_WEIGHT_UPDATES = frozenset(sampler_pb2.WeightUpdates.values())
+
+
+def decode_session_name(value: str) -> names.SamplingSessionName:
+    """Return the sampling session that a request names.
+
+    Raises:
+        InvalidFieldError: If it is not the name of one.
+    """
+    try:
+        return names.SamplingSessionName.parse(value)
+    except names.InvalidNameError as error:
+        raise InvalidFieldError(
+            "sampling_session", f"must be {error.pattern}, got {value[:128]!r}"
+        ) from error
+
+
+def decode_target(message: scheduler_pb2.SamplingSession) -> Target:
+    """Return what a sampling session samples from."""
+    # The name comes from the scheduler, after the caller's right to it was checked.
+    project = names.SamplingSessionName.parse(message.name).project
+    return Target(
+        message.base_model, message.checkpoint, message.run, message.trainer_address, project
+    )
+
+
+def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
+    """Return a request for completions.
+
+    Raises:
+        InvalidFieldError: If a field is out of range.
+        NotFiniteInputError: If a number is NaN or infinite.
+        EmptyBatchError: If the prompt has no token.
+    """
+    params: dict[str, Any] = given_fields(request.params)
+    stop = params.pop("stop_tokens", None)
+    for name in ("temperature", "top_p"):
+        if name in params and not math.isfinite(params[name]):
+            raise NotFiniteInputError(f"params.{name}", f"must be finite, got {params[name]}")
+    if params.get("temperature", 1.0) < 0:
+        raise InvalidFieldError("params.temperature", "must be at least 0")
+    if not 0 < params.get("top_p", 1.0) <= 1:
+        raise InvalidFieldError("params.top_p", "must be above 0 and at most 1")
+    if params.get("top_k", 0) < -1:
+        raise InvalidFieldError("params.top_k", "must be at least -1")
+    if params.get("max_tokens", 1) < 1:
+        raise InvalidFieldError("params.max_tokens", "must be at least 1")
+    if len(request.params.stop_strings) > _MAX_STOP_STRINGS:
+        raise InvalidFieldError("params.stop_strings", f"must be at most {_MAX_STOP_STRINGS}")
+    if "" in request.params.stop_strings:
+        raise InvalidFieldError("params.stop_strings", "must not hold an empty string")
+    for name in (
+        "num_samples",
+        "topk_prompt_logprobs",
+        "topk_sample_logprobs",
+        "num_prompt_alternatives",
+        "min_version",
+    ):
+        if getattr(request, name) < 0:
+            raise InvalidFieldError(name, "must not be negative")
+    last_n = given_fields(request).get("prompt_logprobs_last_n")
+    if last_n is not None and not request.prompt_logprobs:
+        raise InvalidFieldError("prompt_logprobs_last_n", "needs prompt_logprobs")
+    if request.weight_updates not in _WEIGHT_UPDATES:
+        raise InvalidFieldError(
+            "weight_updates",
+            f"must be one of {sorted(_WEIGHT_UPDATES)}, got {request.weight_updates}",
+        )
+    tokens_T, images = decode_input(request.prompt, field="prompt")
+    return Prompt(
+        session=request.sampling_session,
+        tokens=tokens_T.tolist(),
+        images=images,
+        num_samples=request.num_samples or 1,
+        stop_tokens=None if stop is None else list(stop.token_ids),
+        stop_strings=list(request.params.stop_strings),
+        prompt_logprobs=request.prompt_logprobs,
+        topk_prompt_logprobs=request.topk_prompt_logprobs,
+        prompt_logprobs_last_n=last_n,
+        target_prompt_tokens=_decode_targets(request),
+        num_prompt_alternatives=request.num_prompt_alternatives,
+        topk_sample_logprobs=request.topk_sample_logprobs,
+        follows_run=request.weight_updates == sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT,
+        min_version=request.min_version,
+        **params,
+    )
+
+
+def decode_stream(request: sampler_pb2.StreamSampleRequest) -> tuple[Prompt, list[int]]:
+    """Return a request for a stream, and how many tokens of each sample its sender has.
+
+    Raises:
+        InvalidFieldError: If a field is out of range; those of `request` are named as in `Sample`.
+        NotFiniteInputError: If a number is NaN or infinite.
+        EmptyBatchError: If the prompt has no token.
+    """
+    if request.request.sampling_session not in ("", request.sampling_session):
+        raise InvalidFieldError(
+            "request.sampling_session", "must be empty or equal to sampling_session"
+        )
+    if any(count < 0 for count in request.received_tokens):
+        raise InvalidFieldError("received_tokens", "must not hold a negative count")
+    prompt = decode_prompt(request.request)
+    prompt = dataclasses.replace(prompt, session=request.sampling_session)
+    return prompt, list(request.received_tokens)
+
+
+def encode_sampled(prompt: Prompt, sampled: Sampled) -> sampler_pb2.SampleResponse:
+    """Return the message of completions."""
+    first = sampled.sequences[0]
+    report = PromptReport(first.prompt, first.num_cached_prompt_tokens, sampled.version)
+    response = _encode_report(prompt, report, sampled.seed)
+    response.sequences.extend(_encode_sequence(prompt, one) for one in sampled.sequences)
+    return response
+
+
+def encode_delivery(
+    prompt: Prompt, delivery: Delivery, seed: int
+) -> list[sampler_pb2.StreamSampleResponse]:
+    """Return the messages of what a stream delivers at once."""
+    messages = [
+        sampler_pb2.StreamSampleResponse(
+            sample_index=piece.sample_index,
+            token_index=piece.token_index,
+            piece=_encode_sequence(
+                prompt, piece.sequence(has_topk=prompt.topk_sample_logprobs > 0)
+            ),
+        )
+        for piece in delivery.pieces
+    ]
+    if delivery.prompt is not None:
+        messages[0].prompt.CopyFrom(_encode_report(prompt, delivery.prompt, seed))
+    return messages
+
+
+def _encode_report(prompt: Prompt, report: PromptReport, seed: int) -> sampler_pb2.SampleResponse:
+    """Return the message of what is known of a prompt, without sequences."""
+    response = sampler_pb2.SampleResponse(
+        seed=seed, num_cached_prompt_tokens=report.num_cached_tokens, version=report.version
+    )
+    scores = report.scores
+    if scores is None:
+        return response
+    if prompt.prompt_logprobs:
+        response.prompt_logprobs.CopyFrom(encode_tensor(prompt_logprobs(scores)))
+    if prompt.topk_prompt_logprobs:
+        response.topk_prompt_logprobs.CopyFrom(
+            _encode_topk(scores.topk, prompt.topk_prompt_logprobs)
+        )
+    if scores.targets is not None:
+        response.target_prompt_logprobs.CopyFrom(encode_tensor(scores.targets))
+    if scores.alternatives is not None:
+        response.prompt_alternatives.tokens.CopyFrom(encode_tensor(scores.alternatives.tokens))
+        response.prompt_alternatives.logprobs.CopyFrom(encode_tensor(scores.alternatives.logprobs))
+    return response
+
+
+def prompt_logprobs(scores: PromptLogprobs) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the log-probability of each prompt token, float32 [T], NaN where there is none."""
+    values = [math.nan if value is None else value for value in scores.logprobs]
+    return np.asarray(values, dtype=np.float32)
+
+
+def _decode_targets(request: sampler_pb2.SampleRequest) -> IntArray | None:
+    """Return the tokens to score in place of those of the prompt, int64 [T - 1, K]."""
+    field = "target_prompt_tokens"
+    if not request.HasField("target_prompt_tokens"):
+        return None
+    tokens: IntArray = decode_array(
+        request.target_prompt_tokens, field, np.int64, allows_several=True
+    )
+    if tokens.ndim != 2 or not 1 <= tokens.shape[1] <= _MAX_TARGETS:
+        raise ShapeMismatchError(
+            field,
+            f"must have shape [T - 1, K], K from 1 to {_MAX_TARGETS}, got {list(tokens.shape)}",
+        )
+    return tokens
+
+
+def _encode_sequence(prompt: Prompt, sequence: SampledSequence) -> trajectories_pb2.SampledSequence:
+    message = trajectories_pb2.SampledSequence(
+        tokens=encode_tokens(sequence.tokens),
+        logprobs=encode_tensor(np.asarray(sequence.logprobs, dtype=np.float32)),
+        versions=encode_tensor(np.asarray(sequence.versions, dtype=np.int64)),
+        stop_reason=_STOP_REASONS[sequence.finish_reason],
+    )
+    if sequence.topk is not None:
+        message.topk_logprobs.CopyFrom(_encode_topk(sequence.topk, prompt.topk_sample_logprobs))
+    return message
+
+
+def _encode_topk(
+    rows: Sequence[Sequence[tuple[int, float]] | None], k: int
+) -> trajectories_pb2.TopkLogprobs:
+    token_ids = np.full((len(rows), k), -1, dtype=np.int32)
+    logprobs = np.full((len(rows), k), np.nan, dtype=np.float32)
+    for position, row in enumerate(rows):
+        for rank, (token, logprob) in enumerate(row or []):
+            token_ids[position, rank] = token
+            logprobs[position, rank] = logprob
+    return trajectories_pb2.TopkLogprobs(
+        token_ids=encode_tensor(token_ids), logprobs=encode_tensor(logprobs)
+    )

@@ -1,0 +1,67 @@
+"""How a sampler talks to trainers: where a checkpoint is, and the newest weights of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith_runtime.errors import WorkerUnavailableError
+from tinsmith_runtime.rpc.scheduler_client import open_channel, pod_metadata, typed_errors
+from tinsmith_sampler.trainer_protocol import StoredWeights
+
+# A publish waits for the operation that is being computed.
+_CALL_TIMEOUT_S = 120.0
+
+
+class TrainerClient:
+    """Connections to the trainers of a deployment, made when they are needed."""
+
+    def __init__(self, *, pod_key: str) -> None:
+        self._metadata = pod_metadata(pod_key)
+        self._channels: dict[str, Any] = {}
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def publish(self, address: str, run: str) -> StoredWeights:
+        """Return the newest weights of a run, written to the store if they are not there yet.
+
+        Raises:
+            RunNotFoundError: If the trainer does not hold the run.
+            WorkerUnavailableError: If it can not be reached.
+        """
+        request = trainer_pb2.PublishWeightsRequest(run=run)
+        answer = await self._call(address, "PublishWeights", request)
+        return StoredWeights(answer.version, answer.manifest_uri, answer.manifest_sha256)
+
+    async def checkpoint(self, address: str, name: str) -> StoredWeights:
+        """Return where the files of a checkpoint are.
+
+        Raises:
+            CheckpointNotFoundError: If there is none of this name.
+            WorkerUnavailableError: If the trainer can not be reached.
+        """
+        request = trainer_pb2.GetCheckpointRequest(name=name)
+        answer = await self._call(address, "GetCheckpoint", request)
+        return StoredWeights(
+            answer.version,
+            answer.manifest_uri,
+            answer.manifest_sha256,
+            is_published=answer.state == trainer_pb2.Checkpoint.STATE_PUBLISHED,
+        )
+
+    async def _call(self, address: str, method: str, request: Any) -> Any:
+        if not address:
+            raise WorkerUnavailableError(
+                "no trainer holds the run at the moment; send the request again"
+            )
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address)
+        stub = trainer_pb2_grpc.TrainerServiceStub(channel)
+        async with typed_errors("trainer", may_move=True):
+            return await getattr(stub, method)(
+                request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
+            )

@@ -1,0 +1,1 @@
+"""API keys of projects, and the audit trail of management actions."""

@@ -1,0 +1,434 @@
+"""Protobuf to domain values and back, and the validation of requests.
+
+Nothing here quotes a value that a client sent at full length: an error travels in HTTP/2 headers,
+which are short.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from google.longrunning import operations_pb2
+from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+
+from tinsmith.names import (
+    CheckpointName,
+    InvalidNameError,
+    ProjectName,
+    ResourceName,
+    SessionName,
+    is_valid_id,
+)
+from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
+from tinsmith_runtime.rpc.auth import GRANTABLE_SCOPES, USER_SCOPE, ApiKey
+from tinsmith_runtime.rpc.error_codec import encode_status
+from tinsmith_scheduler.store.records import (
+    Adapter,
+    AuditEvent,
+    FullAdapter,
+    Key,
+    KeyState,
+    ListedRun,
+    LoraAdapter,
+    ModelOffer,
+    NewRun,
+    NewSession,
+    PageRequest,
+    RequestIdentity,
+    ResumedRun,
+    Run,
+    RunState,
+    Session,
+    SessionState,
+    TimeWindow,
+)
+
+DOMAIN = "scheduler.tinsmith"
+
+NameT = TypeVar("NameT", bound=ResourceName)
+
+_MAX_RANK = 128
+_MAX_LABELS = 64
+_MAX_TEXT = 1024
+_MAX_MODEL_NAME = 256
+_DEFAULT_PAGE_SIZE = 100
+_MAX_PAGE_SIZE = 1000
+_MAX_WAIT_S = 20.0
+
+_SESSION_STATES = {
+    SessionState.ACTIVE: scheduler_pb2.Session.STATE_ACTIVE,
+    SessionState.FINISHED: scheduler_pb2.Session.STATE_FINISHED,
+    SessionState.EXPIRED: scheduler_pb2.Session.STATE_EXPIRED,
+}
+_RUN_STATES = {
+    RunState.CREATING: scheduler_pb2.TrainingRun.STATE_CREATING,
+    RunState.ACTIVE: scheduler_pb2.TrainingRun.STATE_ACTIVE,
+    RunState.MOVING: scheduler_pb2.TrainingRun.STATE_MOVING,
+    RunState.FAILED: scheduler_pb2.TrainingRun.STATE_FAILED,
+    RunState.DELETED: scheduler_pb2.TrainingRun.STATE_DELETED,
+}
+_KEY_STATES = {
+    KeyState.ACTIVE: scheduler_pb2.Key.STATE_ACTIVE,
+    KeyState.REVOKED: scheduler_pb2.Key.STATE_REVOKED,
+}
+
+
+def parse_name(name_class: type[NameT], value: str, field: str) -> NameT:
+    """Return a resource name in a field of a request."""
+    try:
+        return name_class.parse(value)
+    except InvalidNameError as error:
+        problem = "is required" if not value else "is not a resource name"
+        raise InvalidFieldError(field, f"{problem}; it has the form {error.pattern}") from error
+
+
+def decode_identity(request: Any, project: str) -> RequestIdentity:
+    """Return what makes a request repeatable.
+
+    Args:
+        request: A request that has the field `request_id`.
+        project: The project that the request is about, whose request ids are its own.
+    """
+    try:
+        request_id = uuid.UUID(request.request_id)
+    except ValueError as error:
+        raise InvalidFieldError("request_id", "must be a UUID") from error
+    if str(request_id) != request.request_id.lower():
+        raise InvalidFieldError("request_id", "must be a UUID of the form 8-4-4-4-12")
+    body = request.SerializeToString(deterministic=True)
+    method = request.DESCRIPTOR.name.removesuffix("Request")
+    return RequestIdentity(project, str(request_id), method, hashlib.sha256(body).digest())
+
+
+def decode_new_session(request: scheduler_pb2.CreateSessionRequest) -> NewSession:
+    """Return the session that is asked for."""
+    return NewSession(
+        project=parse_name(ProjectName, request.parent, "parent").project,
+        display_name=check_text(request.display_name, "display_name"),
+        labels=decode_labels(request.labels),
+        client_version=check_text(request.client_version, "client_version"),
+    )
+
+
+def decode_new_run(request: scheduler_pb2.CreateTrainingRunRequest) -> NewRun:
+    """Return the run that is asked for, defaults filled in."""
+    source: CheckpointName | None = None
+    if request.source_checkpoint:
+        source = parse_name(CheckpointName, request.source_checkpoint, "source_checkpoint")
+    elif request.include_optimizer:
+        raise InvalidFieldError("include_optimizer", "needs a source_checkpoint")
+    is_named = bool(request.base_model) or source is None
+    return NewRun(
+        session=parse_name(SessionName, request.parent, "parent"),
+        base_model=decode_base_model(request.base_model, "base_model") if is_named else "",
+        adapter=decode_adapter(request.adapter),
+        display_name=check_text(request.display_name, "display_name"),
+        labels=decode_labels(request.labels),
+        source=source,
+        include_optimizer=request.include_optimizer,
+        given_adapter_fields=(
+            frozenset(field.name for field, _ in request.adapter.lora.ListFields())
+            if request.adapter.WhichOneof("kind") is not None
+            else None
+        ),
+        chosen_id=decode_chosen_id(request.training_run_id, "training_run_id"),
+    )
+
+
+def decode_chosen_id(value: str, field: str) -> str:
+    """Return the last part of a name that a client chose; empty if it leaves it to the server."""
+    if value and not is_valid_id(value):
+        raise InvalidFieldError(
+            field,
+            "must be 1 to 63 letters, digits, '-', '_' or '.', and begin with a letter or digit",
+        )
+    return value
+
+
+def decode_adapter(message: models_pb2.AdapterConfig) -> Adapter:
+    """Return what is trained: a LoRA of rank 32 unless told otherwise."""
+    if message.WhichOneof("kind") == "full":
+        return FullAdapter()
+    lora, default = message.lora, LoraAdapter()
+    adapter = LoraAdapter(
+        rank=lora.rank if lora.HasField("rank") else default.rank,
+        alpha=lora.alpha if lora.HasField("alpha") else default.alpha,
+        seed=lora.seed if lora.HasField("seed") else default.seed,
+        train_attention=(
+            lora.train_attention if lora.HasField("train_attention") else default.train_attention
+        ),
+        train_mlp=lora.train_mlp if lora.HasField("train_mlp") else default.train_mlp,
+        train_unembedding=(
+            lora.train_unembedding
+            if lora.HasField("train_unembedding")
+            else default.train_unembedding
+        ),
+    )
+    if not 1 <= adapter.rank <= _MAX_RANK:
+        raise InvalidFieldError(
+            "adapter.lora.rank", f"must be 1 to {_MAX_RANK}, got {adapter.rank}"
+        )
+    if not (math.isfinite(adapter.alpha) and adapter.alpha > 0):
+        raise InvalidFieldError(
+            "adapter.lora.alpha", f"must be positive and finite, got {adapter.alpha}"
+        )
+    if not (adapter.train_attention or adapter.train_mlp or adapter.train_unembedding):
+        raise InvalidFieldError("adapter.lora", "must train attention, MLP or unembedding")
+    return adapter
+
+
+def encode_adapter(adapter: Adapter) -> models_pb2.AdapterConfig:
+    """Return an adapter with every field set."""
+    if isinstance(adapter, FullAdapter):
+        return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
+    lora = models_pb2.LoraConfig(
+        rank=adapter.rank,
+        alpha=adapter.alpha,
+        seed=adapter.seed,
+        train_attention=adapter.train_attention,
+        train_mlp=adapter.train_mlp,
+        train_unembedding=adapter.train_unembedding,
+    )
+    return models_pb2.AdapterConfig(lora=lora)
+
+
+def decode_base_model(value: str, field: str) -> str:
+    """Return the name of a base model."""
+    if not value:
+        raise InvalidFieldError(field, "is required")
+    if len(value) > _MAX_MODEL_NAME:
+        raise InvalidFieldError(field, f"must have at most {_MAX_MODEL_NAME} characters")
+    return value
+
+
+def decode_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a resource."""
+    if len(labels) > _MAX_LABELS:
+        raise InvalidFieldError("labels", f"must be at most {_MAX_LABELS}, got {len(labels)}")
+    for key, value in labels.items():
+        if not key or max(len(key), len(value)) > _MAX_TEXT:
+            raise InvalidFieldError(
+                "labels", f"must have names and values of at most {_MAX_TEXT} characters"
+            )
+    return dict(labels)
+
+
+def check_text(value: str, field: str) -> str:
+    """Return a text that is meant for people."""
+    if len(value) > _MAX_TEXT:
+        raise InvalidFieldError(field, f"must have at most {_MAX_TEXT} characters")
+    if "\0" in value:
+        # PostgreSQL has no way to store it.
+        raise InvalidFieldError(field, "must not hold the character U+0000")
+    return value
+
+
+def decode_page(size: int, token: str) -> PageRequest:
+    """Return which part of a list is asked for."""
+    if not 0 <= size <= _MAX_PAGE_SIZE:
+        raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}, got {size}")
+    return PageRequest(size or _DEFAULT_PAGE_SIZE, token)
+
+
+def decode_scopes(scopes: Any) -> tuple[str, ...]:
+    """Return the scopes that a key is to have."""
+    if not scopes:
+        return (USER_SCOPE,)
+    if not set(scopes) <= GRANTABLE_SCOPES:
+        known = ", ".join(sorted(GRANTABLE_SCOPES))
+        raise InvalidFieldError("scopes", f"must be of {known}")
+    return tuple(sorted(set(scopes)))
+
+
+def decode_key_lookup(request: scheduler_pb2.VerifyKeyRequest) -> tuple[str, bytes]:
+    """Return the public part and the hash of a key that is asked about."""
+    if len(request.secret_sha256) != hashlib.sha256().digest_size:
+        raise InvalidFieldError("secret_sha256", "must be 32 bytes")
+    if not is_valid_id(request.key_id):
+        raise InvalidFieldError("key_id", "is not the id of a key")
+    return request.key_id, request.secret_sha256
+
+
+def decode_wait_s(request: operations_pb2.WaitOperationRequest) -> float:
+    """Return how long to wait, 20 s at most and by default."""
+    if not request.HasField("timeout"):
+        return _MAX_WAIT_S
+    wait_s: float = request.timeout.seconds + request.timeout.nanos / 1e9
+    return min(max(wait_s, 0.0), _MAX_WAIT_S)
+
+
+def encode_session(
+    session: Session, *, heartbeat_interval_s: float, timeout_s: float
+) -> scheduler_pb2.Session:
+    """Return the message of a session."""
+    return scheduler_pb2.Session(
+        name=session.name,
+        state=_SESSION_STATES[session.state],
+        display_name=session.display_name,
+        labels=session.labels,
+        heartbeat_interval=encode_duration(heartbeat_interval_s),
+        heartbeat_timeout=encode_duration(timeout_s),
+        create_time=encode_time(session.create_time_s),
+        outcome=session.outcome,
+    )
+
+
+def encode_run(
+    run: Run, *, trainer_address: str, checkpoint_address: str, waiting_for: str = ""
+) -> scheduler_pb2.TrainingRun:
+    """Return the message of a run."""
+    return scheduler_pb2.TrainingRun(
+        name=run.name,
+        state=_RUN_STATES[run.state],
+        session=run.session,
+        base_model=run.base_model,
+        adapter=encode_adapter(run.adapter),
+        display_name=run.display_name,
+        labels=run.labels,
+        trainer_address=trainer_address,
+        waiting_for=waiting_for,
+        worker=run.worker,
+        epoch=run.epoch,
+        create_time=encode_time(run.create_time_s),
+        source_checkpoint=run.source_checkpoint,
+        checkpoint_address=checkpoint_address,
+    )
+
+
+def encode_listed_run(
+    listed: ListedRun, *, run: scheduler_pb2.TrainingRun
+) -> scheduler_pb2.TrainingRun:
+    """Add to the message of a run what a list says of it, and return it."""
+    run.session_ended = listed.session_ended
+    if listed.standing is not None:
+        run.num_pending_operations = listed.standing.num_pending
+        run.waiting_for = run.waiting_for or listed.standing.waiting_for
+    return run
+
+
+def encode_creation(
+    run: Run,
+    *,
+    trainer_address: str,
+    checkpoint_address: str,
+    waiting_for: str,
+    closed: TinsmithError,
+) -> operations_pb2.Operation:
+    """Return the operation that creates a run.
+
+    Args:
+        run: As it stands.
+        trainer_address: `host:port` of its trainer; empty if that is not alive.
+        checkpoint_address: Of a trainer that answers for its checkpoints; empty if there is none.
+        waiting_for: What an unfinished creation waits for.
+        closed: The error to answer with if the run was deleted.
+    """
+    is_waiting = run.state is RunState.CREATING
+    operation = operations_pb2.Operation(name=f"{run.name}/operations/create", done=not is_waiting)
+    operation.metadata.Pack(
+        scheduler_pb2.CreateTrainingRunMetadata(
+            run=run.name, waiting_for=waiting_for if is_waiting else ""
+        )
+    )
+    if run.state in (RunState.ACTIVE, RunState.MOVING):
+        operation.response.Pack(
+            encode_run(run, trainer_address=trainer_address, checkpoint_address=checkpoint_address)
+        )
+    elif run.state is RunState.FAILED:
+        operation.error.CopyFrom(status_pb2.Status.FromString(run.encoded_error))
+    elif run.state is RunState.DELETED:
+        operation.error.CopyFrom(encode_status(closed, domain=DOMAIN))
+    return operation
+
+
+def encode_resumed_run(
+    resumed: ResumedRun, *, run: scheduler_pb2.TrainingRun
+) -> scheduler_pb2.ResumedRun:
+    """Return the message of a run that goes on."""
+    return scheduler_pb2.ResumedRun(
+        run=run, status=trainer_pb2.RunStatus.FromString(resumed.encoded_status)
+    )
+
+
+def encode_error(error: TinsmithError) -> bytes:
+    """Return the stored form of an error."""
+    encoded: bytes = encode_status(error, domain=DOMAIN).SerializeToString()
+    return encoded
+
+
+def decode_window(request: scheduler_pb2.ListAuditEventsRequest) -> TimeWindow:
+    """Return the span of time that is asked about."""
+    return TimeWindow(
+        start_s=decode_time_s(request.start_time) if request.HasField("start_time") else None,
+        end_s=decode_time_s(request.end_time) if request.HasField("end_time") else None,
+    )
+
+
+def encode_audit_event(event: AuditEvent) -> audit_pb2.AuditEvent:
+    """Return the message of a management action."""
+    return audit_pb2.AuditEvent(
+        time=encode_time(event.time_s),
+        action=event.action,
+        resource=event.resource,
+        key_id=event.key_id,
+    )
+
+
+def encode_key(key: Key, *, name: str, api_key: ApiKey | None = None) -> scheduler_pb2.Key:
+    """Return the message of a key; with its secret in both spellings if that is given."""
+    return scheduler_pb2.Key(
+        name=name,
+        state=_KEY_STATES[key.state],
+        scopes=key.scopes,
+        display_name=key.display_name,
+        create_time=encode_time(key.create_time_s),
+        secret=str(api_key or ""),
+        pool=key.pool,
+        tinker_secret=api_key.tinker_spelling if api_key is not None else "",
+    )
+
+
+def encode_offer(offer: ModelOffer) -> scheduler_pb2.ServedModel:
+    """Return the message of a base model that is served."""
+    return scheduler_pb2.ServedModel(
+        model=models_pb2.ModelCapabilities.FromString(offer.encoded_model),
+        trainable=offer.is_trainable,
+        sampleable=offer.is_sampleable,
+        num_runs=offer.num_runs,
+        max_runs=offer.max_runs,
+    )
+
+
+def encode_duration(seconds: float) -> duration_pb2.Duration:
+    """Return a time span."""
+    nanos = round(seconds * 1e9)
+    return duration_pb2.Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
+
+
+def decode_time_s(time: timestamp_pb2.Timestamp) -> float:
+    """Return a point in time in seconds since the epoch."""
+    time_s: float = (time.seconds * 10**9 + time.nanos) / 10**9
+    return time_s
+
+
+def encode_time(time_s: float) -> timestamp_pb2.Timestamp:
+    """Return a point in time, given in seconds since the epoch; reads back as the same number."""
+    seconds = math.floor(time_s)
+    # Of the fraction alone: the product of the whole would be off by more than a nanosecond.
+    nanos = round((time_s - seconds) * 1e9)
+    return timestamp_pb2.Timestamp(seconds=seconds + nanos // 10**9, nanos=nanos % 10**9)
+
+
+ValueT = TypeVar("ValueT")
+
+
+def serialized(encode: Callable[[ValueT], Message]) -> Callable[[ValueT], bytes]:
+    """Return an encoder that goes all the way to bytes."""
+    return lambda value: encode(value).SerializeToString()

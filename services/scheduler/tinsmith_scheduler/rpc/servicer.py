@@ -1,0 +1,413 @@
+"""SchedulerService: one method for each call, which decodes, checks the tenant, calls, encodes.
+
+The tenant check stands here and nowhere else: every name that a request carries belongs to a
+project, and `require_project` answers a foreign one as if nothing had that name. Pods pass it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+from google.longrunning import operations_pb2
+
+from tinsmith.names import (
+    CheckpointName,
+    KeyName,
+    ProjectName,
+    RunName,
+    SamplingSessionName,
+    SessionName,
+    WorkerName,
+)
+from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith_runtime.errors import NotFoundError
+from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller, current_caller
+from tinsmith_scheduler.auth.api_keys import Keys
+from tinsmith_scheduler.auth.audit import AuditTrail
+from tinsmith_scheduler.config import SchedulerConfig
+from tinsmith_scheduler.rpc import codec, worker_codec
+from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
+from tinsmith_scheduler.runs.migration import Moves
+from tinsmith_scheduler.runs.run_creation import Creations, run_closed
+from tinsmith_scheduler.runs.run_listing import RunListing
+from tinsmith_scheduler.runs.runs import Runs, run_not_found
+from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions, sampling_session_not_found
+from tinsmith_scheduler.runs.sessions import Sessions, session_not_found
+from tinsmith_scheduler.store.records import Key, Reach, Run, RunState, Session, Worker, WorkerRole
+from tinsmith_scheduler.workers.workers import Workers
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_ANY_PROJECT = "projects/-/trainingRuns/"
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """The parts of the scheduler that its services call."""
+
+    keys: Keys
+    sessions: Sessions
+    sampling_sessions: SamplingSessions
+    runs: Runs
+    run_listing: RunListing
+    creations: Creations
+    moves: Moves
+    workers: Workers
+    checkpoint_sources: CheckpointSources
+    audit: AuditTrail
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Maps SchedulerService onto the domain.
+
+    Args:
+        domain: What is served.
+        config: Intervals that are told to clients and workers.
+    """
+
+    def __init__(self, domain: Domain, config: SchedulerConfig) -> None:
+        self._domain = domain
+        self._config = config
+
+    async def GetCapabilities(
+        self, request: scheduler_pb2.GetCapabilitiesRequest, context: Context
+    ) -> scheduler_pb2.Capabilities:
+        """Return what is served and where."""
+        caller = _caller_of_project(codec.parse_name(ProjectName, request.parent, "parent").project)
+        workers, reach = self._domain.workers, _reach_of(caller)
+        offers = workers.offers(await self._domain.runs.count_by_worker(), reach)
+        return scheduler_pb2.Capabilities(
+            models=[codec.encode_offer(offer) for offer in offers],
+            environment_address=workers.shared_service(
+                WorkerRole.ENVIRONMENT, reach, caller.key_id
+            ),
+            coordinator_address=workers.shared_service(
+                WorkerRole.COORDINATOR, reach, caller.project
+            ),
+        )
+
+    async def CreateSession(
+        self, request: scheduler_pb2.CreateSessionRequest, context: Context
+    ) -> scheduler_pb2.Session:
+        """Open a session."""
+        new = codec.decode_new_session(request)
+        caller = _caller_of_project(new.project)
+        identity = codec.decode_identity(request, new.project)
+        encode = codec.serialized(self._encode_session)
+        answer = await self._domain.sessions.create(new, identity, encode, caller)
+        return scheduler_pb2.Session.FromString(answer)
+
+    async def GetSession(
+        self, request: scheduler_pb2.GetSessionRequest, context: Context
+    ) -> scheduler_pb2.Session:
+        """Return a session with what was created in it."""
+        contents = await self._domain.sessions.get(_own_session(request.name, "name"))
+        message = self._encode_session(contents.session)
+        message.training_runs.extend(contents.runs)
+        message.sampling_sessions.extend(contents.sampling_sessions)
+        return message
+
+    async def ListSessions(
+        self, request: scheduler_pb2.ListSessionsRequest, context: Context
+    ) -> scheduler_pb2.ListSessionsResponse:
+        """List the sessions of a project."""
+        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        _caller_of_project(project)
+        page = codec.decode_page(request.page_size, request.page_token)
+        sessions, next_page_token = await self._domain.sessions.list(project, page)
+        return scheduler_pb2.ListSessionsResponse(
+            sessions=[self._encode_session(session) for session in sessions],
+            next_page_token=next_page_token,
+        )
+
+    async def HeartbeatSession(
+        self, request: scheduler_pb2.HeartbeatSessionRequest, context: Context
+    ) -> scheduler_pb2.Session:
+        """Keep a session alive."""
+        name = _own_session(request.session, "session")
+        return self._encode_session(await self._domain.sessions.heartbeat(name))
+
+    async def ResumeSession(
+        self, request: scheduler_pb2.ResumeSessionRequest, context: Context
+    ) -> scheduler_pb2.ResumeSessionResponse:
+        """Go on with a session and its runs."""
+        name = _own_session(request.session, "session")
+        session = await self._domain.sessions.resume(name)
+        resumed = await self._domain.runs.resume(name)
+        return scheduler_pb2.ResumeSessionResponse(
+            session=self._encode_session(session),
+            runs=[
+                codec.encode_resumed_run(each, run=self._encode_run(each.run)) for each in resumed
+            ],
+        )
+
+    async def FinishSession(
+        self, request: scheduler_pb2.FinishSessionRequest, context: Context
+    ) -> scheduler_pb2.Session:
+        """End a session."""
+        name = _own_session(request.session, "session")
+        outcome = codec.check_text(request.outcome, "outcome")
+        return self._encode_session(
+            await self._domain.sessions.finish(name, outcome, current_caller())
+        )
+
+    async def CreateSamplingSession(
+        self, request: scheduler_pb2.CreateSamplingSessionRequest, context: Context
+    ) -> scheduler_pb2.SamplingSession:
+        """Open a handle to sample with."""
+        session = _own_session(request.parent, "parent")
+        identity = codec.decode_identity(request, session.project)
+        answer = await self._domain.sampling_sessions.create(
+            worker_codec.decode_new_sampling_session(request),
+            identity,
+            codec.serialized(worker_codec.encode_sampling_session),
+        )
+        return scheduler_pb2.SamplingSession.FromString(answer)
+
+    async def GetSamplingSession(
+        self, request: scheduler_pb2.GetSamplingSessionRequest, context: Context
+    ) -> scheduler_pb2.SamplingSession:
+        """Return a sampling session."""
+        name = codec.parse_name(SamplingSessionName, request.name, "name")
+        current_caller().require_project(name.project, lambda: sampling_session_not_found(name))
+        return worker_codec.encode_sampling_session(await self._domain.sampling_sessions.get(name))
+
+    async def GetTokenizer(
+        self, request: scheduler_pb2.GetTokenizerRequest, context: Context
+    ) -> scheduler_pb2.Tokenizer:
+        """Return the tokenizer of a base model."""
+        base_model = codec.decode_base_model(request.base_model, "base_model")
+        tokenizer = self._domain.workers.tokenizer(base_model, _reach_of(current_caller()))
+        return worker_codec.encode_tokenizer(tokenizer, known_digest=request.known_digest)
+
+    async def CreateTrainingRun(
+        self, request: scheduler_pb2.CreateTrainingRunRequest, context: Context
+    ) -> operations_pb2.Operation:
+        """Record a run and begin to place it."""
+        session = _own_session(request.parent, "parent")
+        identity = codec.decode_identity(request, session.project)
+        new = codec.decode_new_run(request)
+        encode = codec.serialized(self._encode_new_run)
+        answer = await self._domain.runs.create(new, identity, encode, current_caller())
+        return operations_pb2.Operation.FromString(answer)
+
+    async def GetTrainingRun(
+        self, request: scheduler_pb2.GetTrainingRunRequest, context: Context
+    ) -> scheduler_pb2.TrainingRun:
+        """Return a run; to pods one of whatever project, by its id alone."""
+        if request.name.startswith(_ANY_PROJECT):
+            current_caller().require_scope(POD_SCOPE)
+            run_id = request.name.removeprefix(_ANY_PROJECT)
+            return self._encode_run(await self._domain.runs.get_anywhere(run_id))
+        return self._encode_run(await self._domain.runs.get(_own_run(request.name)))
+
+    async def ListTrainingRuns(
+        self, request: scheduler_pb2.ListTrainingRunsRequest, context: Context
+    ) -> scheduler_pb2.ListTrainingRunsResponse:
+        """List the runs of a project."""
+        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        _caller_of_project(project)
+        page = codec.decode_page(request.page_size, request.page_token)
+        runs, next_page_token = await self._domain.runs.list(project, page)
+        return scheduler_pb2.ListTrainingRunsResponse(
+            training_runs=[
+                codec.encode_listed_run(each, run=self._encode_run(each.run))
+                for each in await self._domain.run_listing.describe(project, runs)
+            ],
+            next_page_token=next_page_token,
+        )
+
+    async def LocateCheckpoint(
+        self, request: scheduler_pb2.LocateCheckpointRequest, context: Context
+    ) -> scheduler_pb2.LocateCheckpointResponse:
+        """Say which trainer answers for a checkpoint."""
+        name = codec.parse_name(CheckpointName, request.checkpoint, "checkpoint")
+        caller = current_caller()
+        found = await self._domain.checkpoint_sources.find(
+            name, None if caller.is_pod else caller.project
+        )
+        return scheduler_pb2.LocateCheckpointResponse(trainer_address=found.trainer_address)
+
+    async def DeleteTrainingRun(
+        self, request: scheduler_pb2.DeleteTrainingRunRequest, context: Context
+    ) -> scheduler_pb2.TrainingRun:
+        """Delete a run."""
+        name = _own_run(request.name)
+        return self._encode_run(await self._domain.runs.delete(name, current_caller()))
+
+    async def CreateKey(
+        self, request: scheduler_pb2.CreateKeyRequest, context: Context
+    ) -> scheduler_pb2.Key:
+        """Create a key."""
+        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        key, api_key = await self._domain.keys.create(
+            current_caller(),
+            project=project,
+            scopes=codec.decode_scopes(request.scopes),
+            display_name=codec.check_text(request.display_name, "display_name"),
+            request=codec.decode_identity(request, project),
+        )
+        return codec.encode_key(key, name=_key_name(key), api_key=api_key)
+
+    async def ListKeys(
+        self, request: scheduler_pb2.ListKeysRequest, context: Context
+    ) -> scheduler_pb2.ListKeysResponse:
+        """List the keys of a project."""
+        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        page = codec.decode_page(request.page_size, request.page_token)
+        keys, next_page_token = await self._domain.keys.list(current_caller(), project, page)
+        return scheduler_pb2.ListKeysResponse(
+            keys=[codec.encode_key(key, name=_key_name(key)) for key in keys],
+            next_page_token=next_page_token,
+        )
+
+    async def RevokeKey(
+        self, request: scheduler_pb2.RevokeKeyRequest, context: Context
+    ) -> scheduler_pb2.Key:
+        """Refuse a key from now on."""
+        name = codec.parse_name(KeyName, request.name, "name")
+        key = await self._domain.keys.revoke(current_caller(), name)
+        return codec.encode_key(key, name=_key_name(key))
+
+    async def GetCallerKey(
+        self, request: scheduler_pb2.GetCallerKeyRequest, context: Context
+    ) -> scheduler_pb2.Key:
+        """Return the key of the call itself."""
+        key = self._domain.keys.of_caller(current_caller())
+        return codec.encode_key(key, name=_key_name(key))
+
+    async def ListAuditEvents(
+        self, request: scheduler_pb2.ListAuditEventsRequest, context: Context
+    ) -> scheduler_pb2.ListAuditEventsResponse:
+        """List what was done to the resources of a project."""
+        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        page = codec.decode_page(request.page_size, request.page_token)
+        events, next_page_token = await self._domain.audit.list(
+            current_caller(), project, codec.decode_window(request), page
+        )
+        return scheduler_pb2.ListAuditEventsResponse(
+            events=[codec.encode_audit_event(event) for event in events],
+            next_page_token=next_page_token,
+        )
+
+    async def VerifyKey(
+        self, request: scheduler_pb2.VerifyKeyRequest, context: Context
+    ) -> scheduler_pb2.VerifyKeyResponse:
+        """Check a key for another pod."""
+        current_caller().require_scope(POD_SCOPE)
+        owner = await self._domain.keys.verify(*codec.decode_key_lookup(request))
+        return scheduler_pb2.VerifyKeyResponse(
+            project=owner.project, scopes=sorted(owner.scopes), pool=owner.pool
+        )
+
+    async def RegisterWorker(
+        self, request: scheduler_pb2.RegisterWorkerRequest, context: Context
+    ) -> scheduler_pb2.Worker:
+        """Add a worker."""
+        current_caller().require_scope(POD_SCOPE)
+        worker = worker_codec.decode_worker(request.worker)
+        tokenizers = worker_codec.decode_tokenizers(request)
+        registered = await self._domain.workers.register(worker, tokenizers)
+        self._domain.moves.look()
+        return self._encode_worker(registered)
+
+    async def ListWorkers(
+        self, request: scheduler_pb2.ListWorkersRequest, context: Context
+    ) -> scheduler_pb2.ListWorkersResponse:
+        """List the workers that are alive."""
+        current_caller().require_scope(POD_SCOPE)
+        workers = self._domain.workers.alive(worker_codec.decode_role(request))
+        return scheduler_pb2.ListWorkersResponse(
+            workers=[
+                worker_codec.encode_listed_worker(
+                    worker, heartbeat_interval_s=self._config.worker_heartbeat_interval_s
+                )
+                for worker in sorted(workers, key=lambda worker: worker.name)
+            ]
+        )
+
+    async def HeartbeatWorker(
+        self, request: scheduler_pb2.HeartbeatWorkerRequest, context: Context
+    ) -> scheduler_pb2.Worker:
+        """Keep a worker listed."""
+        current_caller().require_scope(POD_SCOPE)
+        name = codec.parse_name(WorkerName, request.name, "name")
+        return self._encode_worker(self._domain.workers.heartbeat(str(name), request.incarnation))
+
+    async def DeregisterWorker(
+        self, request: scheduler_pb2.DeregisterWorkerRequest, context: Context
+    ) -> scheduler_pb2.DeregisterWorkerResponse:
+        """Take a worker off the list."""
+        current_caller().require_scope(POD_SCOPE)
+        name = codec.parse_name(WorkerName, request.name, "name")
+        self._domain.workers.deregister(str(name), request.incarnation)
+        self._domain.moves.look()
+        return scheduler_pb2.DeregisterWorkerResponse()
+
+    def _encode_session(self, session: Session) -> scheduler_pb2.Session:
+        return codec.encode_session(
+            session,
+            heartbeat_interval_s=self._config.heartbeat_interval_s,
+            timeout_s=self._config.session_timeout_s,
+        )
+
+    def _encode_run(self, run: Run) -> scheduler_pb2.TrainingRun:
+        return codec.encode_run(
+            run,
+            trainer_address=self._domain.workers.trainer_address(run),
+            checkpoint_address=self._domain.workers.ledger_address(run),
+            waiting_for=self._waiting_for(run),
+        )
+
+    def _waiting_for(self, run: Run) -> str:
+        if run.state is RunState.CREATING:
+            return self._domain.creations.waiting_for(run.name)
+        if run.state is RunState.MOVING:
+            return self._domain.moves.waiting_for(run.name)
+        return ""
+
+    def _encode_new_run(self, run: Run) -> operations_pb2.Operation:
+        return codec.encode_creation(
+            run,
+            trainer_address="",
+            checkpoint_address="",
+            waiting_for=self._domain.creations.waiting_for(run.name),
+            closed=run_closed(run),
+        )
+
+    def _encode_worker(self, worker: Worker) -> scheduler_pb2.Worker:
+        return worker_codec.encode_worker(
+            worker, heartbeat_interval_s=self._config.worker_heartbeat_interval_s
+        )
+
+
+def _caller_of_project(project: str) -> Caller:
+    """Return the caller, who belongs to a project."""
+    caller = current_caller()
+    caller.require_project(
+        project, lambda: NotFoundError(f"project {project} does not exist", project=project)
+    )
+    return caller
+
+
+def _reach_of(caller: Caller) -> Reach | None:
+    """Return whose workers a caller may use; None for a pod, which sees all."""
+    return None if caller.is_pod else Reach(caller.project, caller.pool)
+
+
+def _own_session(value: str, field: str) -> SessionName:
+    name = codec.parse_name(SessionName, value, field)
+    current_caller().require_project(name.project, lambda: session_not_found(name))
+    return name
+
+
+def _own_run(value: str) -> RunName:
+    name = codec.parse_name(RunName, value, "name")
+    current_caller().require_project(name.project, lambda: run_not_found(name))
+    return name
+
+
+def _key_name(key: Key) -> str:
+    return str(KeyName(key.project, key.key_id))

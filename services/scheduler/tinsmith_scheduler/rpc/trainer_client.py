@@ -1,0 +1,128 @@
+"""The scheduler's calls to trainers, over gRPC with the pod key."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+from google.longrunning import operations_pb2, operations_pb2_grpc
+
+from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith_runtime.rpc.error_codec import decode_status
+from tinsmith_runtime.rpc.scheduler_client import open_channel, pod_metadata, typed_errors
+from tinsmith_scheduler.rpc.codec import decode_adapter, encode_adapter
+from tinsmith_scheduler.store.records import Adapter, CheckpointInfo, ReleaseMode, RunStanding
+
+_LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
+_MODES = {
+    ReleaseMode.PARK: trainer_pb2.ReleaseRunRequest.MODE_PARK,
+    ReleaseMode.HAND_OVER: trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER,
+    ReleaseMode.DELETE: trainer_pb2.ReleaseRunRequest.MODE_DELETE,
+}
+
+
+class GrpcTrainers:
+    """Implements `Trainers`; keeps one channel for each address.
+
+    Args:
+        pod_key: The secret that the pods of one deployment share.
+        timeout_s: Deadline of each call.
+    """
+
+    def __init__(self, *, pod_key: str, timeout_s: float) -> None:
+        self._metadata = pod_metadata(pod_key)
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def close(self) -> None:
+        """Close all channels."""
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    async def adopt_run(
+        self, address: str, *, run: str, epoch: int, base_model: str, adapter: Adapter
+    ) -> None:
+        """Have a trainer take over a run."""
+        request = trainer_pb2.AdoptRunRequest(
+            run=run, epoch=epoch, base_model=base_model, adapter=encode_adapter(adapter)
+        )
+        await self._call(address, "AdoptRun", request)
+
+    async def release_run(self, address: str, *, run: str, epoch: int, mode: ReleaseMode) -> None:
+        """Have a trainer give up a run."""
+        request = trainer_pb2.ReleaseRunRequest(run=run, epoch=epoch, mode=_MODES[mode])
+        await self._call(address, "ReleaseRun", request)
+
+    async def resume_run(self, address: str, *, run: str) -> bytes:
+        """Let a new client go on with a run; return where it stands, encoded."""
+        request = trainer_pb2.ResumeRunRequest(run=run)
+        answer: trainer_pb2.RunStatus = await self._call(address, "ResumeRun", request)
+        return answer.SerializeToString()
+
+    async def list_standings(
+        self, address: str, project: str, *, timeout_s: float
+    ) -> list[RunStanding]:
+        """Return how the runs of a project stand that have operations under way."""
+        request = trainer_pb2.ListRunStatusesRequest(parent=f"projects/{project}/trainingRuns/-")
+        answer: trainer_pb2.ListRunStatusesResponse = await self._call(
+            address, "ListRunStatuses", request, timeout_s=timeout_s
+        )
+        return [
+            RunStanding(each.run, each.num_pending_operations, each.waiting_for)
+            for each in answer.statuses
+        ]
+
+    async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
+        """Return what a trainer knows of a checkpoint."""
+        request = trainer_pb2.GetCheckpointRequest(name=checkpoint)
+        answer: trainer_pb2.Checkpoint = await self._call(address, "GetCheckpoint", request)
+        return CheckpointInfo(
+            base_model=answer.base_model,
+            adapter=decode_adapter(answer.adapter),
+            has_optimizer=answer.kind == trainer_pb2.Checkpoint.KIND_TRAINING,
+            is_published=answer.state == trainer_pb2.Checkpoint.STATE_PUBLISHED,
+        )
+
+    async def load_checkpoint(
+        self, address: str, *, run: str, checkpoint: str, include_optimizer: bool
+    ) -> None:
+        """Have a new run load a checkpoint; see `Trainers`."""
+        request = trainer_pb2.LoadCheckpointRequest(
+            run=run,
+            # The same for each attempt, also after a restart of the scheduler.
+            request_id=str(uuid.uuid5(_LOAD_IDS, run)),
+            sequence_number=1,
+            checkpoint=checkpoint,
+            include_optimizer=include_optimizer,
+        )
+        operation: operations_pb2.Operation = await self._call(address, "LoadCheckpoint", request)
+        wait = operations_pb2.WaitOperationRequest(name=operation.name)
+        wait.timeout.FromTimedelta(datetime.timedelta(seconds=self._timeout_s / 2))
+        while not operation.done:
+            operation = await self._call(
+                address, "WaitOperation", wait, operations_pb2_grpc.OperationsStub
+            )
+        if operation.HasField("error"):
+            raise decode_status(operation.error)
+
+    async def _call(
+        self,
+        address: str,
+        method: str,
+        request: object,
+        stubs: Callable[[grpc.aio.Channel], Any] = trainer_pb2_grpc.TrainerServiceStub,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(address)
+        stub = stubs(channel)
+        async with typed_errors("trainer", may_move=True):
+            return await getattr(stub, method)(
+                request, timeout=timeout_s or self._timeout_s, metadata=self._metadata
+            )

@@ -1,0 +1,102 @@
+"""Checkpoints that something begins from: a sampling session, or a run.
+
+Only trainers know checkpoints; who may read one is decided here once more, because trainers answer
+the scheduler whatever project it asks for. A checkpoint that a project may not read does not exist
+for it: it gets the same error whether the run, the checkpoint or the grant is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tinsmith.names import CheckpointName
+from tinsmith_runtime.errors import (
+    CheckpointExpiredError,
+    CheckpointNotFoundError,
+    ErrorCode,
+    FailedPreconditionError,
+    NotFoundError,
+    TinsmithError,
+    WorkerUnavailableError,
+)
+from tinsmith_runtime.sql import Database
+from tinsmith_scheduler.runs.run_store import get_run
+from tinsmith_scheduler.store.records import CheckpointInfo, Run, RunState
+from tinsmith_scheduler.workers.trainer_protocol import Trainers
+from tinsmith_scheduler.workers.workers import Workers
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedCheckpoint:
+    """A checkpoint, the run that saved it, and where its trainer is."""
+
+    info: CheckpointInfo
+    run: Run
+    trainer_address: str
+
+
+class CheckpointSources:
+    """Finds checkpoints.
+
+    Args:
+        database: Where runs are kept.
+        workers: The workers that are registered.
+        trainers: Asked for checkpoints.
+    """
+
+    def __init__(self, database: Database, *, workers: Workers, trainers: Trainers) -> None:
+        self._database = database
+        self._workers = workers
+        self._trainers = trainers
+
+    async def find(self, name: CheckpointName, project: str | None) -> LocatedCheckpoint:
+        """Return a checkpoint that a project may read: its own, or a published one.
+
+        Args:
+            name: Of the checkpoint.
+            project: Who asks; None for a pod, which reads everything.
+
+        Raises:
+            CheckpointNotFoundError: If there is none of this name for the project.
+            CheckpointExpiredError: If it was the project's own, and expired.
+            FailedPreconditionError: If its run, one of the project, is not active.
+            WorkerUnavailableError: If its trainer can not be asked.
+        """
+        is_own = project in (None, name.project)
+        run = await self._database.read(lambda connection: get_run(connection, str(name.run_name)))
+        if run is None or run.state is RunState.DELETED:
+            raise checkpoint_not_found(name)
+        if run.state not in (RunState.ACTIVE, RunState.MOVING):
+            if not is_own:
+                raise checkpoint_not_found(name)
+            raise FailedPreconditionError(
+                f"run {run.name} is {run.state.value}; wait for its creation to succeed",
+                run=run.name,
+                state=run.state.value,
+            )
+        address = self._workers.ledger_address(run)
+        if not address:
+            raise WorkerUnavailableError(
+                f"the trainer of checkpoint {name} is not there at the moment; send the request "
+                "again",
+                checkpoint=name,
+            )
+        info = await self._ask(name, address, is_own=is_own)
+        if not (is_own or info.is_published):
+            raise checkpoint_not_found(name)
+        return LocatedCheckpoint(info, run, address)
+
+    async def _ask(self, name: CheckpointName, address: str, *, is_own: bool) -> CheckpointInfo:
+        try:
+            return await self._trainers.get_checkpoint(address, str(name))
+        except TinsmithError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            if is_own and error.reason == CheckpointExpiredError.reason:
+                raise CheckpointExpiredError(error.message, checkpoint=name) from error
+            raise checkpoint_not_found(name) from error
+
+
+def checkpoint_not_found(name: CheckpointName) -> NotFoundError:
+    """Return the error of a checkpoint that does not exist, or may not be read."""
+    return CheckpointNotFoundError(f"checkpoint {name} does not exist", checkpoint=name)

@@ -1,0 +1,183 @@
+"""Tables of the scheduler.
+
+Names of resources are whole (`projects/...`), so that a row can not be read without its project.
+`serial` columns order lists: creation times can be equal, serials can not. Those of sessions count
+within a project, those of sampling sessions within a session; the one writer assigns them.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+SCHEMA_VERSION = 6
+"""The number of the last migration; a change of the tables adds one."""
+MIGRATIONS = "tinsmith_scheduler.store.migrations"
+
+metadata = sa.MetaData()
+
+projects = sa.Table(
+    "projects",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+)
+
+keys = sa.Table(
+    "keys",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("key_id", sa.Text, nullable=False, unique=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("secret_sha256", sa.LargeBinary, nullable=False),
+    sa.Column("scopes", sa.JSON, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("display_name", sa.Text, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    # The workers that the key is bound to; empty for the shared ones.
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
+    # The job whose driver has the key, and which one of the name; empty for a user's.
+    sa.Column("job", sa.Text, nullable=False, default="", server_default=""),
+    sa.Column("job_uid", sa.Text, nullable=False, default="", server_default=""),
+    sqlite_autoincrement=True,
+)
+
+sessions = sa.Table(
+    "sessions",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("display_name", sa.Text, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("client_version", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False, default=""),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Column("serial", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
+    sa.Index("sessions_by_state", "state"),
+    sa.Index("sessions_by_project", "project", "serial", unique=True),
+)
+
+runs = sa.Table(
+    "runs",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("session", sa.Text, nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("adapter", sa.Text, nullable=False),
+    sa.Column("display_name", sa.Text, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    # Empty until a trainer was chosen; kept while it is not known whether that trainer adopted it.
+    sa.Column("worker", sa.Text, nullable=False, default=""),
+    # Which process of the trainer, and the ledger that it shares; empty where runs do not move.
+    sa.Column("incarnation", sa.Text, nullable=False, default="", server_default=""),
+    sa.Column("ledger", sa.Text, nullable=False, default="", server_default=""),
+    sa.Column("epoch", sa.BigInteger, nullable=False, default=0),
+    sa.Column("encoded_error", sa.LargeBinary, nullable=False, default=b""),
+    sa.Column("source_checkpoint", sa.Text, nullable=False, default="", server_default=""),
+    sa.Column(
+        "include_optimizer", sa.Boolean, nullable=False, default=False, server_default=sa.false()
+    ),
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
+    sa.Index("runs_by_project", "project", "serial"),
+    sa.Index("runs_by_session", "session"),
+    sa.Index("runs_by_worker", "worker", "state"),
+    sa.Index("runs_by_state", "state"),
+    sqlite_autoincrement=True,
+)
+
+sampling_sessions = sa.Table(
+    "sampling_sessions",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("session", sa.Text, nullable=False),
+    sa.Column("base_model", sa.Text, nullable=False),
+    sa.Column("checkpoint", sa.Text, nullable=False),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("serial", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
+    sa.Index("sampling_sessions_by_session", "session", "serial", unique=True),
+)
+
+# Releases that a trainer has not confirmed yet.
+releases = sa.Table(
+    "releases",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("worker", sa.Text, primary_key=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("mode", sa.Text, nullable=False),
+)
+
+requests = sa.Table(
+    "requests",
+    metadata,
+    sa.Column("project", sa.Text, primary_key=True),
+    sa.Column("request_id", sa.Text, primary_key=True),
+    sa.Column("method", sa.Text, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("response", sa.LargeBinary, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Index("requests_by_time", "create_time_s"),
+)
+
+# Base models that a worker has served: after a restart of the scheduler they are known before
+# their workers are back.
+models = sa.Table("models", metadata, sa.Column("base_model", sa.Text, primary_key=True))
+
+# What the driver of a job reported last. The row is made with the key of the job.
+job_reports = sa.Table(
+    "job_reports",
+    metadata,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("uid", sa.Text, nullable=False),
+    sa.Column("step", sa.BigInteger, nullable=False),
+    sa.Column("max_steps", sa.BigInteger, nullable=False),
+    sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("checkpoint", sa.Text, nullable=False),
+    sa.Column("checkpoint_step", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.LargeBinary, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("update_time_s", sa.Float, nullable=True),
+    sa.Column("step_time_s", sa.Float, nullable=True),
+)
+
+# The jobs that this scheduler runs itself, on one machine. In a cluster they are its resources.
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("uid", sa.Text, nullable=False),
+    # As in the resource of the cluster.
+    sa.Column("spec", sa.JSON, nullable=False),
+    sa.Column("status", sa.JSON, nullable=False),
+    sa.Column("labels", sa.JSON, nullable=False),
+    # Tells a repeated creation from another job of the name.
+    sa.Column("request_digest", sa.LargeBinary, nullable=False),
+    sa.Column("create_time_s", sa.Float, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Index("jobs_by_project", "project", "serial"),
+    sqlite_autoincrement=True,
+)
+
+# One row for each management action. The project is that of the resource, whoever the caller was.
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("time_s", sa.Float, nullable=False),
+    sa.Column("project", sa.Text, nullable=False),
+    sa.Column("key_id", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("resource", sa.Text, nullable=False),
+    sa.Index("audit_by_project", "project", "serial"),
+)

@@ -1,0 +1,48 @@
+"""What the scheduler needs of trainers, as the domain sees it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tinsmith_scheduler.store.records import Adapter, CheckpointInfo, ReleaseMode, RunStanding
+
+
+class Trainers(Protocol):
+    """Calls to trainers.
+
+    All raise what the trainer answered as a plain `TinsmithError`, to be told apart by `code` and
+    `reason`. A trainer that does not answer is `WorkerUnavailableError`.
+    """
+
+    async def adopt_run(
+        self, address: str, *, run: str, epoch: int, base_model: str, adapter: Adapter
+    ) -> None:
+        """Have a trainer take over a run."""
+        ...
+
+    async def release_run(self, address: str, *, run: str, epoch: int, mode: ReleaseMode) -> None:
+        """Have a trainer give up a run."""
+        ...
+
+    async def resume_run(self, address: str, *, run: str) -> bytes:
+        """Let a new client go on with a run; return where it stands, encoded."""
+        ...
+
+    async def list_standings(
+        self, address: str, project: str, *, timeout_s: float
+    ) -> list[RunStanding]:
+        """Return how the runs of a project stand that have operations under way on a trainer."""
+        ...
+
+    async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
+        """Return what a trainer knows of a checkpoint, of whatever project."""
+        ...
+
+    async def load_checkpoint(
+        self, address: str, *, run: str, checkpoint: str, include_optimizer: bool
+    ) -> None:
+        """Have a new run load a checkpoint as its operation 1; return once it did.
+
+        Repeating it changes nothing. What the operation failed with is raised.
+        """
+        ...

@@ -1,0 +1,94 @@
+"""The audit trail of checkpoints: who published, changed, copied, exported, fetched or deleted one.
+
+A change is recorded by the transaction that makes it, in the ledger. A grant of a download changes
+no row, so its event is a write of its own, which is durable before the grant is given. Only the
+owner does any of this: what other projects read of a published checkpoint is not recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tinsmith_runtime.errors import InvalidFieldError, ScopeMissingError
+from tinsmith_runtime.ledger import AuditEvent, CheckpointRecord, Ledger
+from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, Caller
+
+_TOKEN = re.compile(r"([0-9][0-9.e+-]{0,31}):([0-9]{1,18})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventQuery:
+    """Which events are asked for.
+
+    Attributes:
+        start_s: Leaves out what happened before; None for nothing.
+        end_s: Leaves out what happened then or later; None for nothing.
+    """
+
+    project: str
+    page_size: int
+    page_token: str
+    start_s: float | None
+    end_s: float | None
+
+
+class AuditTrail:
+    """The events of all checkpoints.
+
+    Args:
+        ledger: Where they are kept.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(self, ledger: Ledger, clock: Callable[[], float]) -> None:
+        self._ledger = ledger
+        self._clock = clock
+
+    async def note_download(self, resource: str, checkpoint: CheckpointRecord, key_id: str) -> None:
+        """Record that somebody may fetch the files of a checkpoint, or of an export of it."""
+        await self._ledger.record_event(
+            AuditEvent(
+                time_s=self._clock(),
+                key_id=key_id,
+                action="download_checkpoint",
+                resource=resource,
+                checkpoint_kind=checkpoint.kind,
+            )
+        )
+
+    async def list(self, caller: Caller, query: EventQuery) -> tuple[list[AuditEvent], str]:
+        """Return events of a project, oldest first, and the token that goes on.
+
+        Raises:
+            ScopeMissingError: If the caller does not manage the project.
+            InvalidFieldError: If the page token is not one of this list.
+        """
+        caller.require_scope(ADMIN_SCOPE)
+        if caller.project != query.project:
+            raise ScopeMissingError(
+                f"the checkpoints of project {query.project} are managed by its own admins",
+                scope=ADMIN_SCOPE,
+                key_id=caller.key_id,
+            )
+        found = await self._ledger.list_events(
+            query.project,
+            limit=query.page_size + 1,
+            after=_decode_position(query.page_token) if query.page_token else None,
+            start_s=query.start_s,
+            end_s=query.end_s,
+        )
+        shown = found[: query.page_size]
+        more = len(found) > len(shown)
+        return shown, f"{shown[-1].time_s!r}:{shown[-1].serial}" if more else ""
+
+
+def _decode_position(page_token: str) -> tuple[float, int]:
+    match = _TOKEN.fullmatch(page_token)
+    try:
+        if match is not None:
+            return float(match[1]), int(match[2])
+    except ValueError:
+        pass
+    raise InvalidFieldError("page_token", "is not a token of this list; start without one")

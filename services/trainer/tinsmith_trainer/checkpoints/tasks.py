@@ -1,0 +1,263 @@
+"""Copies, exports and imports as operations: accepted durably, done in the background, waited for.
+
+They are in no run's order and do not use the engine's thread. A task that a restart cut off is done
+again. Its end and the row that it makes are one commit, under the fence of its run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tinsmith_runtime.errors import (
+    OperationNotFoundError,
+    OutcomeUnknownError,
+    StorageBusyError,
+    StorageFullError,
+    StorageUnavailableError,
+    TinsmithError,
+)
+from tinsmith_runtime.ledger import (
+    CheckpointRecord,
+    ExportRecord,
+    Ledger,
+    OperationState,
+    TaskRecord,
+)
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.rpc.error_codec import internal_error
+from tinsmith_trainer.checkpoints.transfers import CheckpointWork, Made, TaskWork
+from tinsmith_trainer.metrics import CHECKPOINT_TASKS
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.storage_retry import STORAGE_RETRY_S
+
+logger = logging.getLogger(__name__)
+
+_NUM_AT_ONCE = 2
+_MAX_PENDING = 64
+_PASSING = (StorageFullError, StorageBusyError, StorageUnavailableError, OutcomeUnknownError)
+
+
+class TaskCodec(Protocol):
+    """The stored form of tasks and their results."""
+
+    def decode_task(self, kind: str, checkpoint: str, payload: bytes) -> TaskWork:
+        """Return the work of a stored request."""
+        ...
+
+    def encode_made(self, made: Made) -> bytes:
+        """Return the serialised response."""
+        ...
+
+    def encode_error(self, error: TinsmithError) -> bytes:
+        """Return the serialised `google.rpc.Status`."""
+        ...
+
+
+@dataclass(slots=True)
+class TaskProgress:
+    """How far a task is."""
+
+    is_running: bool = False
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+    def note(self, done_bytes: int, total_bytes: int) -> None:
+        """Note what is written."""
+        self.done_bytes, self.total_bytes = done_bytes, total_bytes
+
+
+class CheckpointTasks:
+    """The tasks of the runs that this trainer holds.
+
+    Args:
+        ledger: Where they are durable.
+        work: Does them.
+        codec: Their stored form.
+        find_run: Returns a run that this trainer holds, or None.
+        clock: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        work: CheckpointWork,
+        codec: TaskCodec,
+        *,
+        find_run: Callable[[str], LiveRun | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._ledger = ledger
+        self._work = work
+        self._codec = codec
+        self._find_run = find_run
+        self._clock = clock
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._progress: dict[str, TaskProgress] = {}
+        self._turns = asyncio.Semaphore(_NUM_AT_ONCE)
+
+    async def recover(self) -> None:
+        """Go on with what another process left of the runs that this trainer holds.
+
+        Repeating it changes nothing.
+        """
+        for task in await self._ledger.list_pending_tasks():
+            if self._find_run(task.run) is not None and task.name not in self._running:
+                self._begin(task)
+
+    async def stop(self) -> None:
+        """Stop what runs; it is done again after the restart."""
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def submit(self, task: TaskRecord) -> TaskRecord:
+        """Accept a task, or return the one that the same request made before.
+
+        Raises:
+            RunNotFoundError: If the run was deleted.
+            RequestIdReusedError: If the request id has another digest.
+            QueueFullError: If too many tasks of the project wait.
+        """
+        record = await self._ledger.submit_task(task, max_pending=_MAX_PENDING)
+        if record.state is OperationState.PENDING and record.name not in self._running:
+            self._begin(record)
+        return record
+
+    async def find(self, name: str) -> TaskRecord | None:
+        """Return a task that was accepted before, or None."""
+        return await self._ledger.get_task(name)
+
+    async def get(self, name: str) -> TaskRecord:
+        """Return a task as it stands.
+
+        Raises:
+            OperationNotFoundError: If there is none of this name.
+        """
+        record = await self._ledger.get_task(name)
+        if record is None:
+            raise OperationNotFoundError(
+                f"operation {name} does not exist; it was not accepted, or ended over a week ago",
+                operation=name,
+            )
+        return record
+
+    async def wait(self, name: str, timeout_s: float) -> TaskRecord:
+        """Return a task once it ended, or as it stands when the time is over."""
+        running = self._running.get(name)
+        if running is not None:
+            await asyncio.wait({running}, timeout=timeout_s)
+        return await self.get(name)
+
+    def progress(self, name: str) -> TaskProgress:
+        """Return how far a task is."""
+        return self._progress.get(name, TaskProgress())
+
+    def _begin(self, task: TaskRecord) -> None:
+        progress = self._progress[task.name] = TaskProgress()
+        running = asyncio.create_task(self._execute(task, progress))
+        self._running[task.name] = running
+        running.add_done_callback(lambda _: self._forget(task.name))
+
+    def _forget(self, name: str) -> None:
+        self._running.pop(name, None)
+        self._progress.pop(name, None)
+
+    async def _execute(self, task: TaskRecord, progress: TaskProgress) -> None:
+        async with self._turns:
+            progress.is_running = True
+            run = self._find_run(task.run)
+            if run is None:
+                return
+            try:
+                await self._do(run, task, progress)
+            except FencedError as error:
+                # The run is another process's, or deleted: so is the task.
+                logger.warning("task given up", extra={"task": task.name, "problem": str(error)})
+            except Exception:
+                logger.exception("task not ended; tried again after a restart")
+
+    async def _do(self, run: LiveRun, task: TaskRecord, progress: TaskProgress) -> None:
+        work = self._codec.decode_task(task.kind, task.checkpoint, task.payload)
+        made: Made | None = None
+        error: TinsmithError | None = None
+        try:
+            task_id = task.name.rpartition("/")[2].partition("-")[2].replace("-", "")
+            made = await self._work.do(run.record, work, task_id, progress.note)
+            await self._commit(run, task, made)
+        except FencedError:
+            if made is not None and self._find_run(task.run) is None:
+                # The folder of the deleted run was removed before this was written into it.
+                await asyncio.to_thread(self._work.discard, made)
+            raise
+        except TinsmithError as problem:
+            error = problem
+        except Exception as bug:
+            logger.error("task failed by a bug", exc_info=bug, extra={"task": task.name})
+            error = internal_error()
+        if error is not None:
+            if made is not None:
+                await asyncio.to_thread(self._work.discard, made)
+            await self._commit_failure(run, task, error)
+        if not isinstance(error, StorageFullError):
+            await asyncio.to_thread(self._work.end, work)
+        CHECKPOINT_TASKS.labels(task.kind, "succeeded" if error is None else "failed").inc()
+        logger.info(
+            "task ended",
+            extra={"task": task.name, "outcome": "succeeded" if error is None else error.reason},
+        )
+
+    async def _commit(self, run: LiveRun, task: TaskRecord, made: Made) -> None:
+        result = self._codec.encode_made(made)
+        await self._durably(
+            task,
+            lambda: self._ledger.finish_task(
+                task,
+                run.record.epoch,
+                finish_time_s=self._clock(),
+                result=result,
+                checkpoint=made if isinstance(made, CheckpointRecord) else None,
+                export=made if isinstance(made, ExportRecord) else None,
+            ),
+            ending=result,
+        )
+
+    async def _commit_failure(self, run: LiveRun, task: TaskRecord, error: TinsmithError) -> None:
+        encoded = self._codec.encode_error(error)
+        await self._durably(
+            task,
+            lambda: self._ledger.finish_task(
+                task, run.record.epoch, finish_time_s=self._clock(), error=encoded
+            ),
+            ending=encoded,
+        )
+
+    async def _durably(
+        self, task: TaskRecord, write: Callable[[], Awaitable[TaskRecord]], *, ending: bytes
+    ) -> None:
+        """Write the end of a task, waiting for space and for the database.
+
+        Until it is known whether the end was written, its files must not be touched.
+        """
+        is_doubtful = False
+        while True:
+            try:
+                await write()
+            except _PASSING as error:
+                is_doubtful |= isinstance(error, OutcomeUnknownError)
+                logger.warning(
+                    "task waits to be committed",
+                    extra={"task": task.name, "problem": error.message},
+                )
+                await asyncio.sleep(STORAGE_RETRY_S)
+            except FencedError:
+                found = await self._ledger.get_task(task.name) if is_doubtful else None
+                if found is None or ending not in (found.result, found.error):
+                    raise
+                return
+            else:
+                return

@@ -1,0 +1,256 @@
+"""Makes intents and results durable, and only then tells who waits.
+
+The runs of a cycle go to the ledger together and share its sync; each has a fence of its own. If
+the disk is full, what was acknowledged is not given up: the commit waits for space, its runs stand
+still and say why, and the cycles of others go on until they come to the same point. Whoever needs
+an object store that is away waits in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from tinsmith_engine import ForwardResult, OptimStepResult
+from tinsmith_runtime import failpoints
+from tinsmith_runtime.errors import (
+    StorageBusyError,
+    StorageFullError,
+    StorageUnavailableError,
+    TinsmithError,
+)
+from tinsmith_runtime.ledger import (
+    CheckpointRecord,
+    Commit,
+    Ledger,
+    OperationRecord,
+    Outcome,
+    SnapshotRecord,
+)
+from tinsmith_trainer.execution.engine_calls import Computed, SliceResult
+from tinsmith_trainer.execution.numerics_plan import Plan
+from tinsmith_trainer.metrics import OPERATION_SECONDS, OPERATIONS, TRAINED_TOKENS
+from tinsmith_trainer.runs.operations import ForwardWork, Kind, WireCodec
+from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.storage_retry import STORAGE_RETRY_S
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+Finish = Callable[[LiveRun, list[OperationRecord]], None]
+Settle = Callable[[SliceResult, Exception | None], None]
+
+_PASSING = (StorageFullError, StorageBusyError, StorageUnavailableError)
+"""What a write waits for to end: nothing was written, and it may be repeated."""
+
+
+class StoppedError(Exception):
+    """The pod stops while a write waits for space or the object store.
+
+    What is in the ledger is done again later.
+    """
+
+
+class Committer:
+    """Writes what the cycle, the saves and the gap watcher decide.
+
+    Args:
+        ledger: Where results become durable.
+        wire: The stored form of results.
+        finish: Takes finished operations out of the queue of their run, and tells who waits.
+    """
+
+    def __init__(self, ledger: Ledger, wire: WireCodec, finish: Finish) -> None:
+        self._ledger = ledger
+        self._wire = wire
+        self._finish = finish
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """Give up waiting for space from now on."""
+        self._is_stopping = True
+
+    async def begin(self, operations: Sequence[tuple[LiveRun, Sequence[QueuedOperation]]]) -> None:
+        """Count an attempt of operations of several runs.
+
+        Raises:
+            StoppedError: If the pod stops while the disk is full.
+        """
+        attempts = {
+            run.name: {each.sequence_number: each.record.num_attempts + 1 for each in queued}
+            for run, queued in operations
+        }
+        runs = [run for run, _ in operations]
+        failpoints.passing("trainer.intend")
+        await self.durably(runs, lambda: self._ledger.start_all(attempts))
+        failpoints.passing("trainer.intended")
+
+    async def commit_computed(self, results: Sequence[SliceResult], settle: Settle) -> None:
+        """Commit what was computed of several runs.
+
+        Args:
+            results: At least one operation of each run.
+            settle: Told of each run as soon as it is known: what kept it from being durable, or
+                None. One run does not depend on another.
+        """
+        waiting = []
+        for result in results:
+            try:
+                waiting.append((result, self._commit_of(result)))
+            except Exception as error:
+                settle(result, error)
+        failpoints.passing("trainer.commit")
+        while waiting:
+            answers = await self._ledger.finish_all([commit for _, commit in waiting])
+            failpoints.passing("trainer.committed")
+            without_room = []
+            for (result, commit), answer in zip(waiting, answers, strict=True):
+                run = result.slice.run
+                if isinstance(answer, list):
+                    self._take(run, answer, commit.outcomes[-1].version)
+                    settle(result, None)
+                elif not isinstance(answer, Exception):
+                    raise answer
+                elif not isinstance(answer, _PASSING):
+                    settle(result, answer)
+                elif self._waits([run], answer):
+                    without_room.append((result, commit))
+                else:
+                    settle(result, StoppedError())
+            waiting = without_room
+            if waiting:
+                await asyncio.sleep(STORAGE_RETRY_S)
+
+    def _commit_of(self, result: SliceResult) -> Commit:
+        run = result.slice.run
+        # Before the commit, which adds the refused calls that follow.
+        run.failures = result.failures
+        return Commit(
+            run=run.name, epoch=run.record.epoch, outcomes=self._outcomes(run, result.computed)
+        )
+
+    async def commit(
+        self,
+        run: LiveRun,
+        outcomes: Sequence[Outcome],
+        *,
+        checkpoints: Sequence[CheckpointRecord] = (),
+        snapshots: Sequence[SnapshotRecord] = (),
+    ) -> None:
+        """Commit results of one run, with the rows that belong to them.
+
+        Raises:
+            FencedError: If another process holds the run.
+            StoppedError: If the pod stops, or the run is deleted, while the disk is full.
+        """
+        failpoints.passing("trainer.commit")
+        records = await self.durably(
+            [run],
+            lambda: self._ledger.finish(
+                run.name,
+                run.record.epoch,
+                outcomes,
+                checkpoints=checkpoints,
+                snapshots=snapshots,
+            ),
+        )
+        failpoints.passing("trainer.committed")
+        self._take(run, records, outcomes[-1].version)
+
+    async def durably(
+        self,
+        runs: Sequence[LiveRun],
+        write: Callable[[], Awaitable[ResultT]],
+        *,
+        waits_for: tuple[type[TinsmithError], ...] = _PASSING,
+    ) -> ResultT:
+        """Write, again and again while it fails with certain errors.
+
+        Args:
+            runs: Who waits, and says so.
+            write: Writes, or reads what is to be written; may be called again after it failed.
+            waits_for: Errors that pass.
+
+        Raises:
+            StoppedError: If the pod stops meanwhile.
+        """
+        while True:
+            try:
+                result = await write()
+            except waits_for as error:
+                if not self._waits(runs, error):
+                    raise StoppedError from error
+                await asyncio.sleep(STORAGE_RETRY_S)
+            else:
+                for run in runs:
+                    run.obstacle = ""
+                return result
+
+    def outcome(
+        self,
+        run: LiveRun,
+        operation: QueuedOperation,
+        version: int,
+        *,
+        result: bytes | None = None,
+        error: TinsmithError | None = None,
+        micro_batch_tokens: int | None = None,
+    ) -> Outcome:
+        """Return what the ledger is to hold of an operation that ended."""
+        return Outcome(
+            sequence_number=operation.sequence_number,
+            result=result,
+            error=None if error is None else self._wire.encode_error(error),
+            version=version,
+            plan=str(Plan(run.engine.info.fingerprint, micro_batch_tokens)),
+            finish_time_s=time.time(),
+        )
+
+    def _outcomes(self, run: LiveRun, computed: Sequence[Computed]) -> list[Outcome]:
+        outcomes = []
+        version = run.record.version
+        for entry in computed:
+            kind = Kind(entry.operation.record.kind)
+            answer = entry.answer
+            is_error = isinstance(answer, TinsmithError)
+            OPERATION_SECONDS.labels(kind).observe(entry.duration_s)
+            OPERATIONS.labels(kind, "failed" if is_error else "succeeded").inc()
+            if isinstance(answer, TinsmithError):
+                outcomes.append(self.outcome(run, entry.operation, version, error=answer))
+                continue
+            split = None
+            if isinstance(answer, OptimStepResult):
+                version = answer.version
+            elif isinstance(answer, ForwardResult):
+                split = answer.micro_batch_tokens or None
+                if isinstance(entry.operation.work, ForwardWork):
+                    TRAINED_TOKENS.inc(entry.operation.num_tokens)
+            result = self._wire.encode_result(kind, answer)
+            outcomes.append(
+                self.outcome(run, entry.operation, version, result=result, micro_batch_tokens=split)
+            )
+        return outcomes
+
+    def _take(self, run: LiveRun, records: list[OperationRecord], version: int) -> None:
+        """Note what is durable, and tell who waits."""
+        run.obstacle = ""
+        run.running = frozenset()
+        run.record = dataclasses.replace(run.record, version=version)
+        self._finish(run, records)
+
+    def _waits(self, runs: Sequence[LiveRun], error: TinsmithError) -> bool:
+        """Note why runs stand still; return whether it is worth waiting."""
+        if self._is_stopping or all(run.is_closed for run in runs):
+            return False
+        is_away = isinstance(error, StorageUnavailableError)
+        for run in runs:
+            run.obstacle = error.message if is_away else f"the trainer's disk: {error.message}"
+        logger.warning(
+            "waiting for the object store" if is_away else "waiting for the disk",
+            extra={"problem": error.message},
+        )
+        return True

@@ -1,0 +1,277 @@
+"""The cycle: takes what is ready of many runs, computes it in one pass, and hands it to be stored.
+
+One cycle is one base model's: the fair queue says how much of which runs, then there is one engine
+call for all forwards and forward_backwards, and one for all optimizer steps. Its results are
+committed while the next cycle computes; the runs of a committing cycle are not ready until their
+results are on disk, so nobody ever builds on what may still be lost. What needs files rather than
+the engine goes on beside the cycles, each run for itself: restores, saves, loads, snapshots.
+
+An operation that was begun before, and so may be what killed the process, is counted durably first
+and computed in a cycle alone.
+
+A bug that ends a task of the cycle ends the service: a pod that answers and computes nothing is
+worse than one that is restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from tinsmith_engine.host import EngineHost
+from tinsmith_runtime import failpoints
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.cycle.committer import Committer
+from tinsmith_trainer.cycle.planner import TurnTaker
+from tinsmith_trainer.cycle.run_tasks import SoloWork
+from tinsmith_trainer.execution.engine_calls import (
+    SliceResult,
+    Steps,
+    apply_steps,
+    note_batches,
+    request_of,
+)
+from tinsmith_trainer.execution.slices import Slice, is_suspect, step_behind
+from tinsmith_trainer.metrics import (
+    COMPUTED_TOKENS_PER_SECOND,
+    CYCLE_RUNS,
+    CYCLE_SECONDS,
+    CYCLE_TOKENS,
+)
+from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
+from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+
+logger = logging.getLogger(__name__)
+
+
+class Cycle:
+    """Executes the operations of all runs, in order within each.
+
+    Args:
+        config: Limits.
+        registry: The runs.
+        host: The engines.
+        committer: Makes intents and results durable.
+        solo: What runs do beside the cycles.
+        lease: Whether this process may compute.
+        on_end: Called when a task ends by a bug or because another process holds a run: this
+            process must not go on as if it served.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        registry: RunRegistry,
+        host: EngineHost,
+        committer: Committer,
+        solo: SoloWork,
+        lease: LeaseKeeper,
+        *,
+        on_end: Callable[[Exception], None],
+    ) -> None:
+        self._config = config
+        self._registry = registry
+        self._residency = registry.residency
+        self._host = host
+        self._committer = committer
+        self._solo = solo
+        self._lease = lease
+        self._on_end = on_end
+        self._turns = TurnTaker(config.cycle_tokens, config.max_attempts, registry.residency)
+        self._has_work = asyncio.Event()
+        self._main: asyncio.Task[None] | None = None
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        """Work that a stop waits for: its results exist, so let them be committed."""
+        self._restores: set[asyncio.Task[None]] = set()
+        registry.on_work = self._has_work.set
+
+    def start(self, *watchers: Coroutine[Any, Any, None]) -> None:
+        """Begin to execute; what recovery found is first.
+
+        Args:
+            *watchers: Further tasks that live and die with the cycle.
+        """
+        self._has_work.set()
+        self._main = self._spawn(self._execute_forever(), self._watchers)
+        for watcher in watchers:
+            self._spawn(watcher, self._watchers)
+
+    async def stop(self) -> None:
+        """End after the cycle that is being computed; what waits stays in the ledger."""
+        self._committer.stop()
+        for task in (*self._watchers, *self._restores):
+            task.cancel()
+        await asyncio.gather(*self._watchers, *self._restores, return_exceptions=True)
+        while self._ending:
+            await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _spawn(
+        self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]
+    ) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        group.add(task)
+        task.add_done_callback(lambda done: self._note_end(done, group))
+        return task
+
+    def _note_end(self, task: asyncio.Task[None], group: set[asyncio.Task[None]]) -> None:
+        group.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if not isinstance(error, Exception):
+            return
+        if isinstance(error, FencedError):
+            logger.critical("another process holds a run", extra={"problem": error.message})
+        else:
+            logger.critical("the cycle ended by a bug", exc_info=error)
+        if self._main is not None:
+            self._main.cancel()
+        self._on_end(error)
+
+    async def _execute_forever(self) -> None:
+        while True:
+            await self._lease.wait_current()
+            self._has_work.clear()
+            turns = self._turns.take(self._registry.runs)
+            # No lock is waited for: who was not at rest got no turn.
+            for run in turns.to_restore:
+                await run.lock.acquire()
+                self._go_on(run, self._solo.restore(run), self._restores)
+            for aside in turns.aside:
+                await aside.run.lock.acquire()
+                self._go_on(aside.run, self._solo.execute(aside), self._ending)
+            for each in turns.slices:
+                await each.run.lock.acquire()
+            if turns.slices:
+                # A stop does not end the cycle: what is computed is to be committed.
+                await asyncio.wait([self._spawn(self._execute(turns.slices), self._ending)])
+            elif not turns.aside and not turns.to_restore:
+                failpoints.passing("trainer.idle")
+                await self._has_work.wait()
+
+    def _go_on(
+        self, run: LiveRun, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]
+    ) -> None:
+        """Let the work of a run go on beside the cycles; its lock, which is held, ends with it."""
+        task = self._spawn(work, group)
+        task.add_done_callback(lambda _: _put_back(run))
+
+    async def _execute(self, slices: Sequence[Slice]) -> None:
+        """Compute the slices of locked runs; their locks end with their commits."""
+        results = [SliceResult(each, list(each.run.failures)) for each in slices]
+        for each in slices:
+            self._residency.touch(each.run)
+            each.run.has_had_turn = True
+            each.run.running = frozenset(o.sequence_number for o in each.operations)
+        intents = [
+            asyncio.create_task(self._committer.begin([(s.run, s.operations) for s in slices]))
+        ]
+        try:
+            if any(is_suspect(each.run, each.first) for each in slices):
+                await intents[0]
+            failpoints.passing("trainer.compute")
+            await self._compute(results, intents)
+            failpoints.passing("trainer.computed")
+        except Exception as error:
+            await asyncio.gather(*intents, return_exceptions=True)
+            for run in (each.run for each in slices):
+                undo = self._solo.undo(run, error, is_alone=len(slices) == 1)
+                self._go_on(run, undo, self._ending)
+        else:
+            self._spawn(self._commit(results, intents), self._ending)
+
+    async def _compute(
+        self, results: Sequence[SliceResult], intents: list[asyncio.Task[None]]
+    ) -> None:
+        """Fill in the results; what joins on the way has its intent written as well."""
+        begin_s = time.perf_counter()
+        engine = results[0].slice.run.engine
+        requests = [
+            request_of(result.slice.run.name, operation.work)
+            for result in results
+            for operation in result.slice.operations
+            if isinstance(operation.work, ForwardWork)
+        ]
+        if requests:
+            answers = await self._host.call(engine.compute, requests)
+            note_batches(results, answers, time.perf_counter() - begin_s)
+        steps, stepping, joined = Steps(), [], []
+        for result in results:
+            run, last = result.slice.run, result.slice.operations[-1]
+            step: QueuedOperation | None = last
+            if not isinstance(last.work, OptimStepWork):
+                step = step_behind(run, last)
+                if step is not None:
+                    joined.append((run, [step]))
+                    run.running |= {step.sequence_number}
+            if step is not None and isinstance(step.work, OptimStepWork):
+                steps.add(run.name, step.work, result.failures)
+                stepping.append((result, step))
+        if joined:
+            intents.append(asyncio.create_task(self._committer.begin(joined)))
+        if stepping:
+            steps_begin_s = time.perf_counter()
+            applied = await self._host.call(apply_steps, engine, steps)
+            step_s = (time.perf_counter() - steps_begin_s) / len(stepping)
+            for result, step in stepping:
+                result.note(step, applied[result.slice.run.name], step_s)
+        self._measure(results, time.perf_counter() - begin_s)
+
+    def _measure(self, results: Sequence[SliceResult], duration_s: float) -> None:
+        num_tokens = sum(e.operation.num_tokens for result in results for e in result.computed)
+        CYCLE_SECONDS.observe(duration_s)
+        CYCLE_TOKENS.observe(num_tokens)
+        CYCLE_RUNS.observe(len(results))
+        self._registry.pace.note(num_tokens, duration_s)
+        COMPUTED_TOKENS_PER_SECOND.set(self._registry.pace.tokens_per_s)
+
+    async def _commit(
+        self, results: Sequence[SliceResult], intents: Sequence[asyncio.Task[None]]
+    ) -> None:
+        """Make results durable while the next cycle computes, and let the runs go on."""
+        try:
+            await asyncio.gather(*intents)
+        except Exception as error:
+            for result in results:
+                self._settle(result, error)
+        else:
+            await self._committer.commit_computed(results, self._settle)
+
+    def _settle(self, result: SliceResult, error: Exception | None) -> None:
+        """Let a run go on after its commit, or undo what could not be committed."""
+        run = result.slice.run
+        if error is not None:
+            self._go_on(run, self._solo.undo(run, error, is_alone=True), self._ending)
+            return
+        run.weights_serial += result.is_boundary
+        run.state_sequence_number = result.computed[-1].operation.sequence_number
+        run.replay_cost_s += result.duration_s
+        # An accumulation without end is cut as well, with its gradient in the snapshot.
+        limit_s = self._config.snapshot_replay_s * (1 if result.is_boundary else 2)
+        is_due = run.replay_cost_s >= limit_s and not run.is_being_saved
+        if is_due and not run.is_closed and not run.is_leaving:
+            run.is_being_saved = True
+            self._go_on(run, self._snapshot(run), self._ending)
+        else:
+            _put_back(run)
+
+    async def _snapshot(self, run: LiveRun) -> None:
+        """Copy the state of a run, which then goes on while the copy is written."""
+        try:
+            copied = await self._residency.copy_state(run)
+        except Exception as error:
+            logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
+            run.is_being_saved = False
+        else:
+            self._spawn(self._solo.write_snapshot(run, copied), self._ending)
+
+
+def _put_back(run: LiveRun) -> None:
+    run.obstacle = ""
+    run.running = frozenset()
+    run.lock.release()

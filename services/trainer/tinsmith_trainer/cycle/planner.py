@@ -1,0 +1,112 @@
+"""Whose turn it is: looks at all runs and says what the cycle does next.
+
+Each base model has a fair queue of its own, because its engine computes nobody else's operations;
+models with ready work take turns. A run is passed over while its state is in use, as by the commit
+of its last cycle, and while it is not in the engine: such a run is to be restored first. Looking
+changes nothing but credits, and wakes who waits for a place; the cycle acts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tinsmith_trainer.execution.deficit_round_robin import FairQueue
+from tinsmith_trainer.execution.slices import Part, Slice, backlog_of, cut, next_parts
+from tinsmith_trainer.metrics import WAITING_RUNS
+from tinsmith_trainer.residency.manager import Residency
+from tinsmith_trainer.runs.run import LiveRun
+
+_CYCLES_LOOKED_AT = 2
+"""What is further behind in a queue does not come into the next cycle, and need not be counted."""
+
+
+@dataclass(slots=True)
+class Turns:
+    """What the cycle does next.
+
+    Attributes:
+        slices: What is computed together, of runs on one base model.
+        aside: Slices that go on beside the cycles: saves, loads, and operations that are given up.
+        to_restore: Runs that have work and are not in their engine.
+    """
+
+    slices: list[Slice] = field(default_factory=list)
+    aside: list[Slice] = field(default_factory=list)
+    to_restore: list[LiveRun] = field(default_factory=list)
+
+
+class TurnTaker:
+    """Decides, cycle by cycle.
+
+    Args:
+        cycle_tokens: About how many tokens a cycle holds.
+        max_attempts: Deaths of the process after which an operation is given up.
+        residency: Knows who waits for a place.
+    """
+
+    def __init__(self, cycle_tokens: int, max_attempts: int, residency: Residency) -> None:
+        self._cycle_tokens = cycle_tokens
+        self._max_attempts = max_attempts
+        self._residency = residency
+        # In the order of turns: the model that was served longest ago is first.
+        self._queues: dict[str, FairQueue] = {}
+
+    def take(self, runs: Iterable[LiveRun]) -> Turns:
+        """Return what to do next; all of it is to be begun before the next call."""
+        turns = Turns()
+        working: defaultdict[str, list[LiveRun]] = defaultdict(list)
+        ready: defaultdict[str, list[LiveRun]] = defaultdict(list)
+        num_placeless = num_held = 0
+        for run in runs:
+            if not run.queue or run.is_closed or run.is_leaving:
+                continue
+            model = run.record.base_model
+            working[model].append(run)
+            if not run.is_ready or not run.lock.is_free:
+                num_placeless += not run.is_resident
+                num_held += not run.is_ready and not run.running
+            elif run.queue[run.next_sequence_number].record.num_attempts >= self._max_attempts:
+                turns.aside.append(Slice(run, [run.queue[run.next_sequence_number]]))
+            elif run.is_resident:
+                ready[model].append(run)
+            else:
+                turns.to_restore.append(run)
+        num_waiting = sum(map(len, ready.values()))
+        for model in self._models(ready):
+            slices = self._slices(model, working[model], ready[model])
+            turns.aside += (each for each in slices if not each.is_computed)
+            turns.slices = [each for each in slices if each.is_computed]
+            num_waiting -= len(slices)
+            if turns.slices:
+                break
+        WAITING_RUNS.labels("turn").set(num_waiting)
+        WAITING_RUNS.labels("place").set(num_placeless + len(turns.to_restore))
+        WAITING_RUNS.labels("number").set(num_held)
+        return turns
+
+    def _models(self, ready: Iterable[str]) -> list[str]:
+        """Return the models with ready work, the one that waited longest first."""
+        for model in ready:
+            self._queues.setdefault(model, FairQueue(self._cycle_tokens))
+        return [model for model in self._queues if model in set(ready)]
+
+    def _slices(
+        self, model: str, working: Sequence[LiveRun], ready: Sequence[LiveRun]
+    ) -> list[Slice]:
+        gives_way = self._residency.gives_way(ready)
+        at_rest = {run.name: run for run in ready if run is not gives_way}
+        parts: dict[str, list[Part]] = {}
+        backlogs = []
+        for run in working:
+            found = next_parts(run, max_cost=_CYCLES_LOOKED_AT * self._cycle_tokens)
+            if found:
+                parts[run.name] = found
+                backlogs.append(backlog_of(run, found, is_ready=run.name in at_rest))
+        queue = self._queues.pop(model)
+        self._queues[model] = queue
+        turn = queue.take(backlogs)
+        return [
+            cut(at_rest[name], parts[name], num_parts) for name, num_parts in turn.num_parts.items()
+        ]

@@ -1,0 +1,172 @@
+"""What a run does beside the cycles, for itself: restores, saves, loads, snapshots, and failing.
+
+All of it may take long and none of it holds up another run. The caller holds the lock of the run
+and releases it afterwards. Whatever goes wrong here is this run's own: an operation that can not be
+done fails with a typed error, what is not typed is a bug, and after a bug the run is brought back
+from the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from tinsmith_runtime.errors import (
+    DrainingError,
+    PoisonOperationError,
+    RunClosedError,
+    RunMovedError,
+    StorageUnavailableError,
+    TinsmithError,
+)
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.rpc.error_codec import internal_error
+from tinsmith_trainer.cycle.checkpoint_operations import CheckpointSlices
+from tinsmith_trainer.cycle.committer import Committer, StoppedError
+from tinsmith_trainer.execution.engine_calls import is_gradient
+from tinsmith_trainer.execution.slices import Slice
+from tinsmith_trainer.metrics import OPERATIONS
+from tinsmith_trainer.residency.manager import Residency, StateCopy
+from tinsmith_trainer.runs.operations import OptimStepWork
+from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.storage_retry import STORAGE_RETRY_S
+
+logger = logging.getLogger(__name__)
+
+
+class SoloWork:
+    """Executes what concerns one run alone; every method raises `FencedError` and no other error.
+
+    Args:
+        residency: Which runs are in the engine.
+        committer: Makes results durable.
+        saves: Executes saves and loads.
+        max_attempts: Deaths of the process after which an operation is given up.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        committer: Committer,
+        saves: CheckpointSlices,
+        *,
+        max_attempts: int,
+    ) -> None:
+        self._residency = residency
+        self._committer = committer
+        self._saves = saves
+        self._max_attempts = max_attempts
+
+    async def restore(self, run: LiveRun) -> None:
+        """Bring a run into the engine, however long that takes."""
+        try:
+            await self._residency.ensure(run, wait_s=None)
+        except FencedError:
+            raise
+        except (RunClosedError, RunMovedError):
+            return
+        except (OSError, StorageUnavailableError) as error:
+            # The store is away: nothing that an operation should fail for.
+            logger.warning("run not restored", extra={"run": run.name, "problem": str(error)})
+            if isinstance(error, StorageUnavailableError):
+                run.obstacle = error.message
+            else:
+                run.obstacle = "the trainer's store, which can not be read at the moment"
+            await asyncio.sleep(STORAGE_RETRY_S)
+        except Exception as error:
+            await self._fail(run, error)
+
+    async def execute(self, aside: Slice) -> None:
+        """Do a save or load, or give up an operation that killed the process too often."""
+        run, operation = aside.run, aside.first
+        num_attempts = operation.record.num_attempts
+        run.running = frozenset({operation.sequence_number})
+        try:
+            if num_attempts >= self._max_attempts:
+                raise PoisonOperationError(
+                    f"the trainer died {num_attempts} times while it ran operation "
+                    f"{operation.sequence_number} of {run.name}; it is not tried again, change the "
+                    "request",
+                    run=run.name,
+                    sequence_number=operation.sequence_number,
+                )
+            self._residency.touch(run)
+            run.has_had_turn = True
+            await self._saves.execute(run, operation)
+        except FencedError:
+            raise
+        except StoppedError:
+            await self._residency.evict(run)
+        except Exception as error:
+            await self._fail(run, error)
+
+    async def write_snapshot(self, run: LiveRun, copied: StateCopy) -> None:
+        """Save a copy of the state of a run, so that a replay begins there; needs no lock."""
+        try:
+            await self._residency.write_copy(run, copied)
+        except FencedError:
+            # A run that was given up meanwhile is somebody else's with full right.
+            if not (run.is_closed or run.is_leaving):
+                raise
+        except Exception as error:
+            # The results are committed: a snapshot is an economy, and is tried again later.
+            logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
+        finally:
+            run.is_being_saved = False
+
+    async def undo(self, run: LiveRun, error: Exception, *, is_alone: bool) -> None:
+        """Bring a run back to what the ledger says after its cycle broke.
+
+        Nobody knows which of several operations broke it: each is tried alone next time. One that
+        was alone is failed.
+        """
+        if isinstance(error, FencedError):
+            raise error
+        await self._residency.evict(run)
+        if isinstance(error, StoppedError):
+            return
+        if isinstance(error, DrainingError):
+            await asyncio.sleep(STORAGE_RETRY_S)
+        elif is_alone and len(run.running) == 1:
+            await self._fail(run, error)
+        else:
+            logger.error("cycle broke by a bug", exc_info=error, extra={"run": run.name})
+            run.suspect_number = max(run.running)
+
+    async def _fail(self, run: LiveRun, reason: Exception) -> None:
+        """End the next operation of a run; leave the others in the queue."""
+        operation = run.queue.get(run.next_sequence_number)
+        error = reason if isinstance(reason, TinsmithError) else internal_error()
+        if error is not reason:
+            logger.error("operation failed by a bug", exc_info=reason, extra={"run": run.name})
+        try:
+            if error is not reason or _is_step(operation):
+                # Replay clears the gradient of a failed step; a resident run must agree with it.
+                await self._residency.evict(run)
+            if operation is not None:
+                await self._commit_failure(run, operation, error)
+        except FencedError:
+            raise
+        except StoppedError:
+            await self._residency.evict(run)
+        except Exception:
+            # It is still in the queue: nothing was told to anybody.
+            logger.exception("operation not ended; tried again", extra={"run": run.name})
+            await asyncio.sleep(STORAGE_RETRY_S)
+
+    async def _commit_failure(
+        self, run: LiveRun, operation: QueuedOperation, error: TinsmithError
+    ) -> None:
+        if is_gradient(operation):
+            run.failures.append(operation.sequence_number)
+        elif _is_step(operation):
+            run.failures = []
+        outcome = self._committer.outcome(run, operation, run.record.version, error=error)
+        await self._committer.commit(run, [outcome])
+        OPERATIONS.labels(operation.record.kind, "failed").inc()
+        if run.is_resident:
+            run.state_sequence_number = operation.sequence_number
+
+
+def _is_step(operation: QueuedOperation | None) -> bool:
+    return operation is not None and isinstance(operation.work, OptimStepWork)

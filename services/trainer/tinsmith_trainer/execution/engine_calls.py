@@ -1,0 +1,147 @@
+"""From operations to engine calls and back: what becomes of the slices of one cycle.
+
+A cycle makes two calls on the engine's thread: all batches of all slices, then all optimizer steps.
+What fails is the operation, not the run: an error comes back in the place of its result, and the
+engine leaves the run as the error's meaning says. The one decision made here is whether a step may
+use its gradient: not if a part of it failed unseen by the step's sender.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tinsmith_engine import (
+    AdamParams,
+    BatchRequest,
+    Engine,
+    ForwardResult,
+    OptimStepResult,
+)
+from tinsmith_runtime.errors import GradientIncompleteError, TinsmithError
+from tinsmith_trainer.execution.slices import Slice
+from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
+from tinsmith_trainer.runs.run import QueuedOperation
+
+Answer = ForwardResult | OptimStepResult | TinsmithError
+"""What the engine says of one operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What became of one operation on the engine.
+
+    Attributes:
+        duration_s: Its part of the time of the engine's call, by tokens.
+    """
+
+    operation: QueuedOperation
+    answer: Answer
+    duration_s: float
+
+
+@dataclass(slots=True)
+class SliceResult:
+    """What became of a slice so far.
+
+    Attributes:
+        failures: The failed forward_backward calls of the accumulation, up to this point.
+        computed: One entry for each operation that was computed, in order.
+    """
+
+    slice: Slice
+    failures: list[int]
+    computed: list[Computed] = field(default_factory=list)
+
+    @property
+    def is_boundary(self) -> bool:
+        """Whether the slice ended with an optimizer step."""
+        return bool(self.computed) and isinstance(self.computed[-1].operation.work, OptimStepWork)
+
+    @property
+    def duration_s(self) -> float:
+        """Time on the engine."""
+        return sum(entry.duration_s for entry in self.computed)
+
+    def note(self, operation: QueuedOperation, answer: Answer, duration_s: float) -> None:
+        """Add what became of the next operation."""
+        self.computed.append(Computed(operation, answer, duration_s))
+        if isinstance(operation.work, OptimStepWork):
+            # Whatever became of the step, the accumulation is over.
+            self.failures.clear()
+        elif isinstance(answer, TinsmithError) and is_gradient(operation):
+            self.failures.append(operation.sequence_number)
+
+
+def is_gradient(operation: QueuedOperation) -> bool:
+    """Whether an operation adds to the gradient."""
+    return isinstance(operation.work, ForwardWork) and operation.work.is_backward
+
+
+def request_of(
+    run: str, work: ForwardWork, *, micro_batch_tokens: int | None = None
+) -> BatchRequest:
+    """Return the engine's form of a batch."""
+    return BatchRequest(
+        run=run,
+        batch=work.batch,
+        loss=work.loss,
+        loss_config=work.loss_config,
+        is_backward=work.is_backward,
+        custom=work.custom,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+
+
+def note_batches(
+    results: Sequence[SliceResult],
+    answers: Sequence[ForwardResult | TinsmithError],
+    duration_s: float,
+) -> None:
+    """Give each slice what the engine said of its batches, which were sent in this order."""
+    batches = [
+        (result, operation)
+        for result in results
+        for operation in result.slice.operations
+        if isinstance(operation.work, ForwardWork)
+    ]
+    num_tokens = sum(operation.num_tokens for _, operation in batches)
+    for (result, operation), answer in zip(batches, answers, strict=True):
+        result.note(operation, answer, duration_s * operation.num_tokens / max(1, num_tokens))
+
+
+@dataclass(slots=True)
+class Steps:
+    """The optimizer steps of a cycle: those to apply, and those that lack a part."""
+
+    to_apply: dict[str, AdamParams] = field(default_factory=dict)
+    incomplete: dict[str, GradientIncompleteError] = field(default_factory=dict)
+
+    def add(self, run: str, work: OptimStepWork, failures: Sequence[int]) -> None:
+        """Add the step of a run, whose accumulation had these failures."""
+        unseen = [number for number in failures if number > work.observed_sequence_number]
+        if not unseen:
+            self.to_apply[run] = work.adam
+            return
+        self.incomplete[run] = GradientIncompleteError(
+            f"forward_backward {unseen[0]} of {run} failed before the sender of this optim_step "
+            "had seen it; the gradient was cleared and the version kept, send the whole "
+            "accumulation again",
+            run=run,
+            failed=unseen[0],
+        )
+
+
+def apply_steps(engine: Engine, steps: Steps) -> Mapping[str, OptimStepResult | TinsmithError]:
+    """Apply the steps of a cycle, by run; runs on the engine's thread.
+
+    A step that fails, for whatever reason, ends its accumulation: the gradient is cleared.
+    """
+    answers: dict[str, OptimStepResult | TinsmithError] = dict(steps.incomplete)
+    if steps.to_apply:
+        applied = engine.optim_steps(list(steps.to_apply.items()))
+        answers |= zip(steps.to_apply, applied, strict=True)
+    for run, answer in answers.items():
+        if isinstance(answer, TinsmithError):
+            engine.clear_gradient(run)
+    return answers

@@ -1,0 +1,307 @@
+"""Which runs this trainer holds: adopted, parked, handed over, deleted, as the scheduler says.
+
+On a ledger of its own a trainer goes on with all runs of the ledger when it starts. On a shared one
+it begins with none: another process may hold them, and only the scheduler's epoch decides. A run
+that is adopted under a higher epoch is read anew, because somebody else may have written since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Awaitable, Callable
+
+from tinsmith_engine import AdapterConfig
+from tinsmith_engine.contract import codec as engine_codec
+from tinsmith_engine.host import EngineHost
+from tinsmith_runtime import failpoints
+from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
+from tinsmith_runtime.ledger import Ledger, RunRecord
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.storage import ObjectStore
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.ownership.run_registry import RunRegistry, run_moved, run_not_found
+from tinsmith_trainer.runs.ledger_loader import RunLoader
+from tinsmith_trainer.runs.operations import WireCodec
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.storage_cleanup import discard_folder
+
+logger = logging.getLogger(__name__)
+
+
+class ReleaseMode(enum.Enum):
+    """What becomes of a run that is released."""
+
+    PARK = "park"
+    HAND_OVER = "hand_over"
+    DELETE = "delete"
+
+
+class RunPlacement:
+    """Takes runs and gives them up.
+
+    Args:
+        config: Limits.
+        host: The engines.
+        ledger: Says who holds a run.
+        store: Files of runs.
+        registry: The runs that this trainer holds.
+        wire: The stored form of requests.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        host: EngineHost,
+        ledger: Ledger,
+        store: ObjectStore,
+        registry: RunRegistry,
+        wire: WireCodec,
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._ledger = ledger
+        self._store = store
+        self._registry = registry
+        self._residency = registry.residency
+        self._loader = RunLoader(ledger, store, wire)
+        self._changing = asyncio.Lock()
+        self.on_adopted: Callable[[], Awaitable[None]] = _nothing
+        """Called after a run was taken: what it left unfinished elsewhere goes on here."""
+
+    async def remove_leftovers(self) -> None:
+        """Remove the files of deleted runs, as of one whose trainer could not reach the store."""
+        async with self._changing:
+            for name in await self._ledger.list_deletions():
+                await self._try_delete_files(name)
+
+    async def recover(self) -> None:
+        """Go on with all runs of the ledger, before anything is served."""
+        await self.remove_leftovers()
+        for record in await self._ledger.list_runs():
+            if record.base_model not in self._host.engines:
+                logger.warning(
+                    "run waits for its base model, which this pod does not serve",
+                    extra={"run": record.name, "base_model": record.base_model},
+                )
+                continue
+            await self._load(record)
+
+    async def adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
+        """Take over a run, creating it if it is new; return its version.
+
+        Raises:
+            ModelNotFoundError: If this pod does not serve the base model.
+            CapacityExhaustedError: If there is no place for another run.
+            AbortedError: If a higher epoch holds the run.
+            RunHeldError: If the trainer that holds it is alive.
+        """
+        return await self._registry.see_through(self._adopt(name, base_model, adapter, epoch))
+
+    async def release(self, name: str, epoch: int, mode: ReleaseMode) -> None:
+        """Park, hand over or delete a run.
+
+        Raises:
+            RunNotFoundError: If there is none of this name.
+            FencedError: If a higher epoch holds it.
+            RunMovedError: If it was held under this epoch and is to be adopted again.
+        """
+        await self._registry.see_through(self._release(name, epoch, mode))
+
+    async def park_all(self) -> None:
+        """Snapshot what changed since the last snapshot, so that a restart need not replay."""
+        for run in self._registry.runs:
+            async with run.lock:
+                try:
+                    await self._residency.park(run)
+                except TinsmithError as error:
+                    logger.warning(
+                        "not parked; the ledger has everything",
+                        extra={"run": run.name, "problem": error.message},
+                    )
+
+    async def _adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
+        # One at a time, and not beside a deletion: a repeated call must not meet a run half-made.
+        async with self._changing:
+            return await self._adopt_alone(name, base_model, adapter, epoch)
+
+    async def _adopt_alone(
+        self, name: str, base_model: str, adapter: AdapterConfig, epoch: int
+    ) -> int:
+        self._host.engine(base_model)
+        held = self._registry.held(name)
+        if held is None and len(self._registry.runs) >= self._config.max_runs:
+            raise CapacityExhaustedError(
+                f"the trainer holds {self._config.max_runs} runs; delete one", run=name
+            )
+        if held is None and name in await self._ledger.list_deletions():
+            # Its files would be taken for those of the new run.
+            await self._delete_files(name)
+        # A run that exists is never deleted for want of a place: even one without operations may
+        # have checkpoints, copied or imported.
+        is_new = held is None and not await self._ledger.is_known(name)
+        if held is not None and held.record.epoch < epoch:
+            # Before its epoch passes, or what it is writing would look like a lost run.
+            await self._let_go(held)
+            held = None
+        failpoints.passing("trainer.adopt")
+        record = await self._ledger.adopt_run(
+            RunRecord(
+                name=name,
+                base_model=base_model,
+                adapter=engine_codec.adapter_to_json(adapter),
+                epoch=epoch,
+            )
+        )
+        failpoints.passing("trainer.adopted")
+        if held is None:
+            try:
+                run = await self._load(record)
+            except Exception:
+                # Nobody else could take it while this process lives and does not hold it.
+                await self._give_back(record)
+                raise
+            if is_new:
+                await self._place(run, epoch)
+        # Of a repeated call as well: the first one may have broken off here.
+        await self.on_adopted()
+        self._registry.on_work()
+        return record.version if held is None else held.record.version
+
+    async def _give_back(self, record: RunRecord) -> None:
+        """Let another trainer have a run that could not be loaded here."""
+        try:
+            await self._ledger.release_run(record.name, record.epoch)
+        except TinsmithError as error:
+            logger.warning(
+                "run not given back", extra={"run": record.name, "problem": error.message}
+            )
+
+    async def _place(self, run: LiveRun, epoch: int) -> None:
+        """Bring a new run into the engine, or refuse it: another trainer may have a place."""
+        async with run.lock:
+            try:
+                await self._residency.ensure(run)
+            except Exception:
+                self._registry.remove(run)
+                await self._ledger.delete_run(run.name, epoch)
+                await self._ledger.forget_deletion(run.name)
+                raise
+
+    async def _load(self, record: RunRecord) -> LiveRun:
+        """Hold a run as the ledger knows it, its unfinished operations queued."""
+        # What was published is written again on demand; readers hold it in memory.
+        await discard_folder(self._store, f"{record.name}/published")
+        run = LiveRun(
+            record,
+            self._host.engine(record.base_model),
+            on_free=lambda: self._registry.note_free(run),
+        )
+        await self._loader.load(run)
+        self._registry.add(run)
+        return run
+
+    async def _release(self, name: str, epoch: int, mode: ReleaseMode) -> None:
+        run = self._registry.held(name)
+        if run is not None:
+            held_epoch: int | None = run.record.epoch
+        else:
+            held_epoch = await self._ledger.held_epoch(name) if self._ledger.is_shared else None
+        if held_epoch is None:
+            raise run_not_found(name)
+        if epoch != held_epoch:
+            raise FencedError(f"run {name} is held under epoch {held_epoch}, not {epoch}", run=name)
+        if run is None and mode is ReleaseMode.DELETE:
+            # Nobody needs to hold it for that: whoever still does is fenced off by its next write.
+            async with self._changing:
+                await self._ledger.delete_run(name, epoch)
+                await self._try_delete_files(name)
+            return
+        if run is None:
+            # This process was started again and does not have it back yet: it must not seem gone.
+            raise run_moved(name)
+        if mode is ReleaseMode.PARK:
+            await self._park(run)
+            return
+        async with self._changing:
+            if mode is ReleaseMode.HAND_OVER:
+                await self._hand_over(run)
+            else:
+                await self._delete(run, epoch)
+
+    async def _park(self, run: LiveRun) -> None:
+        if run.queue:
+            # It is about to be used, and may hold its lock while it waits for a place.
+            return
+        async with run.lock:
+            if not run.queue and not run.running:
+                await self._residency.park(run)
+
+    async def _hand_over(self, run: LiveRun) -> None:
+        """Let another trainer go on: what is queued stays in the ledger."""
+        run.is_leaving = True
+        run.notify()
+        try:
+            async with run.lock:
+                await self._residency.park(run)
+                failpoints.passing("trainer.hand_over")
+                await self._ledger.release_run(run.name, run.record.epoch)
+                failpoints.passing("trainer.handed_over")
+        except FencedError:
+            # Somebody has it already.
+            await self._let_go(run)
+            raise
+        except BaseException:
+            run.is_leaving = False
+            self._registry.on_work()
+            raise
+        await self._let_go(run)
+
+    async def _let_go(self, run: LiveRun) -> None:
+        """Forget a run here, without a word to the ledger."""
+        run.is_leaving = True
+        run.notify()
+        async with run.lock:
+            self._registry.remove(run)
+            await self._residency.evict(run)
+
+    async def _delete(self, run: LiveRun, epoch: int) -> None:
+        run.is_closed = True
+        run.notify()
+        self._registry.note_free(run)
+        async with run.lock:
+            try:
+                failpoints.passing("trainer.delete")
+                await self._ledger.delete_run(run.name, epoch)
+                failpoints.passing("trainer.deleted")
+            except TinsmithError:
+                if await self._may_exist(run.name):
+                    run.is_closed = False
+                    self._registry.on_work()
+                    raise
+                # An earlier call deleted the rows and did not come to the rest.
+            self._registry.remove(run)
+            await self._residency.evict(run)
+            await self._try_delete_files(run.name)
+
+    async def _may_exist(self, name: str) -> bool:
+        """Whether the ledger has a run, or can not be asked: the caller will ask again."""
+        try:
+            return await self._ledger.is_known(name)
+        except TinsmithError:
+            return True
+
+    async def _try_delete_files(self, name: str) -> None:
+        """Remove what a deleted run left, or leave it to the next start if the store is away."""
+        if await discard_folder(self._store, name):
+            await self._ledger.forget_deletion(name)
+
+    async def _delete_files(self, name: str) -> None:
+        """Remove what a deleted run left in the store; the ledger remembers it until then."""
+        await asyncio.to_thread(self._store.delete_folder, name)
+        await self._ledger.forget_deletion(name)
+
+
+async def _nothing() -> None:
+    return

@@ -1,0 +1,134 @@
+"""The lease of this process on a shared ledger: renewed, and believed in for less than it lasts.
+
+The fence alone keeps a process from writing to a run that it lost. The lease is about time: how
+long others leave a silent process its runs, and when that process stops to compute and to answer
+for what may not be its own any more. Only the database's clock ends a lease; here a monotonic clock
+stops at 0.6 of it, counted from before the renewal was sent. A process that was stopped for longer
+(paused, swapped out, cut off) finds its lease stale before it does anything else.
+
+A lease that could not be renewed and that nobody took is renewed late and nothing is lost. One that
+was taken ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from tinsmith_runtime import failpoints
+from tinsmith_runtime.errors import TinsmithError, UnavailableError
+from tinsmith_runtime.ledger import Ledger
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_trainer.metrics import LEASE_AGE_SECONDS
+from tinsmith_trainer.ownership.run_registry import RunRegistry
+
+logger = logging.getLogger(__name__)
+
+_TRUSTED_PART = 0.6
+_RENEWALS = 5
+"""Renewals in the life of a lease."""
+
+
+class LeaseKeeper:
+    """Renews the lease and says whether it holds.
+
+    Args:
+        ledger: Where leases are.
+        registry: The runs that this process believes to hold.
+        ttl_s: How long others wait before they take the runs of a silent process.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        registry: RunRegistry,
+        *,
+        ttl_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._registry = registry
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._renewed_s = float("-inf")
+        self._renewed = asyncio.Event()
+        self._look = asyncio.Event()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nobody else may have taken a run of this process."""
+        if not self._ledger.is_shared:
+            return True
+        return self._clock() - self._renewed_s < _TRUSTED_PART * self._ttl_s
+
+    def obstacle(self) -> str:
+        """Say why nothing is computed; empty while the lease is current."""
+        if self.is_current:
+            return ""
+        return "the trainer to renew its lease in the database, which it could not for a while"
+
+    def require(self) -> None:
+        """Raise `UnavailableError` unless the lease is current."""
+        if not self.is_current:
+            raise UnavailableError(
+                "the trainer could not renew its lease and may have lost the run; send the request "
+                "again",
+                retry_after_s=self._ttl_s / _RENEWALS,
+            )
+
+    async def wait_current(self) -> None:
+        """Return once the lease is current."""
+        while not self.is_current:
+            self._renewed.clear()
+            self._look.set()
+            await self._renewed.wait()
+
+    def look(self) -> None:
+        """Ask the ledger now: something was said about leases."""
+        self._look.set()
+
+    async def keep(self) -> None:
+        """Renew for ever.
+
+        Raises:
+            FencedError: If another process holds a run of this one.
+        """
+        while self._ledger.is_shared:
+            try:
+                await self.renew()
+            except FencedError:
+                raise
+            except TinsmithError as error:
+                logger.warning("lease not renewed", extra={"problem": error.message})
+            LEASE_AGE_SECONDS.set(self._clock() - self._renewed_s)
+            self._look.clear()
+            try:
+                async with asyncio.timeout(self._ttl_s / _RENEWALS):
+                    await self._look.wait()
+            except TimeoutError:
+                continue
+
+    async def renew(self) -> None:
+        """Renew once.
+
+        Raises:
+            FencedError: If another process holds a run of this one.
+            StorageUnavailableError: If the database can not be reached.
+        """
+        begin_s = self._clock()
+        believed = self._registry.runs
+        failpoints.passing("trainer.renew")
+        held = await self._ledger.renew(self._ttl_s)
+        failpoints.passing("trainer.renewed")
+        still = self._registry.runs
+        for run in believed:
+            # One that was let go meanwhile is not missed.
+            if run.name not in held and run in still and not run.is_leaving and not run.is_closed:
+                raise FencedError(
+                    f"another trainer holds {run.name}; this process must stop", run=run.name
+                )
+        self._renewed_s = begin_s
+        self._renewed.set()

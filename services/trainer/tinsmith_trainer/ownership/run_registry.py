@@ -1,0 +1,308 @@
+"""The runs of a trainer: submission in order, and what clients wait for.
+
+Submitting is the promise of this pod: validate, store, acknowledge. It never waits for the engine.
+A request that is refused for good still consumes its number, as a failed operation, so that the
+calls behind it are not held up by a number that will never arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tinsmith_engine.host import EngineHost
+from tinsmith_runtime import failpoints
+from tinsmith_runtime.errors import (
+    RunClosedError,
+    RunMovedError,
+    RunNotFoundError,
+    TinsmithError,
+    UnavailableError,
+)
+from tinsmith_runtime.ledger import (
+    Ledger,
+    NewOperation,
+    OperationRecord,
+    OperationState,
+)
+from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.storage import ObjectStore
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.execution.operation_status import Standing, standing_of
+from tinsmith_trainer.metrics import QUEUED_OPERATIONS
+from tinsmith_trainer.residency.manager import Residency
+from tinsmith_trainer.runs.ledger_loader import load_of
+from tinsmith_trainer.runs.operations import Submission, WireCodec, Work
+from tinsmith_trainer.runs.queue_limits import Admission, Pace
+from tinsmith_trainer.runs.request_payloads import write_payload
+from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+
+class RunRegistry:
+    """All runs that this trainer holds.
+
+    Args:
+        config: Limits.
+        host: The engines.
+        ledger: Where operations become durable.
+        store: Where large requests and weights go.
+        wire: The stored form of requests and results.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        host: EngineHost,
+        ledger: Ledger,
+        store: ObjectStore,
+        wire: WireCodec,
+    ) -> None:
+        self._config = config
+        self._ledger = ledger
+        self._store = store
+        self._wire = wire
+        self._runs: dict[str, LiveRun] = {}
+        self.pace = Pace()
+        self._admission = Admission(config, self.pace)
+        self.residency = Residency(
+            host,
+            ledger,
+            store,
+            wire,
+            self._runs.values(),
+            max_resident_runs=config.max_resident_runs,
+            max_parked_bytes=config.max_parked_bytes,
+        )
+        self._seen_through: set[asyncio.Task[Any]] = set()
+        self.num_submits = 0
+        """Calls that asked for an operation so far."""
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when a run may have something to do: an operation was accepted, or it is free."""
+        self.obstacle: Callable[[], str] = lambda: ""
+        """Says what keeps the whole trainer from going on; empty if nothing does."""
+        self.on_fenced: Callable[[FencedError], None] = lambda _: None
+        """Called when a write finds that another process holds a run."""
+
+    @property
+    def runs(self) -> list[LiveRun]:
+        """All runs, in the order of their adoption."""
+        return list(self._runs.values())
+
+    def add(self, run: LiveRun) -> None:
+        """Take in a run as the ledger knows it, its unfinished operations queued."""
+        self._runs[run.name] = run
+        for queued in run.queue.values():
+            self._admission.count(run, queued.load)
+        QUEUED_OPERATIONS.inc(len(run.queue))
+
+    def remove(self, run: LiveRun) -> None:
+        """Let a run go; what it has queued counts no more."""
+        if self._runs.get(run.name) is not run:
+            return
+        del self._runs[run.name]
+        QUEUED_OPERATIONS.dec(len(run.queue))
+        for queued in run.queue.values():
+            self._admission.release(run, queued.load)
+
+    async def see_through(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Finish work whose caller may go away: what the ledger says and what is in memory agree.
+
+        A cancelled call leaves the work running; its failure is then nobody's but the log's.
+        """
+        task = asyncio.create_task(work)
+        self._seen_through.add(task)
+        task.add_done_callback(self._note_end)
+        return await asyncio.shield(task)
+
+    def _note_end(self, task: asyncio.Task[Any]) -> None:
+        self._seen_through.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.debug("accepted work failed", extra={"problem": str(task.exception())})
+
+    def note_free(self, run: LiveRun) -> None:
+        """Note that the state of a run is no longer in use: it or another one may go on."""
+        self.residency.note_free(run)
+        self.on_work()
+
+    def held(self, name: str) -> LiveRun | None:
+        """Return a run, or None if this pod does not hold it."""
+        return self._runs.get(name)
+
+    def get(self, name: str) -> LiveRun:
+        """Return a run.
+
+        Raises:
+            RunNotFoundError: If this pod does not hold it.
+        """
+        run = self._runs.get(name)
+        if run is None:
+            raise run_not_found(name)
+        return run
+
+    async def find(self, name: str) -> LiveRun:
+        """Return a run that a client asks for.
+
+        Raises:
+            RunMovedError: If another trainer holds it, or is to.
+            RunNotFoundError: If there is none of this name.
+        """
+        run = self._runs.get(name)
+        if run is not None:
+            return run
+        if self._ledger.is_shared and await self._ledger.is_known(name):
+            raise run_moved(name)
+        raise run_not_found(name)
+
+    async def require_known(self, name: str) -> None:
+        """Raise `RunNotFoundError` unless there is a run of this name, whoever holds it."""
+        if name not in self._runs and not await self._ledger.is_known(name):
+            raise run_not_found(name)
+
+    def standing(
+        self, run: LiveRun, sequence_number: int, *, looks_around: bool = True
+    ) -> Standing:
+        """Return how an operation of a run stands, and what it waits for."""
+        return standing_of(
+            run,
+            sequence_number,
+            self._runs.values(),
+            cycle_tokens=self._config.cycle_tokens,
+            obstacle=self.obstacle(),
+            looks_around=looks_around,
+        )
+
+    async def submit(self, submission: Submission, work: Work) -> OperationRecord:
+        """Make an operation durable and queue it; a repeated request returns its operation.
+
+        Raises:
+            TinsmithError: If it is refused; see `TrainerService`.
+        """
+        return await self.see_through(self._submit(submission, work))
+
+    async def _submit(self, submission: Submission, work: Work) -> OperationRecord:
+        run = await self.find(submission.run)
+        self.num_submits += 1
+        async with run.gate.passing():
+            return await self._accept(run, submission, work)
+
+    async def _accept(self, run: LiveRun, submission: Submission, work: Work) -> OperationRecord:
+        if run.is_leaving:
+            raise run_moved(run.name)
+        if run.is_closed:
+            raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
+        load = load_of(work, len(submission.payload))
+        self._admission.admit(run, submission.sequence_number, load)
+        try:
+            operation = await self._new_operation(run, submission)
+            failpoints.passing("trainer.submit")
+            record = await self._ledger.submit(operation)
+            failpoints.passing("trainer.submitted")
+        except FencedError as error:
+            self._admission.release(run, load)
+            self._note_fenced(run, error)
+            raise run_moved(run.name) from error
+        except BaseException:
+            self._admission.release(run, load)
+            raise
+        is_new = (
+            record.state is OperationState.PENDING
+            and record.sequence_number not in run.queue
+            and record.sequence_number >= run.next_sequence_number
+            and self._runs.get(run.name) is run
+        )
+        if is_new:
+            self._enqueue(run, QueuedOperation(record, work, load))
+            self.on_work()
+        else:
+            self._admission.release(run, load)
+        return record
+
+    async def refuse(self, submission: Submission, error: TinsmithError) -> None:
+        """Consume the number of a request that can never be accepted."""
+        await self.see_through(self._refuse(submission, error))
+
+    async def resume(self, run: LiveRun) -> None:
+        """Note that the client of a run is gone; numbers that it did not deliver are given up."""
+        # What it sent last may be on its way into the ledger.
+        async with run.gate.closed():
+            run.note_client_gone()
+
+    async def _refuse(self, submission: Submission, error: TinsmithError) -> None:
+        run = await self.find(submission.run)
+        async with run.gate.passing():
+            await self._consume(run, submission, error)
+
+    async def _consume(self, run: LiveRun, submission: Submission, error: TinsmithError) -> None:
+        operation = await self._new_operation(run, submission, keep_payload=False)
+        try:
+            record = await self._ledger.refuse(operation, self._wire.encode_error(error))
+        except FencedError as fenced:
+            self._note_fenced(run, fenced)
+            raise run_moved(run.name) from fenced
+        if record is not None:
+            run.consume(record)
+            self.on_work()
+
+    def finish(self, run: LiveRun, records: list[OperationRecord]) -> None:
+        """Take finished operations out of the queue, and tell who waits."""
+        for record in records:
+            queued = run.queue.get(record.sequence_number)
+            if queued is not None:
+                self._admission.release(run, queued.load)
+                QUEUED_OPERATIONS.dec()
+        run.finish(records)
+
+    def _note_fenced(self, run: LiveRun, error: FencedError) -> None:
+        """Tell that a run was taken, unless it was given up while the request was on its way."""
+        if self._runs.get(run.name) is run and not (run.is_closed or run.is_leaving):
+            self.on_fenced(error)
+
+    def _enqueue(self, run: LiveRun, operation: QueuedOperation) -> None:
+        QUEUED_OPERATIONS.inc()
+        run.accept(operation)
+
+    async def _new_operation(
+        self, run: LiveRun, submission: Submission, *, keep_payload: bool = True
+    ) -> NewOperation:
+        payload, path = None, None
+        if keep_payload:
+            payload, path = await write_payload(self._store, submission)
+        return NewOperation(
+            run=submission.run,
+            epoch=run.record.epoch,
+            sequence_number=submission.sequence_number,
+            kind=submission.kind,
+            request_id=submission.request_id,
+            digest=submission.digest,
+            payload=payload,
+            payload_path=path,
+            submit_time_s=time.time(),
+        )
+
+
+def run_not_found(name: str) -> RunNotFoundError:
+    """Return the error for a run that does not exist, or belongs to somebody else."""
+    return RunNotFoundError(
+        f"run {name} does not exist in your project; list runs to see their names", run=name
+    )
+
+
+def run_moved(name: str) -> RunMovedError:
+    """Return the error for a run that this trainer does not hold, or gives up."""
+    return RunMovedError(
+        f"run {name} is held by another trainer, or about to be; ask the scheduler where it is and "
+        "send the request again",
+        run=name,
+    )
+
+
+def is_final(error: TinsmithError) -> bool:
+    """Whether a refused request can never succeed, so that its number counts as consumed."""
+    return error.retry_after_s is None and not isinstance(error, UnavailableError)

@@ -1,0 +1,332 @@
+"""Protobuf to and from what concerns checkpoints alone: changes, tasks, exports, uploads."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from google.longrunning import operations_pb2
+from google.protobuf import timestamp_pb2
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+
+from tinsmith import names
+from tinsmith.v1 import audit_pb2, trainer_pb2
+from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
+from tinsmith_runtime.ledger import (
+    AuditEvent,
+    CheckpointChanges,
+    CheckpointRecord,
+    ExportRecord,
+    OperationState,
+    StoredFile,
+    TaskRecord,
+)
+from tinsmith_runtime.rpc.error_codec import encode_status
+from tinsmith_runtime.storage.checkpoint_manifests import manifest_uri
+from tinsmith_trainer.checkpoints.audit import EventQuery
+from tinsmith_trainer.checkpoints.downloads import Source
+from tinsmith_trainer.checkpoints.tasks import TaskProgress
+from tinsmith_trainer.checkpoints.transfers import CopyWork, ExportWork, ImportWork, Made, TaskWork
+from tinsmith_trainer.checkpoints.uploads import Upload
+from tinsmith_trainer.rpc import training_codec
+
+_FORMATS = {
+    trainer_pb2.CheckpointExport.FORMAT_PEFT: "peft",
+    trainer_pb2.CheckpointExport.FORMAT_MERGED: "merged",
+}
+_WIRE_FORMATS = {name: wire for wire, name in _FORMATS.items()}
+_REQUESTS: dict[str, type[Message]] = {
+    "copy": trainer_pb2.CopyCheckpointRequest,
+    "export": trainer_pb2.ExportCheckpointRequest,
+    "import": trainer_pb2.ImportCheckpointRequest,
+}
+_RESPONSES: dict[str, type[Message]] = {
+    "copy": trainer_pb2.Checkpoint,
+    "export": trainer_pb2.CheckpointExport,
+    "import": trainer_pb2.Checkpoint,
+}
+_MUTABLE = ("labels", "expire_time")
+_MAX_FILES = 16
+_DEFAULT_PAGE_SIZE = 100
+_MAX_PAGE_SIZE = 1000
+
+
+def decode_changes(
+    request: trainer_pb2.UpdateCheckpointRequest, *, now_s: float
+) -> CheckpointChanges:
+    """Return what a request changes.
+
+    Raises:
+        InvalidFieldError: If it changes nothing or something else, or a value is not valid.
+    """
+    # A mask may name either field of the expiry.
+    paths = {"expire_time" if path == "ttl" else path for path in request.update_mask.paths}
+    if not paths or not paths <= set(_MUTABLE):
+        raise InvalidFieldError("update_mask", f"must name one or more of {', '.join(_MUTABLE)}")
+    expire_time_s: float | None = None
+    if "expire_time" in paths and request.WhichOneof("expiration") == "ttl":
+        expire_time_s = now_s + (training_codec.decode_ttl(request) or 0.0)
+    elif "expire_time" in paths and request.HasField("expire_time"):
+        expire_time_s = request.expire_time.seconds + request.expire_time.nanos / 1e9
+        if expire_time_s <= now_s:
+            raise InvalidFieldError(
+                "expire_time", "must be in the future; delete the checkpoint instead"
+            )
+    return CheckpointChanges(
+        labels=training_codec.decode_labels(request.labels) if "labels" in paths else None,
+        sets_expiry="expire_time" in paths,
+        expire_time_s=expire_time_s,
+    )
+
+
+def decode_page_size(request: Any) -> int:
+    """Return how much of a list is asked for at once.
+
+    Raises:
+        InvalidFieldError: If it is out of range.
+    """
+    if not 0 <= request.page_size <= _MAX_PAGE_SIZE:
+        raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}")
+    return request.page_size or _DEFAULT_PAGE_SIZE
+
+
+def decode_event_query(request: trainer_pb2.ListCheckpointEventsRequest) -> EventQuery:
+    """Return which events a request asks for.
+
+    Raises:
+        InvalidFieldError: If the parent is no project, or the page too large.
+    """
+    try:
+        project = names.ProjectName.parse(request.parent).project
+    except names.InvalidNameError as error:
+        raise InvalidFieldError("parent", str(error)) from error
+    return EventQuery(
+        project=project,
+        page_size=decode_page_size(request),
+        page_token=request.page_token,
+        start_s=_seconds(request.start_time) if request.HasField("start_time") else None,
+        end_s=_seconds(request.end_time) if request.HasField("end_time") else None,
+    )
+
+
+def encode_event(event: AuditEvent) -> audit_pb2.AuditEvent:
+    """Return the message of a management action."""
+    return audit_pb2.AuditEvent(
+        time=training_codec.timestamp(event.time_s),
+        action=event.action,
+        resource=event.resource,
+        key_id=event.key_id,
+        checkpoint_kind=event.checkpoint_kind,
+    )
+
+
+def decode_copy(request: trainer_pb2.CopyCheckpointRequest) -> CopyWork:
+    """Return what a copy asks for.
+
+    Raises:
+        InvalidFieldError: If a field is not valid.
+    """
+    source = training_codec.decode_checkpoint_name(
+        request.source_checkpoint, field="source_checkpoint"
+    )
+    return CopyWork(
+        training_codec.decode_checkpoint_id(request.parent, request.checkpoint_id),
+        str(source),
+        training_codec.decode_labels(request.labels),
+        training_codec.decode_ttl(request),
+    )
+
+
+def decode_export(request: trainer_pb2.ExportCheckpointRequest) -> ExportWork:
+    """Return what an export asks for.
+
+    Raises:
+        InvalidFieldError: If the format is not one.
+    """
+    if request.format not in _FORMATS:
+        raise InvalidFieldError("format", "must be FORMAT_PEFT or FORMAT_MERGED")
+    return ExportWork(request.name, _FORMATS[request.format])
+
+
+def new_task(
+    kind: str, run: names.RunName, checkpoint: str, request: Any, *, key_id: str, now_s: float
+) -> TaskRecord:
+    """Return a request, made with a key, as a task.
+
+    Raises:
+        InvalidFieldError: If the request id is not valid.
+    """
+    training_codec.check_request_id(request.request_id)
+    payload: bytes = request.SerializeToString(deterministic=True)
+    return TaskRecord(
+        name=f"{run}/operations/{kind}-{request.request_id}",
+        run=str(run),
+        kind=kind,
+        checkpoint=checkpoint,
+        digest=hashlib.sha256(payload).digest(),
+        payload=payload,
+        submit_time_s=now_s,
+        key_id=key_id,
+    )
+
+
+def decode_upload_name(value: str) -> names.CheckpointUploadName:
+    """Return the upload that a request names.
+
+    Raises:
+        InvalidFieldError: If it is not the name of one.
+    """
+    try:
+        return names.CheckpointUploadName.parse(value)
+    except names.InvalidNameError as error:
+        raise InvalidFieldError(
+            "upload", f"must be {error.pattern}, got {value[:128]!r}"
+        ) from error
+
+
+def decode_upload(run: names.RunName, request: trainer_pb2.CreateCheckpointUploadRequest) -> Upload:
+    """Return the upload that a request begins.
+
+    Raises:
+        InvalidFieldError: If a field is not valid.
+    """
+    training_codec.check_request_id(request.request_id)
+    if len(request.files) > _MAX_FILES:
+        raise InvalidFieldError("files", f"must be at most {_MAX_FILES}, got {len(request.files)}")
+    upload = names.CheckpointUploadName(run.project, run.run, request.request_id)
+    payload: bytes = request.SerializeToString(deterministic=True)
+    return Upload(
+        name=str(upload),
+        checkpoint=training_codec.decode_checkpoint_id(str(run), request.checkpoint_id),
+        files=tuple(
+            StoredFile(name=file.file, size_bytes=file.size_bytes, sha256=file.sha256)
+            for file in request.files
+        ),
+        labels=training_codec.decode_labels(request.labels),
+        ttl_s=training_codec.decode_ttl(request),
+        digest=hashlib.sha256(payload).hexdigest(),
+    )
+
+
+def encode_upload(upload: Upload, received: dict[str, int]) -> trainer_pb2.CheckpointUpload:
+    """Return the message of an upload."""
+    return trainer_pb2.CheckpointUpload(
+        name=upload.name,
+        checkpoint=upload.checkpoint,
+        files=[
+            trainer_pb2.CheckpointUpload.Progress(
+                file=training_codec.encode_file(file), received_bytes=received[file.name]
+            )
+            for file in upload.files
+        ],
+    )
+
+
+def encode_download(
+    name: str, sources: list[Source], expire_time_s: float
+) -> trainer_pb2.CheckpointDownload:
+    """Return the message that says where files are."""
+    return trainer_pb2.CheckpointDownload(
+        name=name,
+        sources=[
+            trainer_pb2.CheckpointDownload.Source(
+                file=training_codec.encode_file(source.file), url=source.url, token=source.token
+            )
+            for source in sources
+        ],
+        expire_time=training_codec.timestamp(expire_time_s),
+    )
+
+
+def encode_export(record: ExportRecord, store_uri: str) -> trainer_pb2.CheckpointExport:
+    """Return the message of an export in the store of this URI."""
+    return trainer_pb2.CheckpointExport(
+        name=record.name,
+        format=_WIRE_FORMATS[record.format],
+        files=[training_codec.encode_file(file) for file in record.files],
+        size_bytes=record.size_bytes,
+        manifest_uri=manifest_uri(store_uri, record.folder),
+        create_time=training_codec.timestamp(record.create_time_s),
+        expire_time=training_codec.timestamp(record.expire_time_s),
+    )
+
+
+def encode_task(record: TaskRecord, progress: TaskProgress) -> operations_pb2.Operation:
+    """Return the message of a task as it stands."""
+    states = trainer_pb2.CheckpointTaskMetadata
+    state = {
+        OperationState.PENDING: (
+            states.STATE_RUNNING if progress.is_running else states.STATE_QUEUED
+        ),
+        OperationState.SUCCEEDED: states.STATE_SUCCEEDED,
+        OperationState.FAILED: states.STATE_FAILED,
+    }[record.state]
+    operation = operations_pb2.Operation(
+        name=record.name, done=record.state is not OperationState.PENDING
+    )
+    operation.metadata.Pack(
+        trainer_pb2.CheckpointTaskMetadata(
+            checkpoint=record.checkpoint,
+            kind=record.kind,
+            state=state,
+            done_bytes=progress.done_bytes,
+            total_bytes=progress.total_bytes,
+            submit_time=training_codec.timestamp(record.submit_time_s),
+            finish_time=training_codec.timestamp(record.finish_time_s)
+            if record.finish_time_s
+            else None,
+        )
+    )
+    if record.state is OperationState.SUCCEEDED:
+        response_type = _RESPONSES[record.kind].DESCRIPTOR.full_name
+        operation.response.type_url = f"type.googleapis.com/{response_type}"
+        operation.response.value = record.result or b""
+    elif record.state is OperationState.FAILED:
+        operation.error.CopyFrom(status_pb2.Status.FromString(record.error or b""))
+    return operation
+
+
+def _seconds(time: timestamp_pb2.Timestamp) -> float:
+    # One division of whole numbers: a time that was encoded reads back as the same number.
+    seconds: float = (time.seconds * 10**9 + time.nanos) / 10**9
+    return seconds
+
+
+class StoredTasks:
+    """Tasks and their results as the ledger stores them; implements `TaskCodec`.
+
+    Args:
+        store_uri: Of the store that results are written to.
+    """
+
+    def __init__(self, store_uri: str) -> None:
+        self._store_uri = store_uri
+
+    def decode_task(self, kind: str, checkpoint: str, payload: bytes) -> TaskWork:
+        """Return the work of a stored request."""
+        request: Any = _REQUESTS[kind]()
+        request.ParseFromString(payload)
+        match kind:
+            case "copy":
+                return decode_copy(request)
+            case "export":
+                return decode_export(request)
+            case _:
+                return ImportWork(checkpoint, request.upload)
+
+    def encode_made(self, made: Made) -> bytes:
+        """Return the serialised response."""
+        message = (
+            training_codec.encode_checkpoint(made, self._store_uri)
+            if isinstance(made, CheckpointRecord)
+            else encode_export(made, self._store_uri)
+        )
+        encoded: bytes = message.SerializeToString(deterministic=True)
+        return encoded
+
+    def encode_error(self, error: TinsmithError) -> bytes:
+        """Return the serialised status."""
+        status = encode_status(error, domain=training_codec.DOMAIN)
+        encoded: bytes = status.SerializeToString(deterministic=True)
+        return encoded

@@ -1,0 +1,292 @@
+"""The part of TrainerService that concerns checkpoints, but for saves and loads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+from google.longrunning import operations_pb2
+
+from tinsmith import names
+from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
+from tinsmith_runtime.rpc.auth import current_caller
+from tinsmith_trainer.checkpoints.audit import AuditTrail
+from tinsmith_trainer.checkpoints.downloads import Downloads
+from tinsmith_trainer.checkpoints.registry import CheckpointRegistry, checkpoint_not_found
+from tinsmith_trainer.checkpoints.tasks import CheckpointTasks
+from tinsmith_trainer.checkpoints.transfers import CheckpointWork
+from tinsmith_trainer.checkpoints.uploads import Uploads, upload_not_found
+from tinsmith_trainer.ownership.run_registry import RunRegistry, run_not_found
+from tinsmith_trainer.rpc import checkpoint_codec, training_codec
+from tinsmith_trainer.runs.run import LiveRun
+
+Context = Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointDomain:
+    """What the checkpoint calls are mapped onto.
+
+    Attributes:
+        registry: Rows.
+        work: Checks what a task asks for before it is accepted.
+        tasks: Copies, exports and imports.
+        uploads: Files from clients.
+        downloads: Files to clients.
+        audit: What was done.
+        store_uri: Where files are; of the store as it is now, wherever it was before.
+        clock: Seconds since the epoch.
+    """
+
+    registry: CheckpointRegistry
+    work: CheckpointWork
+    tasks: CheckpointTasks
+    uploads: Uploads
+    downloads: Downloads
+    audit: AuditTrail
+    store_uri: str
+    clock: Callable[[], float]
+
+
+class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
+    """Maps the checkpoint calls onto the domain.
+
+    Args:
+        runs: The runs of this trainer.
+        domain: What is served.
+    """
+
+    def __init__(self, runs: RunRegistry, domain: CheckpointDomain) -> None:
+        self._runs = runs
+        self._domain = domain
+        self._checkpoints = domain.registry
+        # Pieces of one upload are written one after the other, whatever a client does.
+        self._upload_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def GetCheckpoint(
+        self, request: trainer_pb2.GetCheckpointRequest, context: Context
+    ) -> trainer_pb2.Checkpoint:
+        name = training_codec.decode_checkpoint_name(request.name, field="name")
+        record = await self._checkpoints.readable(str(name), caller_project())
+        return training_codec.encode_checkpoint(record, self._domain.store_uri)
+
+    async def ListCheckpoints(
+        self, request: trainer_pb2.ListCheckpointsRequest, context: Context
+    ) -> trainer_pb2.ListCheckpointsResponse:
+        run: str | None = None
+        if request.parent.endswith(training_codec.ALL_RUNS_SUFFIX):
+            project = training_codec.decode_all_runs(request.parent)
+            current_caller().require_project(project.project, lambda: run_not_found(request.parent))
+            project_id = project.project
+        else:
+            parent = training_codec.decode_run(request.parent, field="parent")
+            run, project_id = str(parent), parent.project
+            current_caller().require_project(project_id, lambda: run_not_found(request.parent))
+            # Checkpoints outlive the trainer that made them: whoever shares the ledger knows them.
+            await self._runs.require_known(run)
+        page = await self._checkpoints.list(
+            project_id,
+            run,
+            page_size=checkpoint_codec.decode_page_size(request),
+            page_token=request.page_token,
+        )
+        return trainer_pb2.ListCheckpointsResponse(
+            checkpoints=[
+                training_codec.encode_checkpoint(record, self._domain.store_uri)
+                for record in page.checkpoints
+            ],
+            next_page_token=page.next_page_token,
+        )
+
+    async def UpdateCheckpoint(
+        self, request: trainer_pb2.UpdateCheckpointRequest, context: Context
+    ) -> trainer_pb2.Checkpoint:
+        name = _own_checkpoint(request.name)
+        changes = checkpoint_codec.decode_changes(request, now_s=self._domain.clock())
+        return await self._change(name, changes)
+
+    async def PublishCheckpoint(
+        self, request: trainer_pb2.PublishCheckpointRequest, context: Context
+    ) -> trainer_pb2.Checkpoint:
+        return await self._change(
+            _own_checkpoint(request.name), CheckpointChanges(is_published=True)
+        )
+
+    async def UnpublishCheckpoint(
+        self, request: trainer_pb2.UnpublishCheckpointRequest, context: Context
+    ) -> trainer_pb2.Checkpoint:
+        return await self._change(
+            _own_checkpoint(request.name), CheckpointChanges(is_published=False)
+        )
+
+    async def DeleteCheckpoint(
+        self, request: trainer_pb2.DeleteCheckpointRequest, context: Context
+    ) -> trainer_pb2.DeleteCheckpointResponse:
+        name = _own_checkpoint(request.name)
+        await self._checkpoints.delete(str(name), key_id=current_caller().key_id)
+        return trainer_pb2.DeleteCheckpointResponse()
+
+    async def ListCheckpointEvents(
+        self, request: trainer_pb2.ListCheckpointEventsRequest, context: Context
+    ) -> trainer_pb2.ListCheckpointEventsResponse:
+        query = checkpoint_codec.decode_event_query(request)
+        events, next_page_token = await self._domain.audit.list(current_caller(), query)
+        return trainer_pb2.ListCheckpointEventsResponse(
+            events=[checkpoint_codec.encode_event(event) for event in events],
+            next_page_token=next_page_token,
+        )
+
+    async def CopyCheckpoint(
+        self, request: trainer_pb2.CopyCheckpointRequest, context: Context
+    ) -> operations_pb2.Operation:
+        parent = training_codec.decode_run(request.parent, field="parent")
+        run = self._own_run(parent)
+        work = checkpoint_codec.decode_copy(request)
+        task = self._task("copy", parent, work.checkpoint, request)
+        return await self._accept(task, lambda: self._domain.work.check_copy(run.record, work))
+
+    async def ExportCheckpoint(
+        self, request: trainer_pb2.ExportCheckpointRequest, context: Context
+    ) -> operations_pb2.Operation:
+        name = _own_checkpoint(request.name)
+        # Who holds the run does the task; accepted here, it would wait for that for ever.
+        await self._runs.find(str(name.run_name))
+        work = checkpoint_codec.decode_export(request)
+        task = self._task("export", name.run_name, request.name, request)
+        return await self._accept(task, lambda: self._domain.work.check_export(work))
+
+    async def ImportCheckpoint(
+        self, request: trainer_pb2.ImportCheckpointRequest, context: Context
+    ) -> operations_pb2.Operation:
+        name = _own_upload(request.upload)
+        self._own_run(name.run_name)
+        task = self._task("import", name.run_name, "", request)
+        known = await self._domain.tasks.find(task.name)
+        if known is None:
+            upload, _ = await asyncio.to_thread(self._domain.uploads.complete, str(name))
+            task = self._task("import", name.run_name, upload.checkpoint, request)
+        return self._describe(await self._domain.tasks.submit(task))
+
+    async def CreateCheckpointDownload(
+        self, request: trainer_pb2.CreateCheckpointDownloadRequest, context: Context
+    ) -> trainer_pb2.CheckpointDownload:
+        folder, files, checkpoint = await self._downloadable(request.name)
+        sources, expire_time_s = self._domain.downloads.sources(
+            request.name, folder, files, without_urls=request.without_urls
+        )
+        await self._domain.audit.note_download(request.name, checkpoint, current_caller().key_id)
+        return checkpoint_codec.encode_download(request.name, sources, expire_time_s)
+
+    async def DownloadCheckpointFile(
+        self, request: trainer_pb2.DownloadCheckpointFileRequest, context: Context
+    ) -> AsyncIterator[trainer_pb2.DownloadCheckpointFileResponse]:
+        grant = self._domain.downloads.check(request.name, request.token)
+        offset = request.offset_bytes
+        pieces = self._domain.downloads.pieces(grant, offset)
+        try:
+            while (piece := await asyncio.to_thread(next, pieces, b"")) != b"":
+                yield trainer_pb2.DownloadCheckpointFileResponse(offset_bytes=offset, data=piece)
+                offset += len(piece)
+        finally:
+            pieces.close()
+
+    async def CreateCheckpointUpload(
+        self, request: trainer_pb2.CreateCheckpointUploadRequest, context: Context
+    ) -> trainer_pb2.CheckpointUpload:
+        parent = training_codec.decode_run(request.parent, field="parent")
+        self._own_run(parent)
+        wanted = checkpoint_codec.decode_upload(parent, request)
+        # By project, whose uploads are counted.
+        async with self._upload_lock(parent.project):
+            upload = await asyncio.to_thread(self._domain.uploads.create, wanted)
+        return checkpoint_codec.encode_upload(upload, self._domain.uploads.received(upload))
+
+    async def UploadCheckpointFile(
+        self, request: trainer_pb2.UploadCheckpointFileRequest, context: Context
+    ) -> trainer_pb2.CheckpointUpload:
+        name = _own_upload(request.upload)
+        async with self._upload_lock(str(name)):
+            upload = await asyncio.to_thread(
+                self._domain.uploads.write,
+                str(name),
+                request.file,
+                request.offset_bytes,
+                request.data,
+            )
+        return checkpoint_codec.encode_upload(upload, self._domain.uploads.received(upload))
+
+    def _upload_lock(self, name: str) -> asyncio.Lock:
+        lock = self._upload_locks.get(name)
+        if lock is None:
+            lock = self._upload_locks[name] = asyncio.Lock()
+        return lock
+
+    async def _change(
+        self, name: names.CheckpointName, changes: CheckpointChanges
+    ) -> trainer_pb2.Checkpoint:
+        key_id = current_caller().key_id
+        changed = await self._checkpoints.update(str(name), changes, key_id=key_id)
+        return training_codec.encode_checkpoint(changed, self._domain.store_uri)
+
+    async def _downloadable(
+        self, value: str
+    ) -> tuple[str, tuple[StoredFile, ...], CheckpointRecord]:
+        """Return folder and files of a checkpoint or export of the caller's project.
+
+        The checkpoint, which may be that of the export, comes third.
+        """
+        try:
+            export = names.CheckpointExportName.parse(value)
+        except names.InvalidNameError:
+            record = await self._checkpoints.readable(str(_own_checkpoint(value)), None)
+            return record.folder, record.files, record
+        checkpoint = _own_checkpoint(str(export.checkpoint_name))
+        found, record = await self._checkpoints.export(value, str(checkpoint))
+        return found.folder, found.files, record
+
+    async def _accept(
+        self, task: TaskRecord, check: Callable[[], Awaitable[object]]
+    ) -> operations_pb2.Operation:
+        """Accept a task that could be done now; a repeated request returns its operation."""
+        if await self._domain.tasks.find(task.name) is None:
+            await check()
+        return self._describe(await self._domain.tasks.submit(task))
+
+    def _describe(self, task: TaskRecord) -> operations_pb2.Operation:
+        return checkpoint_codec.encode_task(task, self._domain.tasks.progress(task.name))
+
+    def _task(self, kind: str, run: names.RunName, checkpoint: str, request: Any) -> TaskRecord:
+        return checkpoint_codec.new_task(
+            kind,
+            run,
+            checkpoint,
+            request,
+            key_id=current_caller().key_id,
+            now_s=self._domain.clock(),
+        )
+
+    def _own_run(self, name: names.RunName) -> LiveRun:
+        current_caller().require_project(name.project, lambda: run_not_found(str(name)))
+        return self._runs.get(str(name))
+
+
+def caller_project() -> str | None:
+    """Return the project of the caller; None for a pod, which may read everything."""
+    caller = current_caller()
+    return None if caller.is_pod else caller.project
+
+
+def _own_checkpoint(value: str) -> names.CheckpointName:
+    name = training_codec.decode_checkpoint_name(value, field="name")
+    current_caller().require_project(name.project, lambda: checkpoint_not_found(value))
+    return name
+
+
+def _own_upload(value: str) -> names.CheckpointUploadName:
+    name = checkpoint_codec.decode_upload_name(value)
+    current_caller().require_project(name.project, lambda: upload_not_found(value))
+    return name

@@ -1,0 +1,428 @@
+"""Protobuf to and from the trainer's domain, and the validation of requests."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from google.longrunning import operations_pb2
+from google.protobuf import timestamp_pb2
+from google.protobuf.message import Message
+from google.rpc import status_pb2
+
+from tinsmith import names
+from tinsmith.tensors import encode_tensor
+from tinsmith.v1 import trainer_pb2, trajectories_pb2
+from tinsmith_engine import (
+    AdamParams,
+    CustomInput,
+    CustomLoss,
+    Datum,
+    ForwardResult,
+    OptimStepResult,
+)
+from tinsmith_engine.contract.codec import (
+    adapter_from_json,
+    decode_array,
+    decode_input,
+    encode_adapter,
+    given_fields,
+)
+from tinsmith_runtime.errors import (
+    EmptyBatchError,
+    InvalidFieldError,
+    MissingLossInputError,
+    NotFiniteInputError,
+    TinsmithError,
+)
+from tinsmith_runtime.ledger import (
+    CheckpointRecord,
+    OperationRecord,
+    OperationState,
+    StoredFile,
+)
+from tinsmith_runtime.rpc.error_codec import encode_status
+from tinsmith_runtime.storage.checkpoint_manifests import manifest_uri
+from tinsmith_trainer.execution.operation_status import Standing
+from tinsmith_trainer.runs.operations import (
+    REQUEST_ID_PATTERN,
+    ForwardWork,
+    Kind,
+    LoadCheckpointWork,
+    LoadResult,
+    OptimStepWork,
+    Result,
+    SaveCheckpointWork,
+    Submission,
+    Work,
+)
+
+DOMAIN = "trainer.tinsmith"
+
+_REQUESTS: dict[Kind, type[Message]] = {
+    Kind.FORWARD: trainer_pb2.ForwardRequest,
+    Kind.FORWARD_BACKWARD: trainer_pb2.ForwardBackwardRequest,
+    Kind.OPTIM_STEP: trainer_pb2.OptimStepRequest,
+    Kind.SAVE_CHECKPOINT: trainer_pb2.SaveCheckpointRequest,
+    Kind.LOAD_CHECKPOINT: trainer_pb2.LoadCheckpointRequest,
+}
+_RESPONSES: dict[str, type[Message]] = {
+    Kind.FORWARD: trainer_pb2.ForwardResponse,
+    Kind.FORWARD_BACKWARD: trainer_pb2.ForwardBackwardResponse,
+    Kind.OPTIM_STEP: trainer_pb2.OptimStepResponse,
+    Kind.SAVE_CHECKPOINT: trainer_pb2.Checkpoint,
+    Kind.LOAD_CHECKPOINT: trainer_pb2.LoadCheckpointResponse,
+}
+_CHECKPOINT_KINDS = {
+    trainer_pb2.Checkpoint.KIND_TRAINING: "training",
+    trainer_pb2.Checkpoint.KIND_SAMPLER: "sampler",
+}
+_WIRE_CHECKPOINT_KINDS = {kind: wire for wire, kind in _CHECKPOINT_KINDS.items()}
+_MAX_LABELS = 64
+ALL_RUNS_SUFFIX = "/trainingRuns/-"
+_MAX_LABEL_CHARACTERS = 1024
+_MAX_TTL_S = 10 * 366 * 24 * 3600.0
+
+
+def decode_run(value: str, *, field: str = "run") -> names.RunName:
+    """Return the run that a field names.
+
+    Raises:
+        InvalidFieldError: If it is not the name of a run.
+    """
+    try:
+        return names.RunName.parse(value)
+    except names.InvalidNameError as error:
+        raise InvalidFieldError(field, f"must be {error.pattern}, got {value[:128]!r}") from error
+
+
+def decode_checkpoint_name(value: str, *, field: str) -> names.CheckpointName:
+    """Return the checkpoint that a field names.
+
+    Raises:
+        InvalidFieldError: If it is not the name of a checkpoint.
+    """
+    try:
+        return names.CheckpointName.parse(value)
+    except names.InvalidNameError as error:
+        raise InvalidFieldError(field, f"must be {error.pattern}, got {value[:128]!r}") from error
+
+
+def decode_submission(kind: Kind, run: names.RunName, request: Any) -> Submission:
+    """Return the envelope of an ordered call; `check_request_id` checks the rest of it.
+
+    Raises:
+        InvalidFieldError: If the sequence number is not valid, so that none can be consumed.
+    """
+    if request.sequence_number < 1:
+        raise InvalidFieldError(
+            "sequence_number", f"must be at least 1, got {request.sequence_number}"
+        )
+    # Map fields have no order of their own; a repeated request must hash alike.
+    payload: bytes = request.SerializeToString(deterministic=True)
+    return Submission(
+        run=str(run),
+        kind=kind,
+        sequence_number=request.sequence_number,
+        request_id=request.request_id,
+        digest=hashlib.sha256(payload).digest(),
+        payload=payload,
+    )
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise `InvalidFieldError` unless a request id is a UUID."""
+    if REQUEST_ID_PATTERN.fullmatch(request_id) is None:
+        raise InvalidFieldError(
+            "request_id", f"must be a UUID in lower case, got {request_id!r:.64}"
+        )
+
+
+def decode_work(kind: Kind, request: Any) -> Work:
+    """Return what an ordered call asks for.
+
+    Raises:
+        TinsmithError: If a field is missing, malformed or out of range.
+    """
+    match kind:
+        case Kind.FORWARD | Kind.FORWARD_BACKWARD:
+            return _decode_forward(request, is_backward=kind is Kind.FORWARD_BACKWARD)
+        case Kind.OPTIM_STEP:
+            return _decode_optim_step(request)
+        case Kind.SAVE_CHECKPOINT:
+            return _decode_save(request)
+        case Kind.LOAD_CHECKPOINT:
+            name = decode_checkpoint_name(request.checkpoint, field="checkpoint")
+            return LoadCheckpointWork(str(name), request.include_optimizer)
+
+
+def decode_all_runs(parent: str) -> names.ProjectName:
+    """Return the project whose runs `projects/{project}/trainingRuns/-` stands for.
+
+    Raises:
+        InvalidFieldError: If it is no such name.
+    """
+    try:
+        return names.ProjectName.parse(parent.removesuffix(ALL_RUNS_SUFFIX))
+    except names.InvalidNameError as error:
+        raise InvalidFieldError("parent", str(error)) from error
+
+
+class StoredCodec:
+    """Requests and results as the ledger stores them; implements `WireCodec`.
+
+    Args:
+        store_uri: Of the store that results are written to.
+    """
+
+    def __init__(self, store_uri: str) -> None:
+        self._store_uri = store_uri
+
+    def decode_work(self, kind: Kind, payload: bytes) -> Work:
+        """Return the work of a stored request."""
+        request = _REQUESTS[kind]()
+        request.ParseFromString(payload)
+        return decode_work(kind, request)
+
+    def encode_result(self, kind: Kind, result: Result) -> bytes:
+        """Return the serialised response."""
+        encoded: bytes = _encode_result(kind, result, self._store_uri).SerializeToString(
+            deterministic=True
+        )
+        return encoded
+
+    def encode_error(self, error: TinsmithError) -> bytes:
+        """Return the serialised status."""
+        status: bytes = encode_status(error, domain=DOMAIN).SerializeToString(deterministic=True)
+        return status
+
+
+def encode_operation(record: OperationRecord, standing: Standing) -> operations_pb2.Operation:
+    """Return the message of an operation."""
+    states = trainer_pb2.OperationMetadata
+    state = {
+        OperationState.SUCCEEDED: states.STATE_SUCCEEDED,
+        OperationState.FAILED: states.STATE_FAILED,
+        OperationState.PENDING: states.STATE_QUEUED,
+    }[record.state]
+    if record.state is OperationState.PENDING and (standing.is_running or standing.is_held):
+        state = states.STATE_RUNNING if standing.is_running else states.STATE_HELD
+    metadata = trainer_pb2.OperationMetadata(
+        run=record.run,
+        sequence_number=record.sequence_number,
+        kind=record.kind,
+        state=state,
+        waiting_for=standing.waiting_for,
+        submit_time=timestamp(record.submit_time_s),
+        finish_time=timestamp(record.finish_time_s) if record.finish_time_s else None,
+        num_attempts=record.num_attempts,
+        revision=record.revision,
+        queue_position=standing.position,
+        num_tokens_ahead=standing.num_tokens_ahead,
+    )
+    operation = operations_pb2.Operation(
+        name=f"{record.run}/operations/{record.sequence_number}",
+        done=record.state is not OperationState.PENDING,
+    )
+    operation.metadata.Pack(metadata)
+    if record.state is OperationState.SUCCEEDED:
+        response_type = _RESPONSES[record.kind].DESCRIPTOR.full_name
+        operation.response.type_url = f"type.googleapis.com/{response_type}"
+        operation.response.value = record.result or b""
+    elif record.state is OperationState.FAILED:
+        operation.error.CopyFrom(status_pb2.Status.FromString(record.error or b""))
+    return operation
+
+
+def encode_checkpoint(record: CheckpointRecord, store_uri: str) -> trainer_pb2.Checkpoint:
+    """Return the message of a checkpoint in the store of this URI."""
+    return trainer_pb2.Checkpoint(
+        name=record.name,
+        kind=_WIRE_CHECKPOINT_KINDS[record.kind],
+        base_model=record.base_model,
+        adapter=encode_adapter(adapter_from_json(record.adapter)),
+        version=record.version,
+        sequence_number=record.sequence_number,
+        size_bytes=record.size_bytes,
+        manifest_uri=manifest_uri(store_uri, record.folder),
+        manifest_sha256=record.sha256,
+        create_time=timestamp(record.create_time_s),
+        labels=record.labels,
+        state=(
+            trainer_pb2.Checkpoint.STATE_PUBLISHED
+            if record.is_published
+            else trainer_pb2.Checkpoint.STATE_PRIVATE
+        ),
+        expire_time=None if record.expire_time_s is None else timestamp(record.expire_time_s),
+        files=[encode_file(file) for file in record.files],
+        source_checkpoint=record.source_checkpoint,
+    )
+
+
+def encode_file(file: StoredFile) -> trainer_pb2.CheckpointFile:
+    """Return the message of a file."""
+    return trainer_pb2.CheckpointFile(
+        file=file.name, size_bytes=file.size_bytes, sha256=file.sha256
+    )
+
+
+def timestamp(time_s: float) -> timestamp_pb2.Timestamp:
+    """Return a moment, in seconds since the epoch, as a message."""
+    fraction, whole = math.modf(time_s)
+    return timestamp_pb2.Timestamp(seconds=int(whole), nanos=int(fraction * 1e9))
+
+
+def decode_timeout(request: Any, max_s: float) -> float:
+    """Return how long a long poll may wait: what the request says, at most `max_s`.
+
+    Raises:
+        InvalidFieldError: If the time is negative.
+    """
+    if not request.HasField("timeout"):
+        return max_s
+    timeout_s: float = request.timeout.seconds + request.timeout.nanos / 1e9
+    if timeout_s < 0:
+        raise InvalidFieldError("timeout", "must be at least 0")
+    return min(timeout_s, max_s)
+
+
+def _decode_forward(request: Any, *, is_backward: bool) -> ForwardWork:
+    if not request.data:
+        raise EmptyBatchError("data", "holds no datum")
+    if not request.loss.name:
+        raise InvalidFieldError("loss.name", "is required")
+    custom = _decode_custom(request.loss) if request.loss.HasField("custom") else None
+    batch = [
+        _decode_datum(datum, f"data[{index}]", custom) for index, datum in enumerate(request.data)
+    ]
+    return ForwardWork(batch, request.loss.name, dict(request.loss.config), is_backward, custom)
+
+
+def _decode_custom(message: trainer_pb2.Loss) -> CustomLoss:
+    inputs = tuple(CustomInput(each.name, each.rank) for each in message.custom.inputs)
+    return CustomLoss(message.custom.name, inputs, message.custom.graph_json)
+
+
+def _decode_datum(message: trajectories_pb2.Datum, path: str, custom: CustomLoss | None) -> Datum:
+    tokens_T, images = decode_input(message.model_input, field=f"{path}.model_input")
+    inputs = dict(message.loss_inputs)
+    if custom is not None:
+        # Made by clients for several losses: what this one does not read is not looked at.
+        read = {each.name for each in custom.inputs[1:]} | {"target_tokens"}
+        inputs = {name: tensor for name, tensor in inputs.items() if name in read}
+    target = inputs.pop("target_tokens", None)
+    if target is None:
+        raise MissingLossInputError(f'{path}.loss_inputs["target_tokens"]', "is required")
+    # Which loss takes [T, K], and how wide, is `validate_batch`'s to say.
+    targets_T = decode_array(
+        target, f'{path}.loss_inputs["target_tokens"]', np.int64, allows_several=True
+    )
+    loss_inputs = {
+        key: decode_array(
+            tensor,
+            f'{path}.loss_inputs["{key}"]',
+            np.float32,
+            allows_several=True,
+            allows_scalar=custom is not None,
+        )
+        for key, tensor in inputs.items()
+    }
+    return Datum(tokens_T, targets_T, loss_inputs, images)
+
+
+def _decode_optim_step(request: trainer_pb2.OptimStepRequest) -> OptimStepWork:
+    if not request.adam.HasField("learning_rate"):
+        raise InvalidFieldError("adam.learning_rate", "is required")
+    given = given_fields(request.adam)
+    for name, value in given.items():
+        _check_hyper_parameter(name, value)
+    if request.observed_sequence_number < 0:
+        raise InvalidFieldError("observed_sequence_number", "must be at least 0")
+    return OptimStepWork(AdamParams(**given), request.observed_sequence_number)
+
+
+def _check_hyper_parameter(name: str, value: float) -> None:
+    path = f"adam.{name}"
+    if not math.isfinite(value):
+        raise NotFiniteInputError(path, f"must be finite, got {value}")
+    is_valid, wanted = {
+        "beta1": (0 <= value < 1, "in [0, 1)"),
+        "beta2": (0 <= value < 1, "in [0, 1)"),
+        "eps": (value > 0, "above 0"),
+    }.get(name, (value >= 0, "at least 0"))
+    if not is_valid:
+        raise InvalidFieldError(path, f"must be {wanted}, got {value}")
+
+
+def _decode_save(request: trainer_pb2.SaveCheckpointRequest) -> SaveCheckpointWork:
+    checkpoint = decode_checkpoint_id(request.parent, request.checkpoint_id)
+    kind = _CHECKPOINT_KINDS.get(request.kind)
+    if kind is None:
+        raise InvalidFieldError("kind", "must be KIND_TRAINING or KIND_SAMPLER")
+    return SaveCheckpointWork(checkpoint, kind, decode_labels(request.labels), decode_ttl(request))
+
+
+def decode_checkpoint_id(run: str, checkpoint_id: str) -> str:
+    """Return the name of a checkpoint that is to be made.
+
+    Raises:
+        InvalidFieldError: If its id is not valid.
+    """
+    if not names.is_valid_id(checkpoint_id):
+        raise InvalidFieldError(
+            "checkpoint_id",
+            "must be 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit",
+        )
+    return f"{run}/checkpoints/{checkpoint_id}"
+
+
+def decode_ttl(request: Any) -> float | None:
+    """Return how long something is kept, in seconds; None if the request does not say.
+
+    Raises:
+        InvalidFieldError: If the time is too short or too long.
+    """
+    if not request.HasField("ttl"):
+        return None
+    ttl_s: float = request.ttl.seconds + request.ttl.nanos / 1e9
+    if not 1.0 <= ttl_s <= _MAX_TTL_S:
+        raise InvalidFieldError("ttl", f"must be 1 s to 10 years, got {ttl_s:g} s")
+    return ttl_s
+
+
+def decode_labels(message: Mapping[str, str]) -> dict[str, str]:
+    """Return labels.
+
+    Raises:
+        InvalidFieldError: If there are too many, or one is too long.
+    """
+    labels = dict(message)
+    if len(labels) > _MAX_LABELS:
+        raise InvalidFieldError("labels", f"must be at most {_MAX_LABELS}, got {len(labels)}")
+    for key, value in labels.items():
+        if len(key) > _MAX_LABEL_CHARACTERS or len(value) > _MAX_LABEL_CHARACTERS:
+            raise InvalidFieldError(
+                "labels", f"must have keys and values of at most {_MAX_LABEL_CHARACTERS} characters"
+            )
+    return labels
+
+
+def _encode_result(kind: Kind, result: Result, store_uri: str) -> Message:
+    match result:
+        case ForwardResult():
+            outputs = [
+                trainer_pb2.DatumOutput(logprobs=encode_tensor(logprobs_T))
+                for logprobs_T in result.logprobs
+            ]
+            if kind is Kind.FORWARD:
+                return trainer_pb2.ForwardResponse(outputs=outputs, metrics=result.metrics)
+            return trainer_pb2.ForwardBackwardResponse(outputs=outputs, metrics=result.metrics)
+        case OptimStepResult():
+            return trainer_pb2.OptimStepResponse(version=result.version, metrics=result.metrics)
+        case LoadResult():
+            return trainer_pb2.LoadCheckpointResponse(version=result.version)
+        case CheckpointRecord():
+            return encode_checkpoint(result, store_uri)

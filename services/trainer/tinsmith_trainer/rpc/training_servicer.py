@@ -1,0 +1,341 @@
+"""Maps TrainerService onto the registries of runs and checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from google.longrunning import operations_pb2
+
+from tinsmith import names
+from tinsmith.v1 import trainer_pb2
+from tinsmith_engine import LOSS_NAMES, validate_batch
+from tinsmith_engine.contract import codec as engine_codec
+from tinsmith_engine.contract.model_catalog import ModelCatalog
+from tinsmith_runtime.errors import (
+    BatchTooLargeError,
+    InvalidFieldError,
+    RequestIdReusedError,
+    TinsmithError,
+)
+from tinsmith_runtime.ledger import OperationRecord
+from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.cycle.operation_reader import OperationReader, operation_expired
+from tinsmith_trainer.ownership.adoption import ReleaseMode, RunPlacement
+from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.run_registry import RunRegistry, is_final, run_not_found
+from tinsmith_trainer.residency.weight_publisher import Publisher
+from tinsmith_trainer.rpc import training_codec
+from tinsmith_trainer.rpc.checkpoint_servicer import (
+    CheckpointDomain,
+    CheckpointServicer,
+    caller_project,
+)
+from tinsmith_trainer.runs.operations import ForwardWork, Kind, LoadCheckpointWork, Work
+from tinsmith_trainer.runs.run import LiveRun
+
+MAX_WAIT_S = 20.0
+_LARGE_BYTES = 64 * 1024
+_RELEASE_MODES = {
+    trainer_pb2.ReleaseRunRequest.MODE_PARK: ReleaseMode.PARK,
+    trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER: ReleaseMode.HAND_OVER,
+    trainer_pb2.ReleaseRunRequest.MODE_DELETE: ReleaseMode.DELETE,
+}
+
+Context = Any
+ParametersT = ParamSpec("ParametersT")
+ResultT = TypeVar("ResultT")
+
+
+class TrainerServicer(CheckpointServicer):
+    """Maps TrainerService onto the domain.
+
+    Args:
+        config: Limits that are told to clients.
+        registry: Runs and their queues.
+        placement: Takes runs and gives them up.
+        lease: Whether this process may answer for its runs.
+        reader: Reads operations and waits for them.
+        checkpoints: What the checkpoint calls are mapped onto.
+        publisher: Weights for samplers of other processes.
+        catalog: The base models.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        registry: RunRegistry,
+        placement: RunPlacement,
+        lease: LeaseKeeper,
+        reader: OperationReader,
+        checkpoints: CheckpointDomain,
+        publisher: Publisher,
+        catalog: ModelCatalog,
+    ) -> None:
+        super().__init__(registry, checkpoints)
+        self._config = config
+        self._registry = registry
+        self._placement = placement
+        self._lease = lease
+        self._reader = reader
+        self._publisher = publisher
+        self._catalog = catalog
+
+    async def GetCapabilities(
+        self, request: trainer_pb2.TrainerServiceGetCapabilitiesRequest, context: Context
+    ) -> trainer_pb2.TrainerCapabilities:
+        return trainer_pb2.TrainerCapabilities(
+            models=self._catalog.select(request.base_model),
+            losses=sorted(LOSS_NAMES),
+            max_batch_tokens=self._config.max_batch_tokens,
+            max_batch_datums=self._config.max_batch_datums,
+            max_queued_operations=self._config.max_queued_operations,
+            max_project_queued_operations=self._config.max_project_queued_operations,
+            max_queued_tokens=self._config.max_queued_tokens,
+            max_project_queued_tokens=self._config.max_project_queued_tokens,
+            max_resident_runs=self._config.max_resident_runs,
+            num_resident_runs=sum(run.is_resident for run in self._registry.runs),
+        )
+
+    async def AdoptRun(
+        self, request: trainer_pb2.AdoptRunRequest, context: Context
+    ) -> trainer_pb2.AdoptRunResponse:
+        current_caller().require_scope(POD_SCOPE)
+        name = training_codec.decode_run(request.run)
+        version = await self._placement.adopt(
+            str(name),
+            request.base_model,
+            engine_codec.decode_adapter(request.adapter),
+            request.epoch,
+        )
+        return trainer_pb2.AdoptRunResponse(version=version)
+
+    async def ReleaseRun(
+        self, request: trainer_pb2.ReleaseRunRequest, context: Context
+    ) -> trainer_pb2.ReleaseRunResponse:
+        current_caller().require_scope(POD_SCOPE)
+        if request.mode not in _RELEASE_MODES:
+            raise InvalidFieldError("mode", "must be MODE_PARK, MODE_HAND_OVER or MODE_DELETE")
+        await self._placement.release(
+            str(training_codec.decode_run(request.run)), request.epoch, _RELEASE_MODES[request.mode]
+        )
+        return trainer_pb2.ReleaseRunResponse()
+
+    async def GetRunStatus(
+        self, request: trainer_pb2.GetRunStatusRequest, context: Context
+    ) -> trainer_pb2.RunStatus:
+        run = await self._owned_run(training_codec.decode_run(request.run))
+        return self._status(run, next_sequence_number=run.next_free_number)
+
+    async def ListRunStatuses(
+        self, request: trainer_pb2.ListRunStatusesRequest, context: Context
+    ) -> trainer_pb2.ListRunStatusesResponse:
+        current_caller().require_scope(POD_SCOPE)
+        project = training_codec.decode_all_runs(request.parent).project
+        return trainer_pb2.ListRunStatusesResponse(
+            statuses=[
+                trainer_pb2.RunStatus(
+                    run=run.name,
+                    version=run.record.version,
+                    num_pending_operations=len(run.queue),
+                    waiting_for=self._waiting_for(run),
+                    resident=run.is_resident,
+                )
+                for run in self._registry.runs
+                if run.queue and run.name.split("/")[1] == project
+            ]
+        )
+
+    async def ResumeRun(
+        self, request: trainer_pb2.ResumeRunRequest, context: Context
+    ) -> trainer_pb2.RunStatus:
+        current_caller().require_scope(POD_SCOPE)
+        run = await self._registry.find(str(training_codec.decode_run(request.run)))
+        self._lease.require()
+        await self._registry.resume(run)
+        return self._status(run, next_sequence_number=run.highest_number + 1)
+
+    def _waiting_for(self, run: LiveRun) -> str:
+        """Return what the next operation of a run waits for; empty if it runs or there is none."""
+        return self._registry.standing(run, min(run.queue)).waiting_for if run.queue else ""
+
+    def _status(self, run: LiveRun, *, next_sequence_number: int) -> trainer_pb2.RunStatus:
+        return trainer_pb2.RunStatus(
+            run=run.name,
+            version=run.record.version,
+            next_sequence_number=next_sequence_number,
+            num_pending_operations=len(run.queue),
+            waiting_for=self._waiting_for(run),
+            resident=run.is_resident,
+            replay_diverged=run.record.replay_diverged,
+            pending_operations=[
+                trainer_pb2.PendingOperation(sequence_number=number, kind=operation.record.kind)
+                for number, operation in sorted(run.queue.items())
+            ],
+            latest_revision=run.latest_revision,
+        )
+
+    async def PublishWeights(
+        self, request: trainer_pb2.PublishWeightsRequest, context: Context
+    ) -> trainer_pb2.PublishWeightsResponse:
+        current_caller().require_scope(POD_SCOPE)
+        run = await self._registry.find(str(training_codec.decode_run(request.run)))
+        self._lease.require()
+        written = await self._publisher.publish(run)
+        return trainer_pb2.PublishWeightsResponse(
+            version=written.manifest.attributes["version"],
+            manifest_uri=written.uri,
+            manifest_sha256=written.sha256,
+        )
+
+    async def Forward(
+        self, request: trainer_pb2.ForwardRequest, context: Context
+    ) -> operations_pb2.Operation:
+        return await self._submit(Kind.FORWARD, training_codec.decode_run(request.run), request)
+
+    async def ForwardBackward(
+        self, request: trainer_pb2.ForwardBackwardRequest, context: Context
+    ) -> operations_pb2.Operation:
+        return await self._submit(
+            Kind.FORWARD_BACKWARD, training_codec.decode_run(request.run), request
+        )
+
+    async def OptimStep(
+        self, request: trainer_pb2.OptimStepRequest, context: Context
+    ) -> operations_pb2.Operation:
+        return await self._submit(Kind.OPTIM_STEP, training_codec.decode_run(request.run), request)
+
+    async def SaveCheckpoint(
+        self, request: trainer_pb2.SaveCheckpointRequest, context: Context
+    ) -> operations_pb2.Operation:
+        run = training_codec.decode_run(request.parent, field="parent")
+        return await self._submit(Kind.SAVE_CHECKPOINT, run, request)
+
+    async def LoadCheckpoint(
+        self, request: trainer_pb2.LoadCheckpointRequest, context: Context
+    ) -> operations_pb2.Operation:
+        return await self._submit(
+            Kind.LOAD_CHECKPOINT, training_codec.decode_run(request.run), request
+        )
+
+    async def WaitOperations(
+        self, request: trainer_pb2.WaitOperationsRequest, context: Context
+    ) -> trainer_pb2.WaitOperationsResponse:
+        run = await self._owned_run(training_codec.decode_run(request.run))
+        if request.after_revision < 0:
+            raise InvalidFieldError("after_revision", "must be at least 0")
+        records = await self._reader.wait_operations(
+            run, request.after_revision, training_codec.decode_timeout(request, MAX_WAIT_S)
+        )
+        return trainer_pb2.WaitOperationsResponse(
+            operations=[describe(self._registry, run, record) for record in records],
+            revision=records[-1].revision if records else request.after_revision,
+        )
+
+    async def _submit(
+        self, kind: Kind, name: names.RunName, request: Any
+    ) -> operations_pb2.Operation:
+        """Accept an ordered call, or consume its number with the reason of the refusal."""
+        run = await self._owned_run(name)
+        is_large = request.ByteSize() > _LARGE_BYTES
+        submission = await _aside(is_large, training_codec.decode_submission, kind, name, request)
+        try:
+            training_codec.check_request_id(request.request_id)
+            self._check_size(request)
+            work = await _aside(is_large, training_codec.decode_work, kind, request)
+            await _aside(is_large, self._check, run, work)
+            if isinstance(work, LoadCheckpointWork):
+                await self._check_foreign(work)
+            record = await self._registry.submit(submission, work)
+        except TinsmithError as error:
+            known = await self._reader.find(submission)
+            if known is not None:
+                # The same request was accepted before, when it was right.
+                return describe(self._registry, run, known, looks_around=False)
+            if is_final(error) or isinstance(error, RequestIdReusedError):
+                await self._registry.refuse(submission, error)
+            raise
+        # Thousands are accepted at once by a busy pod, and hardly anybody reads more than the name.
+        return describe(self._registry, run, record, looks_around=False)
+
+    def _check_size(self, request: Any) -> None:
+        """Refuse too many datums before each of them is decoded."""
+        num_datums = len(getattr(request, "data", ()))
+        if num_datums > self._config.max_batch_datums:
+            raise BatchTooLargeError(
+                f"the batch has {num_datums} datums, at most {self._config.max_batch_datums} are "
+                "allowed; send it in parts",
+                limit=self._config.max_batch_datums,
+            )
+
+    def _check(self, run: LiveRun, work: Work) -> None:
+        """Refuse what can be known to be wrong before it is accepted."""
+        if isinstance(work, ForwardWork):
+            if work.num_tokens > self._config.max_batch_tokens:
+                raise BatchTooLargeError(
+                    f"the batch has {work.num_tokens} tokens, at most "
+                    f"{self._config.max_batch_tokens} are allowed; send it in parts",
+                    limit=self._config.max_batch_tokens,
+                )
+            validate_batch(
+                work.batch, work.loss, work.loss_config, run.engine.info, custom=work.custom
+            )
+
+    async def _check_foreign(self, work: LoadCheckpointWork) -> None:
+        """Refuse a load of what another project did not publish, as if it did not exist.
+
+        Whether a checkpoint of the project's own exists is seen at its turn: a save before it may
+        still be queued.
+        """
+        project = caller_project()
+        if project is not None and work.checkpoint.split("/")[1] != project:
+            await self._checkpoints.readable(work.checkpoint, project)
+
+    async def _owned_run(self, name: names.RunName) -> LiveRun:
+        """Return a run of the caller's project."""
+        return await owned_run(self._registry, name)
+
+
+async def _aside(
+    is_large: bool,
+    function: Callable[ParametersT, ResultT],
+    *args: ParametersT.args,
+    **kwargs: ParametersT.kwargs,
+) -> ResultT:
+    """Call a function, beside the event loop if it has much to do."""
+    if is_large:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    return function(*args, **kwargs)
+
+
+async def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:
+    """Return a run of the caller's project.
+
+    Raises:
+        RunNotFoundError: If there is none, or it belongs to somebody else.
+        RunMovedError: If another trainer holds it.
+    """
+    current_caller().require_project(name.project, lambda: run_not_found(str(name)))
+    return await registry.find(str(name))
+
+
+def describe(
+    registry: RunRegistry, run: LiveRun, record: OperationRecord, *, looks_around: bool = True
+) -> operations_pb2.Operation:
+    """Return the message of an operation as it stands now.
+
+    Args:
+        registry: All runs.
+        run: Its run.
+        record: Its row.
+        looks_around: Whether to count what other runs have before it; see `standing_of`.
+
+    Raises:
+        OperationExpiredError: If its result is not kept any more.
+    """
+    if record.is_expired:
+        raise operation_expired(record.run, record.sequence_number)
+    standing = registry.standing(run, record.sequence_number, looks_around=looks_around)
+    return training_codec.encode_operation(record, standing)

@@ -1,0 +1,92 @@
+"""A run as the ledger knows it: where it goes on, and what was accepted and has no result yet."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from tinsmith_runtime.errors import DataLossError, StorageUnavailableError, TinsmithError
+from tinsmith_runtime.ledger import Ledger, OperationRecord, Outcome
+from tinsmith_runtime.storage import ObjectStore
+from tinsmith_trainer.runs.operations import ForwardWork, Kind, WireCodec, Work
+from tinsmith_trainer.runs.request_payloads import read_payload
+from tinsmith_trainer.runs.run import LiveRun, Load, QueuedOperation
+
+logger = logging.getLogger(__name__)
+
+
+class RunLoader:
+    """Fills the queue of a run after a restart.
+
+    Args:
+        ledger: Operations and their results.
+        store: Large requests.
+        wire: The stored form of requests.
+    """
+
+    def __init__(self, ledger: Ledger, store: ObjectStore, wire: WireCodec) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._wire = wire
+
+    async def load(self, run: LiveRun) -> None:
+        """Put a new run where the ledger says that it stands.
+
+        Raises:
+            StorageUnavailableError: If a large request can not be read now; nothing was given up.
+        """
+        point = await self._ledger.resume_point(run.name)
+        run.next_sequence_number = point.next_sequence_number
+        run.latest_revision = point.latest_revision
+        for refused in point.finished_ahead:
+            run.consume(refused)
+        for pending in point.pending:
+            try:
+                payload = await read_payload(self._store, pending)
+                work = self._wire.decode_work(Kind(pending.kind), payload)
+            except StorageUnavailableError:
+                # It was acknowledged: the start waits for the store, as it does for an OSError.
+                raise
+            except TinsmithError as error:
+                await self._give_up_unreadable(run, pending, error)
+                continue
+            run.accept(QueuedOperation(pending, work, load_of(work, len(payload))))
+        if run.queue:
+            logger.info(
+                "unfinished operations recovered",
+                extra={"run": run.name, "num_operations": len(run.queue)},
+            )
+
+    async def _give_up_unreadable(
+        self, run: LiveRun, record: OperationRecord, error: Exception
+    ) -> None:
+        """End an operation whose stored request is gone; one damaged file must not stop a pod."""
+        logger.error(
+            "stored request can not be read",
+            extra={
+                "run": run.name,
+                "sequence_number": record.sequence_number,
+                "problem": str(error),
+            },
+        )
+        damage = DataLossError(
+            f"the stored request of operation {record.sequence_number} of {run.name} is damaged; "
+            "send it again under a new number",
+            run=run.name,
+            sequence_number=record.sequence_number,
+        )
+        outcome = Outcome(
+            sequence_number=record.sequence_number,
+            result=None,
+            error=self._wire.encode_error(damage),
+            version=run.record.version,
+            plan=run.engine.info.fingerprint,
+            finish_time_s=time.time(),
+        )
+        for finished in await self._ledger.finish(run.name, run.record.epoch, [outcome]):
+            run.consume(finished)
+
+
+def load_of(work: Work, num_bytes: int) -> Load:
+    """Return what an operation takes of the limits of a queue."""
+    return Load(work.num_tokens if isinstance(work, ForwardWork) else 0, num_bytes)

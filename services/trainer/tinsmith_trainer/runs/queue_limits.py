@@ -1,0 +1,191 @@
+"""Limits of the queues: what is refused before anything is stored, and when to come again.
+
+A queue is limited three ways, for a run, a project and the pod: operations (what a restart has to
+read), tokens (how long the last of them would wait) and bytes (what they hold of the memory). What
+is admitted counts at once, before it is durable, so that a thousand calls at the same moment can
+not pass the same gap. A refusal is `QueueFullError`, always with a time to retry after: it consumes
+no sequence number, so the client sends the same request again.
+
+The hint is the time in which the queue shrinks to where the call fits: the tokens that have to be
+computed first, at the pace last measured, of which a project gets its share. It is an estimate and
+bounded on both sides.
+
+An operation that carries the number which others of its run wait for is admitted over the limits of
+operations and tokens: refusing it would keep the queue full until the gap expires.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tinsmith_runtime.errors import QueueFullError
+from tinsmith_trainer.config import TrainerConfig
+from tinsmith_trainer.runs.run import LiveRun, Load
+
+_MIN_HINT_S = 0.1
+_MAX_HINT_S = 30.0
+_DEFAULT_HINT_S = 1.0
+_PACE_WEIGHT = 0.2
+
+
+class Pace:
+    """How fast the engines compute, in tokens each second; 0 before the first cycle."""
+
+    def __init__(self) -> None:
+        self.tokens_per_s = 0.0
+
+    def note(self, num_tokens: int, duration_s: float) -> None:
+        """Take a cycle into the moving average."""
+        if num_tokens <= 0 or duration_s <= 0:
+            return
+        newest = num_tokens / duration_s
+        weight = _PACE_WEIGHT if self.tokens_per_s else 1.0
+        self.tokens_per_s += weight * (newest - self.tokens_per_s)
+
+
+@dataclass(slots=True)
+class Usage:
+    """What waits in a queue."""
+
+    num_operations: int = 0
+    num_tokens: int = 0
+    num_bytes: int = 0
+
+    def add(self, load: Load, sign: int = 1) -> None:
+        """Count an operation, or with -1 take it out."""
+        self.num_operations += sign
+        self.num_tokens += sign * load.num_tokens
+        self.num_bytes += sign * load.num_bytes
+
+
+class Admission:
+    """Counts what waits, and refuses what would be too much.
+
+    Args:
+        config: Limits.
+        pace: For the time to retry after.
+    """
+
+    def __init__(self, config: TrainerConfig, pace: Pace) -> None:
+        self._config = config
+        self._pace = pace
+        self._all = Usage()
+        self._projects: defaultdict[str, Usage] = defaultdict(Usage)
+        self._runs: defaultdict[str, Usage] = defaultdict(Usage)
+
+    @property
+    def projects(self) -> Mapping[str, Usage]:
+        """What waits of each project that has something waiting."""
+        return self._projects
+
+    def admit(self, run: LiveRun, sequence_number: int, load: Load) -> None:
+        """Count an operation that is about to be stored.
+
+        Raises:
+            QueueFullError: If it would be too much; nothing was counted.
+        """
+        self._check_distance(run, sequence_number)
+        is_awaited = bool(run.queue) and sequence_number == run.next_sequence_number
+        if not is_awaited:
+            self._check_counts(run, load)
+        self._check_bytes(run, load)
+        self.count(run, load)
+
+    def count(self, run: LiveRun, load: Load) -> None:
+        """Count an operation without a check: it was accepted before."""
+        for usage in self._usages(run):
+            usage.add(load)
+
+    def release(self, run: LiveRun, load: Load) -> None:
+        """Take an operation out that has ended, or was not stored after all."""
+        for usage in self._usages(run):
+            usage.add(load, -1)
+        for usages, name in ((self._projects, run.project), (self._runs, run.name)):
+            if not usages[name].num_operations:
+                del usages[name]
+
+    def _usages(self, run: LiveRun) -> tuple[Usage, Usage, Usage]:
+        return self._all, self._projects[run.project], self._runs[run.name]
+
+    def _check_distance(self, run: LiveRun, sequence_number: int) -> None:
+        limit = self._config.max_queued_operations
+        # The numbers before it would have to wait as well.
+        num_before = sequence_number - run.next_sequence_number
+        if num_before < limit:
+            return
+        usage = self._runs.get(run.name, Usage())
+        raise QueueFullError(
+            f"sequence number {sequence_number} of {run.name} is {num_before} ahead of the next "
+            f"one, {run.next_sequence_number}; at most {limit} operations may wait, retry later",
+            retry_after_s=self._hint_s(usage, num_operations=num_before - limit + 1),
+            run=run.name,
+            next_sequence_number=run.next_sequence_number,
+        )
+
+    def _check_counts(self, run: LiveRun, load: Load) -> None:
+        config = self._config
+        for usage, whose, max_operations, max_tokens in (
+            (
+                self._runs.get(run.name, Usage()),
+                run.name,
+                config.max_queued_operations,
+                config.max_queued_tokens,
+            ),
+            (
+                self._projects.get(run.project, Usage()),
+                "your project",
+                config.max_project_queued_operations,
+                config.max_project_queued_tokens,
+            ),
+        ):
+            if usage.num_operations >= max_operations:
+                raise QueueFullError(
+                    f"{usage.num_operations} operations of {whose} wait, as many as may; retry "
+                    "when some have finished",
+                    retry_after_s=self._hint_s(
+                        usage, num_operations=usage.num_operations - max_operations + 1
+                    ),
+                    run=run.name,
+                    limit=max_operations,
+                )
+            if usage.num_tokens + load.num_tokens > max_tokens:
+                raise QueueFullError(
+                    f"{usage.num_tokens} tokens of {whose} wait and {load.num_tokens} more would "
+                    f"exceed the limit of {max_tokens}; retry when some have finished",
+                    retry_after_s=self._hint_s(
+                        usage, num_tokens=usage.num_tokens + load.num_tokens - max_tokens
+                    ),
+                    run=run.name,
+                    limit=max_tokens,
+                )
+
+    def _check_bytes(self, run: LiveRun, load: Load) -> None:
+        for usage, whose, limit in (
+            (
+                self._projects.get(run.project, Usage()),
+                "your project",
+                self._config.max_project_queued_bytes,
+            ),
+            (self._all, "all projects", self._config.max_queued_bytes),
+        ):
+            excess = usage.num_bytes + load.num_bytes - limit
+            if excess > 0:
+                tokens_of_excess = usage.num_tokens * excess // max(1, usage.num_bytes)
+                raise QueueFullError(
+                    f"{usage.num_bytes} bytes of requests of {whose} wait; retry when some have "
+                    "finished",
+                    retry_after_s=self._hint_s(usage, num_tokens=tokens_of_excess),
+                    run=run.name,
+                    limit=limit,
+                )
+
+    def _hint_s(self, usage: Usage, *, num_operations: int = 0, num_tokens: int = 0) -> float:
+        """Return the time in which so many of the operations or tokens of a queue are done."""
+        if not self._pace.tokens_per_s:
+            return _DEFAULT_HINT_S
+        if usage.num_operations:
+            num_tokens += num_operations * usage.num_tokens // usage.num_operations
+        hint_s = num_tokens * max(1, len(self._projects)) / self._pace.tokens_per_s
+        return min(max(hint_s, _MIN_HINT_S), _MAX_HINT_S)
