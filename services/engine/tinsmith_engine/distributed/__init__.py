@@ -1,7 +1,8 @@
 """One engine over several processes: a base model larger than a device, and full training of it.
 
 `process_group` sets the ranks up; `leader_commands` lets rank 0 decide and the others follow;
-`sharded_engine` is the engine that a trainer drives. Below it, two kinds of runs are computed in two ways:
+`sharded_engine` is the engine that a trainer drives. Below it, two kinds of runs are computed in
+two ways:
 
 * adapter runs, by `sharded_passes`: pieces of batches are spread over the ranks, every rank keeps
   the whole arena, and the base model is either whole on each rank or gathered layer by layer

@@ -1,8 +1,8 @@
 """Which runs are in the engine, and how one gets there: snapshot, then replay of the ledger.
 
 A run that is not resident is rows of the ledger, files and, if it was parked lately, a copy in host
-memory (`host_cache`). `ensure` brings it back: that copy, else the newest good snapshot or its seed,
-and then every state-changing operation after it, computed again (`replay`).
+memory (`host_cache`). `ensure` brings it back: that copy, else the newest good snapshot or its
+seed, and then every state-changing operation after it, computed again (`replay`).
 An engine holds `max_resident_runs` runs; further runs queue for a slot (`slot_queue`). Callers hold
 the lock of the run.
 """
