@@ -67,7 +67,7 @@ def main() -> int:
     try:
         files = generated_files()
     except (ChartError, helm_python.HelmError) as error:
-        print(f"the chart can not be rendered: {error}", file=sys.stderr)
+        print(f"the chart cannot be rendered: {error}", file=sys.stderr)
         return 1
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     folder = CHART / "crds"

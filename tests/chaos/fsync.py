@@ -127,7 +127,7 @@ class Trace:
 
 @contextlib.contextmanager
 def _traced(pid: int, path: Path) -> Iterator[str]:
-    """Trace a process within; yield why it can not be traced, or nothing."""
+    """Trace a process within; yield why it cannot be traced, or nothing."""
     command = ["strace", "-f", "-y", "-s", str(_MAX_STRING_BYTES), "-e", f"trace={_CALLS}"]
     strace = subprocess.Popen(
         [*command, "-o", str(path), "-p", str(pid)],

@@ -20,7 +20,7 @@ class Row:
 
     Attributes:
         name: What was counted or measured.
-        value: What came out; None if the machine can not do it, and `note` says why.
+        value: What came out; None if the machine cannot do it, and `note` says why.
         target: What it must be.
         unit: Of value and target.
         better: `equal`, `lower` or `higher`.

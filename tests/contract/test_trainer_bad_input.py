@@ -302,7 +302,7 @@ ROWS = {
         {"field": "name"}, consumes=False,
     ),
     "operation-cancel": Row(
-        cancel, PRECONDITION, "WRONG_STATE", ("can not be cancelled", "delete the run instead"),
+        cancel, PRECONDITION, "WRONG_STATE", ("cannot be cancelled", "delete the run instead"),
         {"operation": ...}, consumes=False,
     ),
     # Tokens and tensors.

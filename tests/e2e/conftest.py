@@ -46,7 +46,7 @@ def crd_server(cluster: TestCluster) -> Iterator[CrdServer]:
 
 @pytest.fixture(scope="session")
 def process_pods() -> None:
-    """Skips where pods can not be processes; CI must be able to."""
+    """Skips where pods cannot be processes; CI must be able to."""
     if reason := why_unusable():
         if os.environ.get("CI") == "true":
             pytest.fail(reason)

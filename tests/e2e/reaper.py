@@ -13,7 +13,7 @@ from tests.e2e.deployment import PodProcess
 
 _POLL_S = 0.05
 _GIVES_WAY = (2, 3)
-"""Exit codes of a controller that does not reach the cluster, or can not renew its lease."""
+"""Exit codes of a controller that does not reach the cluster, or cannot renew its lease."""
 _POINTS = ("controller.write", "controller.wrote")
 
 

@@ -98,7 +98,7 @@ def test_a_job_that_can_not_be_run_is_refused(
     [
         ({"method": {"type": "ppo"}}, "spec.method.type is immutable"),
         ({"model": {"name": "other", "source": "hf://org/o"}}, "only while the job is suspended"),
-        ({"cancel": False}, "can not be taken back"),
+        ({"cancel": False}, "cannot be taken back"),
     ],
 )
 def test_what_is_fixed_can_not_be_changed(

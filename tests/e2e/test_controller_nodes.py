@@ -22,7 +22,7 @@ def test_placed_pods_of_a_lost_node_go_on_elsewhere_under_a_new_epoch_at_once(la
         assert moved[1]["epoch"] > held[1]["epoch"]
         assert after.get("restartCount", 0) == 0  # a lost node is no fault of the job
 
-        # The old pod can not end while its node is silent, and goes when the node is back.
+        # The old pod cannot end while its node is silent, and goes when the node is back.
         old = path("v1", "pods", lab.namespace, held[1]["pod"])
         assert "deletionTimestamp" in lab.cluster.api.get(old)["metadata"]
         kubelet.return_node(node)

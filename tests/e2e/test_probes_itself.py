@@ -1,4 +1,4 @@
-"""Probes that pods of an old API server can not have, against a real server."""
+"""Probes that pods of an old API server cannot have, against a real server."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_a_preempted_job_saves_gives_way_and_goes_on_with_the_same_bits(
             "value": 1000,
         }
     )
-    # Keeps the other node busy, so that the two jobs can not run beside each other.
+    # Keeps the other node busy, so that the two jobs cannot run beside each other.
     jobs.create("busy", _holding(deployment, 2))
     jobs.wait_phase("busy", "Running", timeout_s=_TRAINING_S)
     jobs.create("patient", deployment.supervised(num_steps=_STEPS))

@@ -254,12 +254,12 @@ def test_a_broken_job_fails_with_its_cause_in_one_sentence(
     client.jobs.create("broken", sft(data="/nowhere/chat.jsonl"))
     job = client.jobs.wait("broken", TIMEOUT_S)
     assert (job.phase, job.status.get("restartCount", 0)) == ("Failed", 0)
-    assert "/nowhere/chat.jsonl can not be read" in job.failure
+    assert "/nowhere/chat.jsonl cannot be read" in job.failure
     assert job.status["failure"]["exitCode"] == 2
     log = server.data_dir / "jobs" / job.uid / "termination.log"
-    assert log.read_text().strip().startswith("/nowhere/chat.jsonl can not be read")
+    assert log.read_text().strip().startswith("/nowhere/chat.jsonl cannot be read")
     printed = cli(server, "wait", "broken", code=1)
-    assert "can not be read" in printed
+    assert "cannot be read" in printed
     # A driver that never works is restarted as often as it may be, and then given up.
     spec = {
         **sft(),

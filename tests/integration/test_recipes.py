@@ -187,9 +187,9 @@ def test_own_files_conversations_and_problems(embedded: Deployment, tmp_path: Pa
 @pytest.mark.parametrize(
     ("recipe", "settings", "message"),
     [
-        pytest.param(supervised, {"data": "nofile.jsonl"}, "nofile.jsonl can not be read", id="s"),
-        pytest.param(rl, {"data": "nofile.jsonl"}, "nofile.jsonl can not be read", id="rl"),
-        pytest.param(rl_episodes, {"data": "nofile.jsonl"}, "nofile.jsonl can not be read", id="e"),
+        pytest.param(supervised, {"data": "nofile.jsonl"}, "nofile.jsonl cannot be read", id="s"),
+        pytest.param(rl, {"data": "nofile.jsonl"}, "nofile.jsonl cannot be read", id="rl"),
+        pytest.param(rl_episodes, {"data": "nofile.jsonl"}, "nofile.jsonl cannot be read", id="e"),
         pytest.param(
             rl,
             {"environment": "nosuch"},

@@ -1,4 +1,4 @@
-"""What is told of a server that can not start: one line on stderr that says what to do."""
+"""What is told of a server that cannot start: one line on stderr that says what to do."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def flags(*arguments: str) -> Prepare:
 
 MISTAKES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "port-too-high": (flags("--port", "99999"), ("99999", "choose 1 to 65535")),
-    "port-taken": (taken_port, ("can not be bound", "`tinsmith status`", "--port 0")),
+    "port-taken": (taken_port, ("cannot be bound", "`tinsmith status`", "--port 0")),
     "log-level": (flags("--log-level", "LOUD"), ("log level LOUD", "choose DEBUG, INFO")),
-    "data-dir": (data_dir_below_a_file, ("file/data can not be written", "--data-dir")),
+    "data-dir": (data_dir_below_a_file, ("file/data cannot be written", "--data-dir")),
     "data-dir-key": (spoilt_key, ("data/api_key holds no key", "backup")),
     "metrics": (flags("--metrics", "here"), ("metrics_address must be host:port",)),
     "device": (flags("--device", "gpu"), ("auto, cpu, cuda or cuda:N", "'gpu'")),
@@ -88,7 +88,7 @@ MISTAKES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
         ("changed holds no tokenizer.json", "save_pretrained"),
     ),
     "architecture": (model(unknown_architecture), ("config.json", "`quux`", "transformers")),
-    "config-missing": (flags("--config", "/no/file.toml"), ("/no/file.toml can not be read",)),
+    "config-missing": (flags("--config", "/no/file.toml"), ("/no/file.toml cannot be read",)),
     "config-no-toml": (config("x"), ("settings.toml is not TOML",)),
     "config-no-table": (config("max_runs = 1"), ("max_runs outside of a table", "[trainer]")),
     "config-table": (config("[trainr]"), ("unknown table trainr", "did you mean trainer?")),

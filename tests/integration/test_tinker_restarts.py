@@ -184,7 +184,7 @@ def test_a_sample_says_that_its_sampler_is_away(
             assert listed.status_code == 408
             reason = listed.json().get("queue_state_reason", "")
         assert listed.json()["queue_state"] == "paused_capacity"
-        assert "can not be reached" in reason or "no sampler" in reason
+        assert "cannot be reached" in reason or "no sampler" in reason
         processes["sampler"].start()
         assert client.samples(promised).sequences == expected.sequences
     finally:

@@ -159,7 +159,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
 address = "{self._socket}"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"
-# Who lacks CAP_SYS_RESOURCE can not make a container less likely to be killed than itself.
+# Who lacks CAP_SYS_RESOURCE cannot make a container less likely to be killed than itself.
 restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".cni]
 bin_dir = "{self._programs.network_plugins}"

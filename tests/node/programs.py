@@ -84,7 +84,7 @@ def find_programs() -> Programs:
     """Return the programs; gets and builds, for some minutes, what the cache lacks.
 
     Raises:
-        UnavailableError: If this machine can not.
+        UnavailableError: If this machine cannot.
     """
     if reason := why_unusable():
         raise UnavailableError(f"no real node here: {reason}")

@@ -125,7 +125,7 @@ def test_weights_that_the_pod_may_not_read_are_said_to_be_so(
         weights.chmod(0o644)
 
     assert (
-        f"/models/{MODEL}/model.safetensors can not be read by user 65532"
+        f"/models/{MODEL}/model.safetensors cannot be read by user 65532"
         in (status["failure"]["message"])
     )
 

@@ -69,7 +69,7 @@ def ask(proxy: FaultProxy, data: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
             while piece := connection.recv(1000):
                 answer += piece
     except OSError as error:
-        # A reset may come at any moment; a connection that had one can not be shut down any more.
+        # A reset may come at any moment; a connection that had one cannot be shut down any more.
         if not isinstance(error, ConnectionError) and error.errno != errno.ENOTCONN:
             raise
     return answer

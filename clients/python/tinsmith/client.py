@@ -70,7 +70,7 @@ class Client(CheckpointCalls, KeyCalls):
         Raises:
             ConfigurationError: If address or key is missing, or the file of authorities not there.
             FailedPreconditionError: If the session to resume was finished.
-            TinsmithError: If the server can not be reached or refuses the key.
+            TinsmithError: If the server cannot be reached or refuses the key.
         """
         settings = resolve_settings(
             address=address,
@@ -289,7 +289,7 @@ class Client(CheckpointCalls, KeyCalls):
     ) -> TrainingRun:
         """Create a run that begins from a checkpoint; blocks until it is loaded.
 
-        Base model and adapter are those of the checkpoint. A run that can not load it does not come
+        Base model and adapter are those of the checkpoint. A run that cannot load it does not come
         to be.
 
         Args:

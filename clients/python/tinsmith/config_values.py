@@ -74,7 +74,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     """Return a value of a file or a word as its field's type wants it.
 
     Raises:
-        ConfigurationError: If it can not be that.
+        ConfigurationError: If it cannot be that.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -166,7 +166,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
-            f"{path} can not be read: {error.strerror}", remedy="check --config"
+            f"{path} cannot be read: {error.strerror}", remedy="check --config"
         ) from error
     except ValueError as error:
         raise ConfigurationError(

@@ -174,7 +174,7 @@ class InternalError(TinsmithError):
 
 
 class UnavailableError(TinsmithError):
-    """The service can not answer now."""
+    """The service cannot answer now."""
 
     code = "UNAVAILABLE"
     default_reason = "UNAVAILABLE"

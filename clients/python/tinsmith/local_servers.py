@@ -109,7 +109,7 @@ def list_servers(state_dir: Path) -> list[LocalServer]:
     """Return the servers of this user, the newest first, also those that died.
 
     Raises:
-        ConfigurationError: If a file can not be read.
+        ConfigurationError: If a file cannot be read.
     """
     found = []
     for path in (state_dir / _FOLDER).glob("*.json"):
@@ -190,7 +190,7 @@ def _read(path: Path) -> LocalServer:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"{path} can not be read: {error!r}", remedy="delete it, then run `tinsmith up`"
+                f"{path} cannot be read: {error!r}", remedy="delete it, then run `tinsmith up`"
             ) from error
         return dataclasses.replace(server, is_running=_is_held(file) and _exists(server.pid))
 

@@ -75,7 +75,7 @@ class Assigner:
         """Decide once; return when to decide again though nothing happens.
 
         Raises:
-            ApiError: If a status can not be written; what was changed meanwhile is left for the
+            ApiError: If a status cannot be written; what was changed meanwhile is left for the
                 next decision.
             NotLeaderError: If this replica may not act any more.
         """

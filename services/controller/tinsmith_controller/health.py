@@ -39,7 +39,7 @@ class HealthServer:
         try:
             self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), Handler)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"health_address {address!r} can not be used: {error}") from error
+            raise ConfigError(f"health_address {address!r} cannot be used: {error}") from error
         self._server.daemon_threads = True
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="health", daemon=True

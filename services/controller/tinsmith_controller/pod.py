@@ -112,7 +112,7 @@ class ControllerPod:
         """Wait to be elected, and work until `stop`.
 
         Raises:
-            ConfigError: If the cluster can not be listed.
+            ConfigError: If the cluster cannot be listed.
         """
         if not self._election.wait_elected():
             return

@@ -228,7 +228,7 @@ class Reconciler:
                     f"namespace {item.key.namespace}"
                 )
             if pool.spec is None:
-                return f"waits for the TrainerPool {item.spec.pool}, which can not be run"
+                return f"waits for the TrainerPool {item.spec.pool}, which cannot be run"
         return ""
 
     def _templates(self, item: Job | Pool) -> dict[str, str]:
@@ -244,7 +244,7 @@ class Reconciler:
         }
 
     def _distrust(self, item: Job | Pool) -> str:
-        """Return why a job of an author whom nobody needs to trust can not be run."""
+        """Return why a job of an author whom nobody needs to trust cannot be run."""
         if not isinstance(item, Job) or item.spec is None:
             return ""
         deployment = self._deployment

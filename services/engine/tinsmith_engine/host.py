@@ -63,7 +63,7 @@ class EngineHost:
 
         Raises:
             ModelNotFoundError: If one is neither a directory nor a model of the hub.
-            ConfigError: If the machine can not do what `exact` or `compiled` ask for.
+            ConfigError: If the machine cannot do what `exact` or `compiled` ask for.
         """
         keep_freed_memory()
         thread = EngineThread(num_threads=num_threads)

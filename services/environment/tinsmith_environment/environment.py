@@ -3,7 +3,7 @@
 One object is one episode. The object lives in one worker process, its methods are called one at a
 time, and it may block: nothing else of the pod waits for it but the episodes of the same worker.
 Whatever it raises ends its own episode as a typed failure; it is never a zero reward. What the
-agent did wrong (an answer that can not be read) is no failure: give it a reward and say so in
+agent did wrong (an answer that cannot be read) is no failure: give it a reward and say so in
 `info`.
 """
 

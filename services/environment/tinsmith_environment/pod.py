@@ -96,7 +96,7 @@ class EnvironmentPod:
         """Start the workers, learn what they offer, serve.
 
         Raises:
-            ConfigError: If an environment can not be imported.
+            ConfigError: If an environment cannot be imported.
             EnvironmentFailedError: If the workers do not come up.
         """
         await self._pool.start()

@@ -1,7 +1,7 @@
 """Which environments a pod offers.
 
 The pod never imports the code of an environment: it knows a name and a class path, and asks a
-worker process for the description and the default settings when it starts. So a class that can not
+worker process for the description and the default settings when it starts. So a class that cannot
 be imported is found then, and not by the first user.
 """
 
@@ -90,7 +90,7 @@ async def load_specs(config: EnvironmentConfig, pool: WorkerPool) -> list[Enviro
     """Return the built-in and the configured environments, as their classes describe themselves.
 
     Raises:
-        ConfigError: If a class can not be imported, or is no environment.
+        ConfigError: If a class cannot be imported, or is no environment.
     """
     specs = []
     for name, class_path in {**_BUILTIN, **config.class_paths()}.items():

@@ -75,7 +75,7 @@ class GatewayPod:
         """Reserve the port and return the address, before anything is served.
 
         Raises:
-            ConfigError: If the address can not be bound.
+            ConfigError: If the address cannot be bound.
         """
         if self._listener is None:
             self._listener = bind(self._config.listen_address)
@@ -91,7 +91,7 @@ class GatewayPod:
         """Recover what was promised, and serve.
 
         Raises:
-            ConfigError: If an address can not be bound, the database not be used, or the
+            ConfigError: If an address cannot be bound, the database not be used, or the
                 certificate not be read.
         """
         config = self._config

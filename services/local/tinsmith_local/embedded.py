@@ -124,7 +124,7 @@ class EmbeddedServer:
 
         Raises:
             ConfigError: If a setting is wrong, a port taken, or the data folder in use.
-            ModelNotFoundError: If a base model can not be loaded.
+            ModelNotFoundError: If a base model cannot be loaded.
         """
         config = self._config
         make_data_dir(config.data_dir)
@@ -293,7 +293,7 @@ def make_data_dir(path: Path) -> None:
     """Make the folder that a server keeps everything in.
 
     Raises:
-        ConfigError: If it can not be made or written to.
+        ConfigError: If it cannot be made or written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -301,7 +301,7 @@ def make_data_dir(path: Path) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"data directory {path} can not be written: {error.strerror}; name another one with"
+            f"data directory {path} cannot be written: {error.strerror}; name another one with"
             " --data-dir"
         ) from error
 
@@ -367,5 +367,5 @@ def _exit_fenced(error: FencedError) -> None:
 
 def _exit_failed(error: Exception) -> None:
     """End at once: the trainer stands still, and starting again recovers everything."""
-    logger.critical("the trainer can not go on", extra={"problem": repr(error)})
+    logger.critical("the trainer cannot go on", extra={"problem": repr(error)})
     os._exit(_FAILED_EXIT_CODE)

@@ -49,12 +49,12 @@ def read_overrides(path: Path) -> dict[str, dict[str, object]]:
     """Return the settings of pods from the tables of a TOML file.
 
     Raises:
-        ConfigError: If it can not be read, or names a pod or setting that does not exist.
+        ConfigError: If it cannot be read, or names a pod or setting that does not exist.
     """
     try:
         tables = tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"settings file {path} can not be read: {error.strerror}") from error
+        raise ConfigError(f"settings file {path} cannot be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"settings file {path} is not TOML: {error}") from error
     converted: dict[str, dict[str, object]] = {}

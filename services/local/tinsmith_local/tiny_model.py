@@ -7,7 +7,7 @@ was trained into it through the service.
 The tokenizer is a byte-level BPE trained here on shipped text. Its few merges come from the words
 of the chat template and of the recipes' instructions, which are counted far more often than the
 phrases: a template then costs few tokens, while the words of a phrase stay nearly letter by letter,
-without which a small model can not move the letters of a word that it never saw. Each digit is one
+without which a small model cannot move the letters of a word that it never saw. Each digit is one
 token.
 
 A directory is complete when its marker holds the digest of everything that determines the content

@@ -98,7 +98,7 @@ def convert_settings(config_class: type[Any], values: Mapping[str, object]) -> d
     """Return settings from a file or from variables as the types of their fields.
 
     Raises:
-        ConfigError: If a value can not be taken as the type of its field.
+        ConfigError: If a value cannot be taken as the type of its field.
     """
     hints = typing.get_type_hints(config_class)
     return {field: _convert(field, value, hints[field]) for field, value in values.items()}
@@ -127,7 +127,7 @@ def _read_file(path: Path, section: str | None) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
-        raise ConfigError(f"settings file {path} can not be read: {error.strerror}") from error
+        raise ConfigError(f"settings file {path} cannot be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"settings file {path} is not TOML: {error}") from error
     table = content.get(section, {}) if section else content

@@ -110,6 +110,6 @@ def _of_unusable(hardware: Hardware) -> str:
     if not hardware.num_driver_gpus:
         return ""
     return (
-        f"this machine has {hardware.num_driver_gpus} GPU(s) that this build of torch can not use;"
+        f"this machine has {hardware.num_driver_gpus} GPU(s) that this build of torch cannot use;"
         " install torch with CUDA to compute there"
     )

@@ -114,7 +114,7 @@ class ResourceExhaustedError(TinsmithError):
 
 
 class UnavailableError(TinsmithError):
-    """The service can not answer now; the same request may be sent again."""
+    """The service cannot answer now; the same request may be sent again."""
 
     code = ErrorCode.UNAVAILABLE
     reason = "UNAVAILABLE"
@@ -206,7 +206,7 @@ class UnknownLossError(InvalidFieldError):
 
 
 class CustomLossRefusedError(InvalidFieldError):
-    """A client's own loss is not well formed, calls what is not allowed, or can not be computed.
+    """A client's own loss is not well formed, calls what is not allowed, or cannot be computed.
 
     The metadata `node` names the node of its graph; empty if it is the graph as a whole.
     """
@@ -506,7 +506,7 @@ class DrainingError(UnavailableError):
 
 
 class WorkerUnavailableError(UnavailableError):
-    """The pod that holds the resource can not be reached."""
+    """The pod that holds the resource cannot be reached."""
 
     reason = "WORKER_UNAVAILABLE"
 
@@ -615,4 +615,4 @@ class ConfigError(ValueError):
 
 
 class ExactnessUnavailableError(ConfigError):
-    """This machine can not compute a model so that neighbours leave a tenant's bits alone."""
+    """This machine cannot compute a model so that neighbours leave a tenant's bits alone."""

@@ -203,7 +203,7 @@ class SamplingDriver:
         self._outdated = outdated
 
     def _fail_all(self, error: Exception) -> None:
-        """End everything that decodes: a step failed, and its state can not be trusted."""
+        """End everything that decodes: a step failed, and its state cannot be trusted."""
         reported: InternalError = internal_error()
         logger.error(
             "decoding failed",

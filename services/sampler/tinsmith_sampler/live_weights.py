@@ -2,7 +2,7 @@
 
 One task for each run that is followed, however many requests follow it. In one process the task
 waits until the engine says that the run has other weights; across processes it asks the trainer at
-a bounded rate. Decoding goes on meanwhile, and goes on as it is if newer weights can not be had.
+a bounded rate. Decoding goes on meanwhile, and goes on as it is if newer weights cannot be had.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class WeightFollower:
             followed.is_outdated.set()
         except TinsmithError as error:
             logger.info(
-                "newer weights can not be had; sampling goes on with those that there are",
+                "newer weights cannot be had; sampling goes on with those that there are",
                 extra={"run": followed.target.run, "reason": error.reason},
             )
             return False

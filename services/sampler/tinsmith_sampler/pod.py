@@ -109,7 +109,7 @@ class SamplerPod:
         """Serve and register.
 
         Raises:
-            ConfigError: If the object store can not be used.
+            ConfigError: If the object store cannot be used.
         """
         await asyncio.to_thread(storage.probe_at_start, self._store, writable=False)
         await self._server.start()

@@ -59,7 +59,7 @@ class SessionCache:
 
         Raises:
             SamplingSessionNotFoundError: If there is no such session.
-            WorkerUnavailableError: If the scheduler can not be reached and no answer is at hand.
+            WorkerUnavailableError: If the scheduler cannot be reached and no answer is at hand.
         """
         known = self._targets.get(name)
         if known is not None and known[0] > self._clock():

@@ -180,5 +180,5 @@ def _adapter_of(manifest: checkpoint_manifests.Manifest, uri: str) -> AdapterCon
         return adapter_from_json(manifest.attributes["adapter"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointCorruptError(
-            f"the adapter of {uri} can not be read; use another checkpoint", manifest_uri=uri
+            f"the adapter of {uri} cannot be read; use another checkpoint", manifest_uri=uri
         ) from error

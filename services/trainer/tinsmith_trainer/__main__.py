@@ -58,8 +58,8 @@ def _exit_fenced(error: FencedError) -> None:
 
 def _exit_failed(error: Exception) -> None:
     """End at once, to be started again: the ledger has everything that was acknowledged."""
-    logger.critical("the trainer can not go on", extra={"problem": repr(error)})
-    leave_word(f"the trainer can not go on: {error!r}")
+    logger.critical("the trainer cannot go on", extra={"problem": repr(error)})
+    leave_word(f"the trainer cannot go on: {error!r}")
     os._exit(_FAILED_EXIT_CODE)
 
 

@@ -85,7 +85,7 @@ class TrainerPod:
         config: Settings.
         host: Base models; loaded by `load_engines`.
         on_fenced: Called when another process holds a run of this one, which must then exit.
-        on_failed: Called when the pod can not go on because of a bug; it then reports unhealthy.
+        on_failed: Called when the pod cannot go on because of a bug; it then reports unhealthy.
         wall_clock: Seconds since the epoch, for what expires.
     """
 
@@ -216,7 +216,7 @@ class TrainerPod:
         """Recover, serve, register.
 
         Raises:
-            ConfigError: If the database, the object store or the data folder can not be used.
+            ConfigError: If the database, the object store or the data folder cannot be used.
             StorageUnavailableError: If an accepted request is in the store, which is away.
         """
         await asyncio.to_thread(storage.probe_at_start, self._store)

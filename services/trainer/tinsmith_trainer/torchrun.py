@@ -39,7 +39,7 @@ def runs_ranked(environment: Mapping[str, str]) -> bool:
 
 
 def check_alone(config: TrainerConfig) -> None:
-    """Raise ConfigError for settings that one process can not fulfil."""
+    """Raise ConfigError for settings that one process cannot fulfil."""
     if config.shard_base:
         raise ConfigError(
             "shard_base needs several processes: start the trainer with "
@@ -152,7 +152,7 @@ def _exit_fault(fault: RankFault) -> NoReturn:
 
 
 def _exit_unstarted() -> NoReturn:
-    """End before anything was served; the thread that waits for other ranks can not be ended."""
+    """End before anything was served; the thread that waits for other ranks cannot be ended."""
     logger.info("stopped while starting")
     os._exit(0)
 

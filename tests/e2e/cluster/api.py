@@ -213,7 +213,7 @@ def read_events(response: urllib3.BaseHTTPResponse) -> Iterator[WatchEvent]:
     """Yield the events of an open watch until the server ends it.
 
     Raises:
-        ApiError: If the watch can not go on, with status 410 if it must start from a new list.
+        ApiError: If the watch cannot go on, with status 410 if it must start from a new list.
     """
     rest = b""
     for chunk in response.stream(amt=None, decode_content=False):

@@ -43,7 +43,7 @@ def find_control_plane() -> Binaries:
     """Return the programs of a control plane; builds them, which takes minutes, if it must.
 
     Raises:
-        UnavailableError: If there are none and this machine can not build them.
+        UnavailableError: If there are none and this machine cannot build them.
     """
     folder = _find_folder()
     etcd = _find_etcd(folder)
@@ -56,7 +56,7 @@ def find_crd_server() -> Path:
     It is built only where that is asked for: it takes twice as long as the control plane.
 
     Raises:
-        UnavailableError: If there is none and it can not be built here.
+        UnavailableError: If there is none and it cannot be built here.
     """
     target = cache_folder("apiextensions") / "apiextensions-apiserver"
     if not target.exists():

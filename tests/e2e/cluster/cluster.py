@@ -163,7 +163,7 @@ class TestCluster:
         """Yield a server behind this one whose custom resources have CEL rules.
 
         Raises:
-            UnavailableError: If there is none and it can not be built here.
+            UnavailableError: If there is none and it cannot be built here.
         """
         if self._plane is None:
             raise binaries.UnavailableError("a cluster of others evaluates CEL itself, or never")
@@ -211,7 +211,7 @@ def prepare(*, with_crd_server: bool = False) -> None:
     """Build what `start_cluster`, and its CRD server where asked for, need and this machine lacks.
 
     Raises:
-        UnavailableError: If it can not be had here.
+        UnavailableError: If it cannot be had here.
     """
     binaries.find_kubectl()
     if not os.environ.get(_EXISTING):

@@ -52,7 +52,7 @@ class Informer:
         """Return once the first list was told."""
         self._thread.start()
         if not self._synced.wait(_SYNC_TIMEOUT_S):
-            raise TimeoutError(f"{self._url} can not be listed")
+            raise TimeoutError(f"{self._url} cannot be listed")
 
     def stop(self) -> None:
         """Break the watch and wait for the thread."""

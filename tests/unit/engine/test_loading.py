@@ -1,4 +1,4 @@
-"""Models that can not be loaded say why."""
+"""Models that cannot be loaded say why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_weights_that_may_not_be_read_are_not_said_to_be_missing(
     # Root may read everything.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
 
-    with pytest.raises(ModelNotFoundError, match="can not be read by user"):
+    with pytest.raises(ModelNotFoundError, match="cannot be read by user"):
         stored_tensors(model)
 
 
@@ -32,7 +32,7 @@ def test_a_folder_that_may_not_be_entered_is_said_to_be_so(
 
     monkeypatch.setattr(Path, "is_file", refuse)
 
-    with pytest.raises(ModelNotFoundError, match="can not be read by user"):
+    with pytest.raises(ModelNotFoundError, match="cannot be read by user"):
         stored_tensors(tmp_path)
 
 

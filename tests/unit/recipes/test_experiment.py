@@ -192,7 +192,7 @@ def test_a_start_that_fails_leaves_no_folder() -> None:
 def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config = dataclasses.replace(CONFIG, output_dir=tmp_path / "file" / "below")
-    with pytest.raises(ConfigurationError, match=r"file/below can not be written: .*output_dir="):
+    with pytest.raises(ConfigurationError, match=r"file/below cannot be written: .*output_dir="):
         Experiment("supervised", config)
     train(dataclasses.replace(CONFIG, output_dir=tmp_path / "damaged"))
     (tmp_path / "damaged" / "state.json").write_text("{")

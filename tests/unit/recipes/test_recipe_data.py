@@ -106,7 +106,7 @@ def test_a_call_without_content_is_rendered_by_a_template_that_has_calls(tmp_pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(None, "data.jsonl can not be read: No such file or directory", id="missing"),
+        pytest.param(None, "data.jsonl cannot be read: No such file or directory", id="missing"),
         pytest.param("", "holds no conversation", id="empty"),
         pytest.param("no json\n", "data.jsonl:1: not JSON", id="not-json"),
         pytest.param('{"messages": [', "data.jsonl:1: not JSON", id="cut-off"),

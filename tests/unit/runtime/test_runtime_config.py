@@ -113,5 +113,5 @@ def test_wrong_settings_are_found_when_the_pod_starts(tmp_path: Path, text: str,
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml can not be read"):
+    with pytest.raises(ConfigError, match=r"none\.toml cannot be read"):
         load_config(Settings, path=tmp_path / "none.toml", environment={})

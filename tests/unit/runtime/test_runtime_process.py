@@ -1,4 +1,4 @@
-"""What the main program of every pod does when it can not start."""
+"""What the main program of every pod does when it cannot start."""
 
 from __future__ import annotations
 

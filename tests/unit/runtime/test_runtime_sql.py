@@ -230,7 +230,7 @@ def test_what_waits_is_written_before_the_close(tmp_path: Path) -> None:
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"file/data can not be written: Not a directory; give"):
+    with pytest.raises(ConfigError, match=r"file/data cannot be written: Not a directory; give"):
         SqliteDatabase(tmp_path / "file" / "data" / "pod.db", metadata, schema_version=1)
 
 
@@ -238,12 +238,12 @@ def test_a_file_that_is_no_database_is_named_and_the_lock_released(tmp_path: Pat
     path = tmp_path / "pod.db"
     path.write_bytes(b"x" * 4096)
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"pod\.db can not be read: file is not a database"):
+        with pytest.raises(ConfigError, match=r"pod\.db cannot be read: file is not a database"):
             SqliteDatabase(path, metadata, schema_version=1)
 
 
 def test_a_file_that_can_not_be_opened_is_named(tmp_path: Path) -> None:
     path = tmp_path / "pod.db"
     path.mkdir()
-    with pytest.raises(ConfigError, match=r"pod\.db can not be written: unable to open"):
+    with pytest.raises(ConfigError, match=r"pod\.db cannot be written: unable to open"):
         SqliteDatabase(path, metadata, schema_version=1)

@@ -58,16 +58,16 @@ def local(
         pytest.param("run rl loss=dpo", "loss is 'dpo'; give one of importance", id="loss"),
         pytest.param("run supervised batch_size=0", "batch_size is 0; give a whole", id="batch"),
         pytest.param("run supervised adapter=qlora", "'qlora'; give one of lora, full", id="qlora"),
-        pytest.param("run supervised data=no.jsonl", "no.jsonl can not be read", id="no-file"),
-        pytest.param("run rl data=no.jsonl", "no.jsonl can not be read", id="rl-no-file"),
+        pytest.param("run supervised data=no.jsonl", "no.jsonl cannot be read", id="no-file"),
+        pytest.param("run rl data=no.jsonl", "no.jsonl cannot be read", id="rl-no-file"),
         pytest.param("run supervised data=empty.jsonl", "holds no conversation", id="empty"),
         pytest.param("run supervised data=keys.jsonl", "keys.jsonl:1: a line with", id="keys"),
         pytest.param("run supervised data=cut.jsonl", "cut.jsonl:1: not JSON", id="cut"),
         pytest.param("run rl data=empty.jsonl", "at least 2 different problems", id="rl-empty"),
         pytest.param(
-            "run supervised data=good.jsonl output_dir=good.jsonl/a", "can not be written", id="dir"
+            "run supervised data=good.jsonl output_dir=good.jsonl/a", "cannot be written", id="dir"
         ),
-        pytest.param("run rl --config no.toml", "no.toml can not be read", id="no-config"),
+        pytest.param("run rl --config no.toml", "no.toml cannot be read", id="no-config"),
         pytest.param("run rl --config bad.toml", "bad.toml is not TOML", id="bad-config"),
         pytest.param("sample hi", "give one of --base-model, --checkpoint and --run", id="source"),
         pytest.param("sample --base-model tiny", 'tinsmith sample "a prompt"', id="prompt"),
@@ -77,7 +77,7 @@ def local(
         pytest.param(
             "jobs submit job.yaml", "spec.method.maxStep: did you mean maxSteps", id="yaml"
         ),
-        pytest.param("jobs submit no.yaml", "no.yaml can not be read", id="no-yaml"),
+        pytest.param("jobs submit no.yaml", "no.yaml cannot be read", id="no-yaml"),
         pytest.param(
             "jobs submit --recipe nosuch --name a", "use one of supervised, rl,", id="job-recipe"
         ),

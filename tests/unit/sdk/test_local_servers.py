@@ -162,7 +162,7 @@ def test_an_unknown_address_is_not_chosen(
 def test_a_file_that_can_not_be_read_is_named(state: Path) -> None:
     (state / "servers").mkdir(parents=True)
     (state / "servers" / "1.json").write_text("{")
-    with pytest.raises(tinsmith.ConfigurationError, match=r"1\.json can not be read.*delete it"):
+    with pytest.raises(tinsmith.ConfigurationError, match=r"1\.json cannot be read.*delete it"):
         resolve_settings()
 
 

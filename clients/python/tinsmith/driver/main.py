@@ -138,7 +138,7 @@ def run_job(client: Client, environment: JobEnvironment, directory: Path) -> int
     """Do what a job is for, and return the exit code.
 
     Raises:
-        TinsmithError: If it can not go on.
+        TinsmithError: If it cannot go on.
     """
     job = Job(client, environment)
     try:

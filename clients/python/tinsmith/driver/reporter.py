@@ -57,7 +57,7 @@ class Reporter:
         """Return what was reported before.
 
         Raises:
-            TinsmithError: If it can not be read.
+            TinsmithError: If it cannot be read.
         """
         return self._client.jobs.get_report(self._name, self._uid)
 
@@ -77,7 +77,7 @@ class Reporter:
         """Return once everything that was posted is acknowledged.
 
         Raises:
-            TinsmithError: If the server refuses it, or can not be reached for minutes.
+            TinsmithError: If the server refuses it, or cannot be reached for minutes.
         """
         deadline_s = time.monotonic() + _FLUSH_TIMEOUT_S
         with self._changed:

@@ -2,7 +2,7 @@
 
 An episode is held under a lease, which a heartbeat in the background keeps for as long as this
 process lives: a long tool or a slow grader is not taken for a dead agent. Every call is repeated by
-its request id until it is answered, so that no reward is lost or counted twice, and what can not be
+its request id until it is answered, so that no reward is lost or counted twice, and what cannot be
 delivered is raised, never swallowed.
 
 The names are those of AgentJet's TinkerScript, so that its workflows need no other words.
@@ -137,7 +137,7 @@ class HeldEpisode:
         """Renew the lease, and return whether it still is one. Inside the background loop.
 
         Raises:
-            TinsmithError: If the server can not be reached.
+            TinsmithError: If the server cannot be reached.
         """
         request = episode_pb2.HeartbeatEpisodeRequest(
             name=self.episode.name, lease_token=self._lease_token
@@ -259,7 +259,7 @@ class EpisodeAgent:
         Raises:
             AbortedError: If the lease was lost (`LEASE_LOST`); the reward is not counted.
             FailedPreconditionError: If the training loop cancelled the episode (`EPISODE_ENDED`).
-            TinsmithError: If the server can not be reached; the episode stays held, and the call
+            TinsmithError: If the server cannot be reached; the episode stays held, and the call
                 may be repeated.
         """
         return self.core.background.call(self._submit(self.held(episode), workflow_output))
@@ -286,7 +286,7 @@ class EpisodeAgent:
         """Ask whether an episode is still this agent's; this renews the lease.
 
         Raises:
-            TinsmithError: If the server can not be reached.
+            TinsmithError: If the server cannot be reached.
         """
         return self.core.background.call(self.held(episode).renew())
 

@@ -89,7 +89,7 @@ class RecordedTrajectory:
                 know.
         """
         if any(isinstance(chunk, ImageChunk) for chunk in self.prompt.chunks):
-            raise ValueError("a trajectory with images can not be trained on by the client")
+            raise ValueError("a trajectory with images cannot be trained on by the client")
         prompt = self.prompt.to_ints()
         # Position i predicts token i + 1; the first token of the prompt is predicted by nobody.
         context = np.zeros(len(prompt) - 1)
@@ -147,7 +147,7 @@ def encode_spec(
     """Return the message of an episode to register.
 
     Raises:
-        ValueError: If the type is unknown, or JSON can not hold the task.
+        ValueError: If the type is unknown, or JSON cannot hold the task.
     """
     return episode_pb2.Episode(
         queue=queue,
@@ -176,7 +176,7 @@ def encode_json(value: Any) -> str:
 
     Raises:
         ValueError: If it holds NaN or infinity.
-        TypeError: If it holds what JSON can not hold.
+        TypeError: If it holds what JSON cannot hold.
     """
     return "" if value is None else json.dumps(value, allow_nan=False)
 

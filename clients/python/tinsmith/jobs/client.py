@@ -321,7 +321,7 @@ def _read_manifest(manifest: str | Path | Mapping[str, Any]) -> object:
         documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigurationError(
-            f"{path} can not be read: {error.strerror}", remedy="check the path"
+            f"{path} cannot be read: {error.strerror}", remedy="check the path"
         ) from error
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{path} is not YAML: {error}", remedy="correct it") from error

@@ -110,7 +110,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     Of an experiment that ended, nothing is repeated: what came out is returned.
 
     Raises:
-        ConfigurationError: If the data can not be read, the environment is not served, or
+        ConfigurationError: If the data cannot be read, the environment is not served, or
             `output_dir` holds another experiment.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """
@@ -176,7 +176,7 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler], Source]:
     """Read what is played, and return what makes a source of it.
 
     Raises:
-        ConfigurationError: If it can not be read, or the environment is not served.
+        ConfigurationError: If it cannot be read, or the environment is not served.
     """
     settings = SourceConfig(
         num_tasks=config.num_problems,

@@ -108,7 +108,7 @@ def main(config: Config, client: Client, observer: Observer | None = None) -> Su
     Of an experiment that ended, nothing is repeated: what came out is returned.
 
     Raises:
-        ConfigurationError: If the data can not be read, or `output_dir` holds another experiment.
+        ConfigurationError: If the data cannot be read, or `output_dir` holds another experiment.
         OperationTimeoutError: If no agent plays.
         KeyboardInterrupt: After Ctrl-C, once the state is saved; the same call resumes.
     """

@@ -63,7 +63,7 @@ class Conversation:
         """Return the context of the first turn.
 
         Raises:
-            ChatTemplateError: If the template can not render the messages.
+            ChatTemplateError: If the template cannot render the messages.
         """
         self._messages = [_copy(message) for message in messages]
         self._rendered = self._render(self._messages)
@@ -88,7 +88,7 @@ class Conversation:
 
         Raises:
             TemplateRewritesHistoryError: If the template does, and nothing was chosen for it.
-            ChatTemplateError: If the template can not render the conversation.
+            ChatTemplateError: If the template cannot render the conversation.
         """
         turn = self._messages[-1]["content"]
         before = self._messages[:-1]
@@ -135,7 +135,7 @@ class Conversation:
         except Exception as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ChatTemplateError(
-                f"the chat template can not render a conversation of the roles {roles}: {error}"
+                f"the chat template cannot render a conversation of the roles {roles}: {error}"
             ) from error
 
     def _encode(self, text: str) -> tuple[int, ...]:

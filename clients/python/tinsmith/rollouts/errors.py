@@ -23,7 +23,7 @@ class TemplateRewritesHistoryError(RolloutError):
     """The chat template renders earlier turns differently once a later one is appended.
 
     The tokens that the model saw are then no prefix of what the template renders, and a trajectory
-    can not be one sequence without training on a context that never was.
+    cannot be one sequence without training on a context that never was.
     """
 
     def __init__(self, num_turns: int, position: int) -> None:
@@ -38,7 +38,7 @@ class TemplateRewritesHistoryError(RolloutError):
 
 
 class ChatTemplateError(RolloutError):
-    """The chat template can not render the conversation, or drops the assistant's words."""
+    """The chat template cannot render the conversation, or drops the assistant's words."""
 
 
 class NoRolloutsError(RolloutError):

@@ -58,7 +58,7 @@ class RolloutConfig:
     append_only: bool = False
     """Where the chat template rewrites its history, keep the tokens as they were."""
     parse_error_reward: float = 0.0
-    """Reward of a turn whose action can not be parsed."""
+    """Reward of a turn whose action cannot be parsed."""
 
     def __post_init__(self) -> None:
         for name in ("max_turns", "max_tokens", "max_tokens_per_turn", "max_context_tokens"):

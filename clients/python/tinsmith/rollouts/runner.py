@@ -87,7 +87,7 @@ class RolloutRunner:
             SamplerFailedError: If the sampler raised.
             TemplateRewritesHistoryError: If the chat template does and the config does not say
                 what to do.
-            ChatTemplateError: If the chat template can not render the conversation.
+            ChatTemplateError: If the chat template cannot render the conversation.
         """
         rollout = Rollout(self._config)
         conversation = Conversation(
@@ -177,7 +177,7 @@ def _mix_seed(seed: int | None, episode_key: str, turn: int) -> int | None:
 
 
 async def _release(instance: EnvironmentInstance) -> None:
-    """Delete an instance; one that can not be deleted expires on its own."""
+    """Delete an instance; one that cannot be deleted expires on its own."""
     try:
         async with asyncio.timeout(_RELEASE_TIMEOUT_S):
             await instance.delete_async()

@@ -114,7 +114,7 @@ class ResultFuture(Generic[T_co]):
         )
 
     async def _describe(self) -> str:
-        """Return what the server says about the delay; empty if it can not say."""
+        """Return what the server says about the delay; empty if it cannot say."""
         return ""
 
     def _note_seen(self) -> None:

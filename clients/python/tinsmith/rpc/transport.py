@@ -215,7 +215,7 @@ class Transport:
     pods does whose own addresses lead nowhere from outside. From then on every call goes there.
 
     Raises:
-        ConfigurationError: If the file of trusted authorities can not be read.
+        ConfigurationError: If the file of trusted authorities cannot be read.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -374,6 +374,6 @@ def _read_certificates(path: Path | None) -> bytes | None:
         return path.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"the file of trusted authorities {path} can not be read: {error.strerror}",
+            f"the file of trusted authorities {path} cannot be read: {error.strerror}",
             remedy="set TINSMITH_CA_FILE or ca_file= to a PEM file",
         ) from error

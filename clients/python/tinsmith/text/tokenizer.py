@@ -171,7 +171,7 @@ class TokenizerCache:
             return {}
 
     def store(self, key: str, digest: str, files: Mapping[str, bytes]) -> None:
-        """Keep the files of a model. A disk that can not be written is no error."""
+        """Keep the files of a model. A disk that cannot be written is no error."""
         if not _DIGEST.fullmatch(digest) or not all(map(_FILE_NAME.fullmatch, files)):
             return
         try:

@@ -115,11 +115,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STORAGE_FULL: _ErrorReason.ValueType  # 39
     """The disk or bucket is full. Free space, then retry."""
     ERROR_REASON_UNAVAILABLE: _ErrorReason.ValueType  # 40
-    """The service can not answer now. Retry with the same request id."""
+    """The service cannot answer now. Retry with the same request id."""
     ERROR_REASON_DRAINING: _ErrorReason.ValueType  # 41
     """The pod is shutting down. Retry with the same request id."""
     ERROR_REASON_WORKER_UNAVAILABLE: _ErrorReason.ValueType  # 42
-    """The pod that holds the resource can not be reached. Retry with the same request id."""
+    """The pod that holds the resource cannot be reached. Retry with the same request id."""
     ERROR_REASON_VERSION_NOT_LOADED: _ErrorReason.ValueType  # 43
     """The sampler does not hold weights as new as asked for. Retry."""
     ERROR_REASON_ENVIRONMENT_FAILED: _ErrorReason.ValueType  # 44
@@ -143,7 +143,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 52
     """A bug of the service. The log of the pod has the trace under the request id."""
     ERROR_REASON_STORAGE_UNAVAILABLE: _ErrorReason.ValueType  # 53
-    """The database or the object store can not be reached. Nothing was accepted; retry with the same
+    """The database or the object store cannot be reached. Nothing was accepted; retry with the same
     request id.
     """
     ERROR_REASON_RUN_MOVED: _ErrorReason.ValueType  # 54
@@ -309,11 +309,11 @@ ERROR_REASON_OUT_OF_MEMORY: ErrorReason.ValueType  # 38
 ERROR_REASON_STORAGE_FULL: ErrorReason.ValueType  # 39
 """The disk or bucket is full. Free space, then retry."""
 ERROR_REASON_UNAVAILABLE: ErrorReason.ValueType  # 40
-"""The service can not answer now. Retry with the same request id."""
+"""The service cannot answer now. Retry with the same request id."""
 ERROR_REASON_DRAINING: ErrorReason.ValueType  # 41
 """The pod is shutting down. Retry with the same request id."""
 ERROR_REASON_WORKER_UNAVAILABLE: ErrorReason.ValueType  # 42
-"""The pod that holds the resource can not be reached. Retry with the same request id."""
+"""The pod that holds the resource cannot be reached. Retry with the same request id."""
 ERROR_REASON_VERSION_NOT_LOADED: ErrorReason.ValueType  # 43
 """The sampler does not hold weights as new as asked for. Retry."""
 ERROR_REASON_ENVIRONMENT_FAILED: ErrorReason.ValueType  # 44
@@ -337,7 +337,7 @@ request id.
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 52
 """A bug of the service. The log of the pod has the trace under the request id."""
 ERROR_REASON_STORAGE_UNAVAILABLE: ErrorReason.ValueType  # 53
-"""The database or the object store can not be reached. Nothing was accepted; retry with the same
+"""The database or the object store cannot be reached. Nothing was accepted; retry with the same
 request id.
 """
 ERROR_REASON_RUN_MOVED: ErrorReason.ValueType  # 54

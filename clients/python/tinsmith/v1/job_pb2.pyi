@@ -2012,7 +2012,7 @@ class TrainingJobReport(_message.Message):
         OUTCOME_SUCCEEDED: TrainingJobReport._Outcome.ValueType  # 2
         """It did what the job is for; its last save is the final one."""
         OUTCOME_FAILED: TrainingJobReport._Outcome.ValueType  # 3
-        """It can not go on."""
+        """It cannot go on."""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
         """Says how a driver ended."""
@@ -2024,7 +2024,7 @@ class TrainingJobReport(_message.Message):
     OUTCOME_SUCCEEDED: TrainingJobReport.Outcome.ValueType  # 2
     """It did what the job is for; its last save is the final one."""
     OUTCOME_FAILED: TrainingJobReport.Outcome.ValueType  # 3
-    """It can not go on."""
+    """It cannot go on."""
 
     @_typing.final
     class MetricsEntry(_message.Message):

@@ -35,7 +35,7 @@ class _WeightUpdatesEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WeightU
     WEIGHT_UPDATES_IN_FLIGHT: _WeightUpdates.ValueType  # 2
     """Newer versions take effect between tokens; each token carries its version. The keys and values
     of earlier tokens stay those of the versions that wrote them (a model that is sampled without a
-    cache, `EXACTNESS_FALLBACK`, has none). While newer weights can not be had, sampling goes on.
+    cache, `EXACTNESS_FALLBACK`, has none). While newer weights cannot be had, sampling goes on.
     Means nothing for a base model or a checkpoint.
     """
 
@@ -49,7 +49,7 @@ WEIGHT_UPDATES_PINNED: WeightUpdates.ValueType  # 1
 WEIGHT_UPDATES_IN_FLIGHT: WeightUpdates.ValueType  # 2
 """Newer versions take effect between tokens; each token carries its version. The keys and values
 of earlier tokens stay those of the versions that wrote them (a model that is sampled without a
-cache, `EXACTNESS_FALLBACK`, has none). While newer weights can not be had, sampling goes on.
+cache, `EXACTNESS_FALLBACK`, has none). While newer weights cannot be had, sampling goes on.
 Means nothing for a base model or a checkpoint.
 """
 Global___WeightUpdates: _TypeAlias = WeightUpdates  # noqa: Y015

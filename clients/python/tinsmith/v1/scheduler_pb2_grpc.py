@@ -308,7 +308,7 @@ class SchedulerServiceServicer:
         or adapter are not those of the source checkpoint.
         * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
         state, although it was asked for.
-        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
         * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -349,7 +349,7 @@ class SchedulerServiceServicer:
         Errors:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
         that the caller may read.
-        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer can not be asked at the moment.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer cannot be asked at the moment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

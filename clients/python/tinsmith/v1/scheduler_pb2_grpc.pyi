@@ -131,7 +131,7 @@ class SchedulerServiceStub:
       or adapter are not those of the source checkpoint.
     * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
       state, although it was asked for.
-    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
     * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -160,7 +160,7 @@ class SchedulerServiceStub:
     Errors:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
       that the caller may read.
-    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer can not be asked at the moment.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer cannot be asked at the moment.
     """
     DeleteTrainingRun: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteTrainingRunRequest, _scheduler_pb2.TrainingRun]
     """Deletes a run with its operations and checkpoints. Repeating it succeeds.
@@ -342,7 +342,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
       or adapter are not those of the source checkpoint.
     * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
       state, although it was asked for.
-    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
     * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
     * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -371,7 +371,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Errors:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
       that the caller may read.
-    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer can not be asked at the moment.
+    * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer cannot be asked at the moment.
     """
     DeleteTrainingRun: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteTrainingRunRequest, _scheduler_pb2.TrainingRun]  # type: ignore[assignment]
     """Deletes a run with its operations and checkpoints. Repeating it succeeds.
@@ -616,7 +616,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
           or adapter are not those of the source checkpoint.
         * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the source checkpoint holds no optimizer
           state, although it was asked for.
-        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint can not be asked.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): the trainer of the source checkpoint cannot be asked.
         * `FAILED_PRECONDITION` (`SESSION_FINISHED`): the session was finished.
         * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the project has or had a run of the chosen id.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used with another body.
@@ -663,7 +663,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): there is no checkpoint of this name
           that the caller may read.
-        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer can not be asked at the moment.
+        * `UNAVAILABLE` (`WORKER_UNAVAILABLE`): its trainer cannot be asked at the moment.
         """
 
     @_abc_1.abstractmethod

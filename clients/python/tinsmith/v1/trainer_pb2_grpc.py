@@ -350,7 +350,7 @@ class TrainerServiceServicer:
 
         Errors of the operation:
         * `FAILED_PRECONDITION` (`NON_FINITE_LOSS`): the loss is NaN or infinite.
-        * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): a node of a custom loss can not be computed: shapes
+        * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): a node of a custom loss cannot be computed: shapes
         that do not fit, an index out of range, a result too large; `node` names it.
         * `RESOURCE_EXHAUSTED` (`OUT_OF_MEMORY`): the batch does not fit into memory.
         """
@@ -554,7 +554,7 @@ class TrainerServiceServicer:
 
         Errors of the operation:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the checkpoint is gone.
-        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter can not be merged into the files
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter cannot be merged into the files
         of the base model; the message names the tensor.
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.

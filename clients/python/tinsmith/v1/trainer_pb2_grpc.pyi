@@ -147,7 +147,7 @@ class TrainerServiceStub:
 
     Errors of the operation:
     * `FAILED_PRECONDITION` (`NON_FINITE_LOSS`): the loss is NaN or infinite.
-    * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): a node of a custom loss can not be computed: shapes
+    * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): a node of a custom loss cannot be computed: shapes
       that do not fit, an index out of range, a result too large; `node` names it.
     * `RESOURCE_EXHAUSTED` (`OUT_OF_MEMORY`): the batch does not fit into memory.
     """
@@ -307,7 +307,7 @@ class TrainerServiceStub:
 
     Errors of the operation:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the checkpoint is gone.
-    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter can not be merged into the files
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter cannot be merged into the files
       of the base model; the message names the tensor.
     * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.
@@ -532,7 +532,7 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
 
     Errors of the operation:
     * `FAILED_PRECONDITION` (`NON_FINITE_LOSS`): the loss is NaN or infinite.
-    * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): a node of a custom loss can not be computed: shapes
+    * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): a node of a custom loss cannot be computed: shapes
       that do not fit, an index out of range, a result too large; `node` names it.
     * `RESOURCE_EXHAUSTED` (`OUT_OF_MEMORY`): the batch does not fit into memory.
     """
@@ -692,7 +692,7 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
 
     Errors of the operation:
     * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the checkpoint is gone.
-    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter can not be merged into the files
+    * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter cannot be merged into the files
       of the base model; the message names the tensor.
     * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.
@@ -962,7 +962,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors of the operation:
         * `FAILED_PRECONDITION` (`NON_FINITE_LOSS`): the loss is NaN or infinite.
-        * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): a node of a custom loss can not be computed: shapes
+        * `INVALID_ARGUMENT` (`CUSTOM_LOSS_REFUSED`): a node of a custom loss cannot be computed: shapes
           that do not fit, an index out of range, a result too large; `node` names it.
         * `RESOURCE_EXHAUSTED` (`OUT_OF_MEMORY`): the batch does not fit into memory.
         """
@@ -1188,7 +1188,7 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors of the operation:
         * `NOT_FOUND` (`CHECKPOINT_NOT_FOUND`, `CHECKPOINT_EXPIRED`): the checkpoint is gone.
-        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter can not be merged into the files
+        * `FAILED_PRECONDITION` (`CHECKPOINT_INCOMPATIBLE`): the adapter cannot be merged into the files
           of the base model; the message names the tensor.
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the files do not match their manifest.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.

@@ -12,7 +12,7 @@ from tinsmith_controller.assignment.types import Key, Policy, Stage, Workload
 
 Tier = tuple[bool, int]
 Rank = tuple[int, float, Key]
-_LARGEST = 2**60  # more can not be divided by a float
+_LARGEST = 2**60  # more cannot be divided by a float
 _Entry = tuple[float, float, Key, Workload]
 
 

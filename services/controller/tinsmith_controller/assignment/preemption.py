@@ -14,7 +14,7 @@ Suffices = Callable[[Sequence[Workload]], bool]
 def may_be_preempted(workload: Workload, now: datetime.datetime) -> bool:
     """Whether the workload can be asked to give way at all.
 
-    What was assigned at this very moment can not: a second look at the same state changes nothing.
+    What was assigned at this very moment cannot: a second look at the same state changes nothing.
     """
     return (
         workload.is_preemptible

@@ -34,7 +34,7 @@ class PolicyFile:
         path: The file; None has no settings.
 
     Raises:
-        ConfigError: If it can not be read.
+        ConfigError: If it cannot be read.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -107,4 +107,4 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} can not be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error

@@ -193,7 +193,7 @@ class Policy:
         queues: By name; if there are any, a queue that is not among them does not exist.
         projects: By name; others have no limit and weight 1.
         backfill_patience_s: How long the first workload that does not fit lets later ones go ahead
-            anywhere; after that they only get what it can not use.
+            anywhere; after that they only get what it cannot use.
     """
 
     queues: Mapping[str, Share] = field(default_factory=dict)

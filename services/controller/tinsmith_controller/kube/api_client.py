@@ -68,7 +68,7 @@ class ApiError(Exception):
 
     @property
     def is_invalid(self) -> bool:
-        """Whether the object can not be right, however often it is sent."""
+        """Whether the object cannot be right, however often it is sent."""
         return self.status in (400, 422)
 
     @property

@@ -1,7 +1,7 @@
 """Copies of the cluster's objects, kept up to date by a watch each.
 
 A copy can be behind the cluster, never ahead of it, and never behind what this process wrote: what
-a request returned is put in at once. It is listed anew whenever a watch can not go on, and every
+a request returned is put in at once. It is listed anew whenever a watch cannot go on, and every
 few minutes in any case.
 """
 

@@ -131,7 +131,7 @@ class Election:
         try:
             held = self._renew_or_take(begin_s)
         except ApiError as failure:
-            logger.warning("the lease can not be renewed", extra={"problem": str(failure)})
+            logger.warning("the lease cannot be renewed", extra={"problem": str(failure)})
             return self.is_leader
         if held:
             self._believed_until_s = begin_s + BELIEF * self._ttl_s

@@ -98,7 +98,7 @@ class PriorityRecord:
 
 
 def workload_record(content: Json) -> WorkloadRecord:
-    """Return a job or pool; one that can not be run has a sentence instead of a spec."""
+    """Return a job or pool; one that cannot be run has a sentence instead of a spec."""
     metadata = content.get("metadata") or {}
     kind = JOB_KIND if content.get("kind") == JOB_KIND else POOL_KIND
     name = str(metadata.get("name", ""))

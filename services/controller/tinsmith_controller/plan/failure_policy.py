@@ -13,7 +13,7 @@ from tinsmith_controller.spec.status import Failure, Refusal, Status
 
 _AGENT = "agent"
 _SETTINGS_EXIT_CODE = 2
-"""With it a driver says that it can not run what it was told, however often it is started."""
+"""With it a driver says that it cannot run what it was told, however often it is started."""
 RECIPE_RULES = (
     FailureRule(Reaction.FAIL_JOB, roles=frozenset({DRIVER}), exit_codes=frozenset({1})),
 )
@@ -27,7 +27,7 @@ def react(pod: PodView, rules: Sequence[FailureRule]) -> Reaction:
     """Return what to do about a pod that failed: the first rule that fits, else the default.
 
     By default a disruption by the cluster, and a driver that saved and stopped as it was told,
-    are no failures; a driver that can not run its settings fails the job; everything else restarts
+    are no failures; a driver that cannot run its settings fails the job; everything else restarts
     the role.
     """
     for rule in rules:

@@ -43,7 +43,7 @@ from tinsmith_controller.spec.status import Assignment, Failure, Status
 
 _FULL = "full"
 _DEFAULT_GRACE_S = 120
-"""To save in, for a job whose spec can not be read any more."""
+"""To save in, for a job whose spec cannot be read any more."""
 
 
 def plan_job(job: Job, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
@@ -74,7 +74,7 @@ class _Planner:
             return self._clean_up()
         if spec is None:
             return self._fail(
-                Failure(conditions.INVALID_SPEC, f"the job can not be run: {self._job.spec_error}")
+                Failure(conditions.INVALID_SPEC, f"the job cannot be run: {self._job.spec_error}")
             )
         if self._observed.rejection:
             return self._fail(Failure(conditions.POD_REJECTED, self._observed.rejection))

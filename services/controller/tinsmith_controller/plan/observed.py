@@ -118,7 +118,7 @@ class Job:
         uid: Its uid.
         generation: Counts changes of the spec.
         created: When it was made.
-        spec: What it asks for; None if that can not be run.
+        spec: What it asks for; None if that cannot be run.
         spec_error: Why not.
         status: What the controller wrote last.
         is_deleting: Whether it was deleted; the cluster then deletes its pods.

@@ -148,7 +148,7 @@ class _View:
                 and entry.node in self._observed.cordoned_nodes
                 and not pod.is_deleting
             ):
-                self._replace(entry, f"{role.name} {entry.index} can not start on a cordoned node")
+                self._replace(entry, f"{role.name} {entry.index} cannot start on a cordoned node")
                 self._homeless.add(key)
             elif pod is None and entry.uid:
                 self._replace(entry, f"pod {entry.pod} is gone")
@@ -229,7 +229,7 @@ def _to_create(
 ) -> tuple[Assignment, ...]:
     """Return the assignments that are stored and have no pod yet; clients of others come last.
 
-    A pod that still ends keeps its place, unless its node is lost: the cluster can not say then
+    A pod that still ends keeps its place, unless its node is lost: the cluster cannot say then
     when it has ended.
     """
     stored = set(status.assignments)

@@ -1,4 +1,4 @@
-"""What is told of a pod that ended or can not start, as one sentence.
+"""What is told of a pod that ended or cannot start, as one sentence.
 
 The kubelet tells it in several places: a reason of the pod, a reason of a container, and what the
 container wrote into its termination log or, if that is empty, at the end of its log.

@@ -94,7 +94,7 @@ def _outdated(observed: Observed) -> PodView | None:
 
 
 def _refuse(pool: Pool, status: Status, observed: Observed, now: datetime.datetime) -> Plan:
-    message = f"the pool can not be run: {pool.spec_error}"
+    message = f"the pool cannot be run: {pool.spec_error}"
     status = replace(
         status,
         phase=PoolPhase.FAILED,

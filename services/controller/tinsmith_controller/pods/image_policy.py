@@ -21,7 +21,7 @@ _SETTING = "TINSMITH_"
 def distrust(
     roles: Sequence[Role], trusted_images: Sequence[str], own_secrets: Sequence[str]
 ) -> str:
-    """Return why a job can not be run, in one sentence; empty if it can.
+    """Return why a job cannot be run, in one sentence; empty if it can.
 
     Args:
         roles: Of the job.

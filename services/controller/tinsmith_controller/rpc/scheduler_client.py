@@ -239,7 +239,7 @@ def _report(entry: job_pb2.TrainingJobReport) -> Report:
 
 def _sentence(error: grpc.RpcError) -> str:
     status: status_pb2.Status | None = None
-    # The transport replaces the code of a status that it can not pass whole.
+    # The transport replaces the code of a status that it cannot pass whole.
     with contextlib.suppress(ValueError):
         status = rpc_status.from_call(error)
     if status is not None:

@@ -45,7 +45,7 @@ class PoolPhase(enum.Enum):
     DEGRADED = "Degraded"
     """Some replicas are ready, some are not."""
     FAILED = "Failed"
-    """Its spec can not be run."""
+    """Its spec cannot be run."""
 
 
 # Types of conditions.

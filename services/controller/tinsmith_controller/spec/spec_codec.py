@@ -55,7 +55,7 @@ _AGENT_ROLES = (TRAINER, SAMPLER, WORKER)
 
 
 class SpecError(ValueError):
-    """A spec that can not be run; the text is one sentence for its author."""
+    """A spec that cannot be run; the text is one sentence for its author."""
 
 
 class _Reader:
@@ -151,7 +151,7 @@ def decode_job(name: str, spec: object) -> JobSpec:
     """Return the spec of a TrainingJob.
 
     Raises:
-        SpecError: If it can not be run.
+        SpecError: If it cannot be run.
     """
     _check_name(name)
     reader = _Reader(spec, "spec")
@@ -189,7 +189,7 @@ def decode_pool(name: str, spec: object) -> PoolSpec:
     """Return the spec of a TrainerPool.
 
     Raises:
-        SpecError: If it can not be run.
+        SpecError: If it cannot be run.
     """
     _check_name(name)
     reader = _Reader(spec, "spec")

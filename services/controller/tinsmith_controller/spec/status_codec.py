@@ -1,7 +1,7 @@
 """The `status` of our resources, to JSON and back.
 
 Reading is lenient, because the status of an object may have been written by another release, or by
-hand: what can not be understood is as if it were not there.
+hand: what cannot be understood is as if it were not there.
 """
 
 from __future__ import annotations

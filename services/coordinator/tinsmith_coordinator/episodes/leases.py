@@ -2,7 +2,7 @@
 
 Each change is one transaction, answered after its commit. A lease is judged by the clock of the
 database alone and in the transaction that relies on it, so that a submit and the end of its lease
-can not both happen. Who waits for an episode is woken; see `waiters`.
+cannot both happen. Who waits for an episode is woken; see `waiters`.
 """
 
 from __future__ import annotations

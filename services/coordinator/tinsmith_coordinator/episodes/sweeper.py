@@ -108,7 +108,7 @@ class Sweeper:
                     await self.tidy()
                     self._tidied_s = loop.time()
             except TinsmithError as error:
-                logger.warning("leases can not be looked after", extra={"reason": error.reason})
+                logger.warning("leases cannot be looked after", extra={"reason": error.reason})
             except Exception:
                 logger.exception("the sweep of leases failed by a bug")
             await asyncio.sleep(max(pause_s, _MIN_PAUSE_S))

@@ -85,7 +85,7 @@ def grad_norm(grad_P: Tensor) -> float:
 class RowBound:
     """What is known of the numbers of a row without looking at them.
 
-    As long as the bound is far from what float32 holds, a step can not overflow, and needs neither
+    As long as the bound is far from what float32 holds, a step cannot overflow, and needs neither
     a copy to go back to nor a look at the result.
     """
 

@@ -64,7 +64,7 @@ def load_run(run: FullRun, folder: Path) -> None:
     """Read a run that was saved with any number of ranks; all ranks call this.
 
     Raises:
-        CheckpointCorruptError: A file is absent or can not be read. The ranks then have to
+        CheckpointCorruptError: A file is absent or cannot be read. The ranks then have to
             restore the run otherwise.
     """
     state = _read_state(folder)
@@ -104,7 +104,7 @@ def read_state(folder: Path, layout: RowLayout) -> RunState:
     """Return what `save_run` wrote as the state of a run of one process.
 
     Raises:
-        CheckpointCorruptError: A file is absent or can not be read.
+        CheckpointCorruptError: A file is absent or cannot be read.
     """
     state = _read_state(folder)
     rows = {key: torch.zeros(layout.width) for key in ("theta", *_MOMENTS)}
@@ -164,7 +164,7 @@ def _load(tensors: dict[str, Any], folder: Path, *, no_dist: bool) -> None:
     except Exception as error:
         # It raises errors of many kinds, and wraps those of other ranks.
         raise CheckpointCorruptError(
-            f"the checkpoint in {folder} can not be read: {error}", folder=folder
+            f"the checkpoint in {folder} cannot be read: {error}", folder=folder
         ) from error
 
 
@@ -178,7 +178,7 @@ def _read_state(folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointCorruptError(
-            f"{folder / STATE_FILE} can not be read: {error}", folder=folder
+            f"{folder / STATE_FILE} cannot be read: {error}", folder=folder
         ) from error
     return state
 

@@ -34,7 +34,7 @@ def load_sharded(
         device: Where the parts go.
 
     Raises:
-        ModelNotFoundError: transformers can not build a causal language model from the directory.
+        ModelNotFoundError: transformers cannot build a causal language model from the directory.
     """
     from transformers import AutoModelForCausalLM
 
@@ -55,7 +55,7 @@ def load_sharded(
             module.to(device)
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise ModelNotFoundError(
-            f"transformers can not load a causal language model from {directory}: {error}",
+            f"transformers cannot load a causal language model from {directory}: {error}",
             model=directory,
         ) from error
     found: nn.Module = module

@@ -41,7 +41,7 @@ class ShardedModule:
         ranks: All ranks.
 
     Raises:
-        ModelNotFoundError: transformers can not build a causal language model from the directory.
+        ModelNotFoundError: transformers cannot build a causal language model from the directory.
     """
 
     def __init__(

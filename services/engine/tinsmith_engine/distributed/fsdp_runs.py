@@ -5,7 +5,7 @@ the same counts and come to the same outcome; numbers that decide it (the norm o
 whether all is finite) are added over the ranks in their order.
 
 An operation that fails by its own numbers leaves the gradient as it was before. An exception in the
-middle of a pass is another thing: FSDP's collectives can not be left half-way, so it ends the group
+middle of a pass is another thing: FSDP's collectives cannot be left half-way, so it ends the group
 (`RankFault`), and the ledger restores the run. That includes lack of memory: the batch is then a
 poison operation after some restarts, and fails as such.
 """

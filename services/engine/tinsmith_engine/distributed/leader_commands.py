@@ -42,7 +42,7 @@ class Leader:
 
     Args:
         ranks: All ranks.
-        on_lost: Called once, in whichever thread finds out, when the ranks can not go on. A service
+        on_lost: Called once, in whichever thread finds out, when the ranks cannot go on. A service
             ends its process here: what it had not committed is done again after the restart.
     """
 
@@ -75,7 +75,7 @@ class Leader:
             here: Makes the call on this rank.
 
         Raises:
-            RanksLostError: The ranks can not go on.
+            RanksLostError: The ranks cannot go on.
         """
         with self._lock:
             self._check()
@@ -108,7 +108,7 @@ class Leader:
 
     def _lose(self, fault: RankFault) -> RanksLostError:
         self._stopped.set()
-        self._lost = RanksLostError(f"the ranks of this trainer can not go on: {fault}; restart it")
+        self._lost = RanksLostError(f"the ranks of this trainer cannot go on: {fault}; restart it")
         if self._on_lost is not None:
             self._on_lost(self._lost)
         logger.critical("ranks lost", extra={"problem": str(fault)})
@@ -148,7 +148,7 @@ def follow(ranks: Ranks, engines: Mapping[str, Performer]) -> None:
             outcome = _Outcome.of(_call(engines[engine], method, arguments))
             outcome.agree(ranks, method)
     except RankFault as fault:
-        raise RanksLostError(f"this rank can not go on: {fault}") from fault
+        raise RanksLostError(f"this rank cannot go on: {fault}") from fault
 
 
 def _call(engine: Performer, method: str, arguments: tuple[Any, ...]) -> Callable[[], Any]:

@@ -5,8 +5,8 @@ process alone needs none of it. Every wait has a deadline. Two kinds of trouble 
 
 * an operation that fails is an exception like any other, and ranks tell each other about it;
 * a rank that is gone, hangs, or does something else than the others is a `RankFault`. It is no
-  `Exception`, so that nothing which recovers from failed operations takes it for one: the group can
-  not go on, and every process ends.
+  `Exception`, so that nothing which recovers from failed operations takes it for one: the group
+  cannot go on, and every process ends.
 
 Messages between ranks carry a running number and a tag. A rank that is in another place of the
 program than the others is thus found out instead of being believed.
@@ -35,7 +35,7 @@ START_TIMEOUT_S = 1800.0
 
 
 class RankFault(BaseException):
-    """The ranks can not go on together."""
+    """The ranks cannot go on together."""
 
 
 class Pending(Protocol):

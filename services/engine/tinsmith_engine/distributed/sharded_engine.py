@@ -278,7 +278,7 @@ class RankedEngine(Engine):
         """Read what `save_full_run` wrote, with any number of ranks.
 
         Raises:
-            CheckpointCorruptError: A file is absent or can not be read; import a state then.
+            CheckpointCorruptError: A file is absent or cannot be read; import a state then.
         """
         self._everywhere(
             "load_full_run", (run, folder), lambda: load_run(self._full.get(run), Path(folder))

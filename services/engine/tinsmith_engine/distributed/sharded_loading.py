@@ -49,7 +49,7 @@ def load_ranked_engine(
         compiled: See `Engine.load`.
 
     Raises:
-        ConfigError: The ranks would compute different bits, or the model can not be sharded.
+        ConfigError: The ranks would compute different bits, or the model cannot be sharded.
         ExactnessUnavailableError: See `Engine.load`.
         ModelNotFoundError: See `Engine.load`.
         CheckpointIncompatibleError: See `Engine.load`.

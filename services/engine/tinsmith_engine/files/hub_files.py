@@ -134,7 +134,7 @@ def _check_readable(file: Path, directory: Path) -> None:
 
 def _unreadable(file: Path, directory: Path) -> ModelNotFoundError:
     return ModelNotFoundError(
-        f"{file} can not be read by user {os.getuid()}: make it and its folder readable "
+        f"{file} cannot be read by user {os.getuid()}: make it and its folder readable "
         "(chmod -R a+rX), or give the files to that user",
         model=directory,
     )

@@ -96,7 +96,7 @@ def parse_tensors(files: Mapping[str, bytes], name: str) -> dict[str, torch.Tens
 
     Raises:
         CheckpointIncompatibleError: If the checkpoint has no such file.
-        CheckpointCorruptError: If the file can not be read.
+        CheckpointCorruptError: If the file cannot be read.
     """
     if name not in files:
         raise CheckpointIncompatibleError(

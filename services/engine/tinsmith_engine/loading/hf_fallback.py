@@ -78,7 +78,7 @@ class FallbackModel:
         """Load a model directory.
 
         Raises:
-            ModelNotFoundError: transformers can not build a causal language model from it.
+            ModelNotFoundError: transformers cannot build a causal language model from it.
         """
         from transformers import AutoModelForCausalLM
 
@@ -92,7 +92,7 @@ class FallbackModel:
                 module.to(device)
         except (ValueError, OSError, KeyError, ImportError) as error:
             raise ModelNotFoundError(
-                f"transformers can not load a causal language model from {directory}: {error}",
+                f"transformers cannot load a causal language model from {directory}: {error}",
                 model=directory,
             ) from error
         return cls(module, module.get_output_embeddings())

@@ -101,7 +101,7 @@ class SequenceLosses:
 class CustomLosses:
     """Losses that clients wrote, by datum.
 
-    A datum whose loss can not be computed has none, and what is found for it says why: the job
+    A datum whose loss cannot be computed has none, and what is found for it says why: the job
     fails by it once all of its passes have ended as those of any other job.
     """
 

@@ -74,7 +74,7 @@ _PLAIN = (Tensor, bool, int, float, torch.dtype, torch.device)
 
 
 class CustomLossError(Exception):
-    """A node can not be computed."""
+    """A node cannot be computed."""
 
     def __init__(self, node: str, problem: str) -> None:
         super().__init__(f"node {node}: {problem}")
@@ -101,7 +101,7 @@ def compute_custom_loss(
         needs_gradient: Whether a loss that does not depend on the log-probabilities is refused.
 
     Raises:
-        CustomLossError: A node can not be computed, or the loss is no scalar.
+        CustomLossError: A node cannot be computed, or the loss is no scalar.
     """
     values = _Values(num_tokens=inputs[0].shape[0])
     # Of its own, for autograd and because the array is the caller's.
@@ -327,7 +327,7 @@ def _checked(value: Any) -> Any:
     is_short = isinstance(value, tuple) and len(value) <= MAX_ENTRIES
     if is_short and all(isinstance(each, _PLAIN) for each in value):
         return value
-    raise TypeError(f"gives a {type(value).__name__}, which a custom loss can not hold")
+    raise TypeError(f"gives a {type(value).__name__}, which a custom loss cannot hold")
 
 
 def _read_attribute(owner: Any, attribute: str) -> Any:

@@ -145,7 +145,7 @@ class _Reader:
             case "output":
                 self._read_output(name, node)
             case other:
-                _refuse(name, f"has the op {other!r:.40}, which a custom loss can not have")
+                _refuse(name, f"has the op {other!r:.40}, which a custom loss cannot have")
         self._known.add(name)
 
     def graph(self) -> LossGraph:

@@ -48,7 +48,7 @@ def compile_ops(config: DecoderConfig, dtype: torch.dtype, device: torch.device)
     except Exception as error:
         # Whatever the compiler raises, the remedy is the same.
         raise ConfigError(
-            f"the kernels of this model can not be compiled ({type(error).__name__}: {error}); "
+            f"the kernels of this model cannot be compiled ({type(error).__name__}: {error}); "
             "install a C++ compiler, or start with compile=false"
         ) from error
     return ops

@@ -43,7 +43,7 @@ def place_datum(datum: Datum, info: ModelInfo, path: str) -> Datum:
     """Return a datum with its images opened and their placeholders among its tokens.
 
     Raises:
-        InvalidFieldError: The model reads no images, or an image can not be read.
+        InvalidFieldError: The model reads no images, or an image cannot be read.
         SequenceTooLongError: The images exceed the context of the model.
     """
     if not datum.images or datum.images[0].pixels is not None:
@@ -58,7 +58,7 @@ def place_images(
     """Return the tokens with placeholders, and the opened images at their places among them.
 
     Raises:
-        InvalidFieldError: The model reads no images, or an image can not be read.
+        InvalidFieldError: The model reads no images, or an image cannot be read.
         SequenceTooLongError: The images exceed the context of the model.
     """
     if not images:
@@ -255,5 +255,5 @@ class _Readable:
         )
         if isinstance(error, problems):
             raise InvalidFieldError(
-                self._image.field, f"can not be read as {self._image.format}: {error}"
+                self._image.field, f"cannot be read as {self._image.format}: {error}"
             ) from error

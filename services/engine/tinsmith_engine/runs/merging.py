@@ -178,7 +178,7 @@ class MergedModel:
                 else:
                     raise CheckpointIncompatibleError(
                         f"{self._directory.name} stores no tensor {weight}, so the adapter of "
-                        f"{name} can not be merged into it; export the adapter as PEFT",
+                        f"{name} cannot be merged into it; export the adapter as PEFT",
                         tensor=weight,
                     )
         for name, (path, entry) in base.items():

@@ -3,7 +3,7 @@
 A run adapts all attention projections, all MLP projections, the unembedding, or any of these, at
 one rank. A PEFT adapter may leave modules of a kind out: these get A and B of zeros, which is the
 same model, and stays it in training, since the gradient of each is a product with the other. What a
-run can not be is refused, and the error names the setting.
+run cannot be is refused, and the error names the setting.
 
 Settings and header are checked against the base model first (`plan_import`); only then are numbers
 read (`read_import`), so that a hostile file makes nobody allocate more than an adapter of this
@@ -96,7 +96,7 @@ def read_import(path: Path, config: LoraConfig, units: Sequence[UnitSpec]) -> di
     """Return the tensors of a planned import: float32, named and shaped as a run's own export.
 
     Raises:
-        FileRefusedError: If the numbers can not be read.
+        FileRefusedError: If the numbers cannot be read.
         CheckpointIncompatibleError: If a tensor holds NaN or infinity.
     """
     tensors: dict[str, Tensor] = {}
@@ -113,7 +113,7 @@ def read_import(path: Path, config: LoraConfig, units: Sequence[UnitSpec]) -> di
                         tensors[name] = torch.zeros(shape)
     except (SafetensorError, OSError) as error:
         raise FileRefusedError(
-            f"{ADAPTER_FILE} can not be read: {error}", file=ADAPTER_FILE
+            f"{ADAPTER_FILE} cannot be read: {error}", file=ADAPTER_FILE
         ) from error
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):

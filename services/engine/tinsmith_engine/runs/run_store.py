@@ -85,11 +85,11 @@ def adapter_scale(config: AdapterConfig) -> float:
 
 
 def check_config(config: AdapterConfig, model: Model[Any]) -> None:
-    """Raise InvalidFieldError for a run that can not be built on the model."""
+    """Raise InvalidFieldError for a run that cannot be built on the model."""
     if isinstance(config, FullConfig):
         if not model.trains_all:
             raise InvalidFieldError(
-                "adapter.full", "can not be trained: the vision tower of this model is frozen"
+                "adapter.full", "cannot be trained: the vision tower of this model is frozen"
             )
         return
     if not 1 <= config.rank <= MAX_RANK:
@@ -118,7 +118,7 @@ class RunStore:
         Raises:
             AlreadyExistsError: A run has this name.
             CapacityExhaustedError: All rows are taken.
-            InvalidFieldError: The configuration can not be built.
+            InvalidFieldError: The configuration cannot be built.
         """
         check_config(config, self.model)
         if name in self._runs:

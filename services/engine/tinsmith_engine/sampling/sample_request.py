@@ -150,7 +150,7 @@ def place_prompt(request: SampleRequest, info: ModelInfo, field: str) -> SampleR
     """Return a request with its images opened and their placeholders among the prompt's tokens.
 
     Raises:
-        InvalidFieldError: The model reads no images, or an image can not be read.
+        InvalidFieldError: The model reads no images, or an image cannot be read.
         SequenceTooLongError: The images exceed the context of the model.
     """
     if not request.images or request.images[0].pixels is not None:

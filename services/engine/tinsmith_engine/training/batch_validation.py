@@ -73,7 +73,7 @@ def validate_batch(
         TokenOutOfVocabularyError: A token or target is negative or not below the vocabulary size.
         NotFiniteInputError: A loss input or setting is NaN or infinite.
         SequenceTooLongError: A sequence exceeds `info.max_context_tokens`.
-        InvalidFieldError: An image can not be read, or the model reads none.
+        InvalidFieldError: An image cannot be read, or the model reads none.
     """
     if loss not in LOSS_NAMES:
         raise UnknownLossError(

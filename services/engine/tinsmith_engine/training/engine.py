@@ -116,9 +116,9 @@ class Engine:
                 on a GPU alone. Part of the numerics fingerprint.
 
         Raises:
-            ExactnessUnavailableError: `exact` is True, and this machine can not keep that promise
+            ExactnessUnavailableError: `exact` is True, and this machine cannot keep that promise
                 for the model.
-            ConfigError: The kernels can not be compiled.
+            ConfigError: The kernels cannot be compiled.
             ModelNotFoundError: There is no such model, or not in a form that can be loaded.
             CheckpointIncompatibleError: The weights do not fit the model's configuration.
         """
@@ -156,7 +156,7 @@ class Engine:
         Raises:
             AlreadyExistsError: The engine has a run of this name.
             CapacityExhaustedError: All rows are taken.
-            InvalidFieldError: The configuration can not be built, such as a rank over 128.
+            InvalidFieldError: The configuration cannot be built, such as a rank over 128.
         """
         self._runs.create(run, config)
 
@@ -334,7 +334,7 @@ class Engine:
             CheckpointIncompatibleError: The state has another rank, set of layers or size; the
                 run, if it existed, is unchanged.
             CapacityExhaustedError: The run is new and all rows are taken.
-            InvalidFieldError: The state's configuration can not be built.
+            InvalidFieldError: The state's configuration cannot be built.
         """
         check_config(state.config, self.model)
         if self.has_run(run) and not same_layout(self._runs.get(run).config, state.config):
@@ -421,7 +421,7 @@ class Engine:
 
         Raises:
             CheckpointIncompatibleError: See `load_adapter_tensors`.
-            InvalidFieldError: The configuration can not be built.
+            InvalidFieldError: The configuration cannot be built.
         """
         check_config(config, self.model)
         layout = self._runs.layout(config)

@@ -1,7 +1,7 @@
 """A number guessing game: several turns, an exact reward, no data needed.
 
 The shaping reward of a wrong guess is the share of the numbers that it rules out. Its sum over an
-episode can not exceed `shaping`, however long the game, so that winning soon stays the best policy
+episode cannot exceed `shaping`, however long the game, so that winning soon stays the best policy
 as long as `shaping` is below 1.
 """
 

@@ -59,7 +59,7 @@ class MathEnvironment(Environment):
         return Observation.of_user(self._record.question)
 
     def step(self, action: Action) -> StepResult:
-        """Score the answer; one that can not be read earns nothing."""
+        """Score the answer; one that cannot be read earns nothing."""
         if action.text is None:
             raise InvalidActionError("answers are texts")
         parsed = parse_completion(action.text)

@@ -2,7 +2,7 @@
 
 Started by `workers.py` for a pod. Requests come on standard input, replies go to standard output;
 before any environment is imported both are moved elsewhere, so that a `print` or `input` of an
-environment can not break the protocol. The process ends when its input does: a pod that dies leaves
+environment cannot break the protocol. The process ends when its input does: a pod that dies leaves
 no worker behind, even one that hangs, because a second thread watches the input.
 """
 

@@ -1,7 +1,7 @@
 """What the pod and its worker processes say to each other: length-prefixed JSON over pipes.
 
 JSON and not pickle, because a worker runs code that the pod must not trust: a reply can be wrong,
-it can not run anything. A frame is four bytes of length, big-endian, and UTF-8 JSON. The worker
+it cannot run anything. A frame is four bytes of length, big-endian, and UTF-8 JSON. The worker
 checks what an environment returned before it is sent, so that a wrong type is reported as the
 environment's fault, with its name.
 """

@@ -206,7 +206,7 @@ class WorkerProcess:
             try:
                 frame = protocol.encode_frame(request)
             except protocol.FrameError as error:
-                raise InvalidFieldError("action", f"can not be sent: {error}") from error
+                raise InvalidFieldError("action", f"cannot be sent: {error}") from error
             try:
                 stdin.write(frame)
                 reply = await self._receive(timeout_s, what=what)

@@ -1,6 +1,6 @@
 """How much one key may have in flight: requests, waits, bytes, tokens.
 
-A key that asks for more is told when to come again; nothing is queued here, so that one key can not
+A key that asks for more is told when to come again; nothing is queued here, so that one key cannot
 fill a queue which others wait in. Waits (long polls, heartbeats) are counted apart: a thousand of
 them cost less than one batch, and a client that holds many futures must still get its next request
 through.

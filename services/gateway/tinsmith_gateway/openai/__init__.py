@@ -1,6 +1,6 @@
 """OpenAI's API: models, chat completions, completions; for the unmodified `openai` package.
 
-What a request asks for and can not be held to is refused, never ignored; nothing is added to a
+What a request asks for and cannot be held to is refused, never ignored; nothing is added to a
 prompt. Extra fields for those who train: `return_token_ids` gives `token_ids`, `prompt_token_ids`
 and `versions` on each choice, exactly as they were sampled and recorded; see `bodies` for others.
 """

@@ -178,7 +178,7 @@ class ChatBody(SamplingBody):
         return [tool.to_mapping() for tool in self.tools]
 
     def check_offered(self) -> None:
-        """Refuse what is not offered, or can not be held to."""
+        """Refuse what is not offered, or cannot be held to."""
         super().check_offered()
         self._check_tools()
         if self.response_format is not None and self.response_format.type != "text":
@@ -210,7 +210,7 @@ class ChatBody(SamplingBody):
             return
         if self.parallel_tool_calls is False:
             raise InvalidFieldError(
-                "parallel_tool_calls", "can not be switched off: nothing holds the model to it"
+                "parallel_tool_calls", "cannot be switched off: nothing holds the model to it"
             )
         for index, tool in enumerate(self.tools):
             if (tool.function.model_extra or {}).get("strict"):

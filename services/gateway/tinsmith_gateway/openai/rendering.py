@@ -85,7 +85,7 @@ def render(conversation: Conversation, tokenizer: ModelTokenizer) -> Prompt:
     template = tokenizer.tokenizer.chat_template
     if template is None:
         raise InvalidFieldError(
-            "messages", "can not be rendered: the model has no chat template; use /v1/completions"
+            "messages", "cannot be rendered: the model has no chat template; use /v1/completions"
         )
     messages, images = _shape_messages(conversation.messages, template)
     if images and tokenizer.image_token is None:
@@ -112,12 +112,12 @@ def _render_text(
             **conversation.variables,
         )
     except tinsmith.errors.TinsmithError as error:
-        raise InvalidFieldError("messages", f"can not be rendered: {error}") from error
+        raise InvalidFieldError("messages", f"cannot be rendered: {error}") from error
     except Exception as error:
         # A template is a stranger's program: on a message that it did not foresee it may fail in
         # any way, most often by joining a missing content to a string.
         raise InvalidFieldError(
-            "messages", f"can not be rendered: the model's chat template failed with {error!r}"
+            "messages", f"cannot be rendered: the model's chat template failed with {error!r}"
         ) from error
     return _cut_at_mark(text) if conversation.continue_final_message else text
 

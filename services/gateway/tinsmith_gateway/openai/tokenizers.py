@@ -73,7 +73,7 @@ class ModelTokenizer:
     def bytes_of(self, token: int) -> bytes | None:
         """Return the bytes that a token stands for, which may be a part of a character.
 
-        None if the tokenizer does not write text byte by byte and they can not be known.
+        None if the tokenizer does not write text byte by byte and they cannot be known.
         """
         if token in self._added:
             return self._added[token].encode()

@@ -235,7 +235,7 @@ class _Passage:
                     async for body in requests:
                         yield body
 
-                # What the client has sent can not be taken back: one attempt.
+                # What the client has sent cannot be taken back: one attempt.
                 await self._pass_stream(all_requests, context, credential, attempts=1)
 
     async def _first_of(self, requests: AsyncIterator[bytes], context: Context) -> bytes | None:
@@ -396,7 +396,7 @@ async def _abort_with(
             await _abort(
                 context,
                 method.path,
-                WorkerUnavailableError(f"{what} can not be reached; send the request again"),
+                WorkerUnavailableError(f"{what} cannot be reached; send the request again"),
             )
     await context.abort(error.code(), error.details() or "", trailing)
 

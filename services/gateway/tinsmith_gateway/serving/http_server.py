@@ -186,7 +186,7 @@ class _BoundedHttp(HttpToolsProtocol):
         self._num_head_bytes = self._num_other_bytes = 0
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what can not be parsed."""
+        """Answer what cannot be parsed."""
         del msg
         self._stop_timer()
         if self._is_too_large:

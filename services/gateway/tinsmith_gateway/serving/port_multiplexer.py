@@ -50,14 +50,14 @@ def load_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return the settings of a TLS server.
 
     Raises:
-        ConfigError: If a file can not be read or they do not belong together.
+        ConfigError: If a file cannot be read or they do not belong together.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"tls_certificate {certificate} with tls_key {key} can not be used: {error}"
+            f"tls_certificate {certificate} with tls_key {key} cannot be used: {error}"
         ) from error
     context.set_alpn_protocols(["http/1.1", "h2"])
     return context
@@ -67,7 +67,7 @@ def bind(address: str) -> socket.socket:
     """Reserve a port; connections are refused until a front listens on it.
 
     Raises:
-        ConfigError: If it can not be bound.
+        ConfigError: If it cannot be bound.
     """
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -82,7 +82,7 @@ def bind(address: str) -> socket.socket:
     except OSError as error:
         bound.close()
         raise ConfigError(
-            f"listen_address {address} can not be bound: is another process using the port?"
+            f"listen_address {address} cannot be bound: is another process using the port?"
         ) from error
     return bound
 
@@ -289,7 +289,7 @@ class _Connection(asyncio.Protocol):
 class _Pipe(asyncio.Protocol):
     """One end of a spliced connection: what arrives here leaves at the other end.
 
-    Neither end is read while the other can not be written, so a slow reader holds up its sender and
+    Neither end is read while the other cannot be written, so a slow reader holds up its sender and
     no memory.
 
     Args:

@@ -105,7 +105,7 @@ class ModelReference(Body):
 
 
 class OrderedReference(Body):
-    """What a call of a model needs at the least: without these it can not be given a place."""
+    """What a call of a model needs at the least: without these it cannot be given a place."""
 
     model_id: Identifier
     seq_id: SequenceNumber

@@ -62,7 +62,7 @@ async def export(
     """Return a checkpoint in the layout of other tools, made if need be; None if it lasts longer.
 
     Raises:
-        TinsmithError: If it can not be made.
+        TinsmithError: If it cannot be made.
     """
     is_full = checkpoint.adapter.WhichOneof("kind") == "full"
     layouts = trainer_pb2.CheckpointExport

@@ -48,7 +48,7 @@ def session_name(project: str, session_id: str) -> str:
     """Return the resource name of a session.
 
     Raises:
-        InvalidFieldError: If the id can not be one.
+        InvalidFieldError: If the id cannot be one.
     """
     return str(SessionName(project, _checked(session_id, "session_id")))
 
@@ -57,7 +57,7 @@ def run_id_of(model_id: str) -> str:
     """Return the id of the run behind a model.
 
     Raises:
-        InvalidFieldError: If the id can not be one.
+        InvalidFieldError: If the id cannot be one.
     """
     match = _MODEL.fullmatch(model_id)
     return _checked(f"{match[1]}-train-{match[2]}" if match else model_id, "model_id")
@@ -67,7 +67,7 @@ def run_name(project: str, model_id: str) -> str:
     """Return the resource name of the run behind a model.
 
     Raises:
-        InvalidFieldError: If the id can not be one.
+        InvalidFieldError: If the id cannot be one.
     """
     return str(RunName(project, run_id_of(model_id)))
 
@@ -76,7 +76,7 @@ def run_name_anywhere(model_id: str) -> str:
     """Return the name by which pods ask for the run of a model of whatever project.
 
     Raises:
-        InvalidFieldError: If the id can not be one.
+        InvalidFieldError: If the id cannot be one.
     """
     return f"projects/-/trainingRuns/{run_id_of(model_id)}"
 
@@ -102,7 +102,7 @@ def sampling_session_name(project: str, sampling_session: str) -> str:
     """Return the resource name of a sampling session.
 
     Raises:
-        InvalidFieldError: If the id can not be one.
+        InvalidFieldError: If the id cannot be one.
     """
     name = _checked(sampling_session, "sampling_session_id")
     return str(SamplingSessionName(project, name))
@@ -135,7 +135,7 @@ class TinkerPath:
         """Return the path of `{kind}/{name}` in a model.
 
         Raises:
-            CheckpointNotFoundError: If the id can not be one.
+            CheckpointNotFoundError: If the id cannot be one.
         """
         kind, _, name = checkpoint_id.partition("/")
         if kind not in KINDS or not name:
@@ -163,7 +163,7 @@ def native_checkpoint_id(kind: str, name: str, *, save: int | None = None) -> st
         save: Number of the save, for a name that may be overwritten.
 
     Raises:
-        InvalidFieldError: If the name can not be one.
+        InvalidFieldError: If the name cannot be one.
     """
     if not is_valid_id(name) or len(name) > _MAX_NAME or _is_suffixed(name):
         raise InvalidFieldError(

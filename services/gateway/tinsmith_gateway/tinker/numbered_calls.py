@@ -1,7 +1,7 @@
 """Calls of a model, numbered by its client, as operations of its run.
 
 The SDK has used up a number when a call is refused, and goes on with the next one; the trainer
-counts what it refuses for good as a failed operation for that reason. What can not even be put into
+counts what it refuses for good as a failed operation for that reason. What cannot even be put into
 its words is given to it as a request that it refuses, and the true reason is kept here for whoever
 asks. So a wrong call is a failed future, and nothing waits for it in vain.
 
@@ -108,7 +108,7 @@ class OrderedCalls:
             native: Calls on behalf of the client.
             model_id: The model.
             seq_id: Number of the call, from 1.
-            empty: A call that the trainer refuses, for one that can not be prepared.
+            empty: A call that the trainer refuses, for one that cannot be prepared.
             prepare: Makes the call, given the name of the run and its number there; what it raises
                 is the reason of the refusal, unless it may pass.
 
@@ -164,7 +164,7 @@ def _future(run: str, number: int, prepared: Prepared) -> futures.OperationFutur
 
 
 def _check_size(request: OrderedRequest) -> None:
-    # What the connection refuses, the trainer never sees, and can not count as refused.
+    # What the connection refuses, the trainer never sees, and cannot count as refused.
     if request.ByteSize() > MAX_MESSAGE_BYTES - _ENVELOPE_BYTES:
         raise BatchTooLargeError(
             f"the call is larger than {MAX_MESSAGE_BYTES} bytes; send it in parts",

@@ -28,7 +28,7 @@ def decode_sample(body: bodies.Sample, sampling_session: str) -> sampler_pb2.Sam
     """Return the native request.
 
     Raises:
-        InvalidFieldError: If a field can not be put into native words.
+        InvalidFieldError: If a field cannot be put into native words.
     """
     if body.record_stability_info:
         raise InvalidFieldError(

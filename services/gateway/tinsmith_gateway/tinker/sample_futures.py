@@ -314,7 +314,7 @@ def count_prompt_tokens(body: bodies.Sample) -> int:
 
 
 def check(body: bodies.Sample, sampling_session: str) -> None:
-    """Refuse a request that can not be put into native words, before it is promised.
+    """Refuse a request that cannot be put into native words, before it is promised.
 
     Raises:
         InvalidFieldError: It names the field.

@@ -171,7 +171,7 @@ async def create_sampling_session(
     """Open the handle that a client numbered, or return it; its name.
 
     Raises:
-        TinsmithError: If it can not be opened.
+        TinsmithError: If it cannot be opened.
     """
     handle = ids.sampling_session_id(session_id, number)
     request.parent = ids.session_name(native.project, session_id)

@@ -68,7 +68,7 @@ def decode_data(
 
     Raises:
         BatchTooLargeError: If they claim more.
-        InvalidFieldError: If a datum can not be one; the field says which.
+        InvalidFieldError: If a datum cannot be one; the field says which.
     """
     claimed = sum(
         tensor_codec.claimed_bytes(tensor)

@@ -102,7 +102,7 @@ class Directory:
         """Return the workers of a role that are alive; an answer is used for a few seconds.
 
         Raises:
-            TinsmithError: If the scheduler can not be asked.
+            TinsmithError: If the scheduler cannot be asked.
         """
         expires_s, workers = self._workers.get(role, (0.0, []))
         if expires_s > self._clock():

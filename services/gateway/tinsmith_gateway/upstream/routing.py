@@ -139,7 +139,7 @@ def owner_of(
         spread: Request id of a call that workers of a role share; see `AnyOf`.
 
     Raises:
-        InvalidFieldError: If the name can not belong to anybody.
+        InvalidFieldError: If the name cannot belong to anybody.
     """
     match service:
         case "tinsmith.v1.SchedulerService" | "tinsmith.v1.JobService":

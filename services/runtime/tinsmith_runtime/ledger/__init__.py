@@ -66,7 +66,7 @@ class Ledger(Protocol):
         """Make ready; call once, before anything else.
 
         Raises:
-            ConfigError: If the database can not be used.
+            ConfigError: If the database cannot be used.
         """
         ...
 

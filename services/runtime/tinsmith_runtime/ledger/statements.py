@@ -169,7 +169,7 @@ def pending_record(operation: NewOperation) -> OperationRecord:
 
 
 def known_operation(connection: sa.Connection, operation: NewOperation) -> OperationRecord:
-    """Return the operation that the same request made, or say why this one can not be accepted."""
+    """Return the operation that the same request made, or say why this one cannot be accepted."""
     query = select_operations().where(
         operations.c.run == operation.run, operations.c.request_id == operation.request_id
     )

@@ -45,13 +45,13 @@ class MetricsServer:
         """Serve `/metrics` on `host:port`; port 0 picks a free one.
 
         Raises:
-            ConfigError: If the address can not be bound.
+            ConfigError: If the address cannot be bound.
         """
         host, _, port = address.rpartition(":")
         try:
             server, thread = start_http_server(int(port), addr=host)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"metrics_address {address!r} can not be bound: {error}") from error
+            raise ConfigError(f"metrics_address {address!r} cannot be bound: {error}") from error
         return cls(f"{host}:{server.server_port}", server, thread)
 
     def stop(self) -> None:

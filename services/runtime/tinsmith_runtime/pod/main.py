@@ -71,7 +71,7 @@ def run_pod(
         if sys.stderr.isatty():
             sys.stderr.write(f"error: {error}\n")
         else:
-            logger.critical("can not start", extra={"problem": str(error)})
+            logger.critical("cannot start", extra={"problem": str(error)})
         leave_word(str(error))
         return _CAN_NOT_START
     except Exception as error:

@@ -67,7 +67,7 @@ class Caller:
     def require_project(self, project: str, missing: Callable[[], NotFoundError]) -> None:
         """Raise `missing()` unless the caller belongs to a project.
 
-        A foreign resource is reported as not found, so that names can not be probed.
+        A foreign resource is reported as not found, so that names cannot be probed.
         """
         if not self.is_pod and self.project != project:
             raise missing()

@@ -1,6 +1,6 @@
 """How a pod talks to the scheduler: keys, sampling sessions, and its own registration.
 
-Calls carry the pod key. Each has a deadline; a scheduler that can not be reached is
+Calls carry the pod key. Each has a deadline; a scheduler that cannot be reached is
 `WorkerUnavailableError`, which clients retry.
 """
 
@@ -91,7 +91,7 @@ async def typed_errors(peer: str, *, may_move: bool = False) -> AsyncIterator[No
                 f"the {peer} does not know the call; is it of another release?"
             ) from error
         raise WorkerUnavailableError(
-            f"the {peer} can not be reached ({error.code().name}); send the request again",
+            f"the {peer} cannot be reached ({error.code().name}); send the request again",
             peer=peer,
         ) from error
 
@@ -134,7 +134,7 @@ class SchedulerClient:
         Raises:
             KeyInvalidError: If the key is unknown.
             KeyRevokedError: If it was revoked.
-            WorkerUnavailableError: If the scheduler can not be reached.
+            WorkerUnavailableError: If the scheduler cannot be reached.
         """
         request = scheduler_pb2.VerifyKeyRequest(key_id=key_id, secret_sha256=secret_sha256)
         try:

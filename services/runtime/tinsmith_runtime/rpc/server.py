@@ -116,7 +116,7 @@ class PodServer:
         """Reserve the port and return the address, before anything is served.
 
         Raises:
-            ConfigError: If the address can not be bound.
+            ConfigError: If the address cannot be bound.
         """
         if self._address:
             return self._address
@@ -125,7 +125,7 @@ class PodServer:
             port = self._server.add_insecure_port(self._config.listen_address)
         except RuntimeError as error:
             raise ConfigError(
-                f"listen_address {self._config.listen_address} can not be bound: is another "
+                f"listen_address {self._config.listen_address} cannot be bound: is another "
                 "process using the port?"
             ) from error
         self._address = f"{host}:{port}"

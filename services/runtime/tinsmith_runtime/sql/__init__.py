@@ -43,8 +43,8 @@ class Database(Protocol):
 
         Raises:
             StorageFullError: If the disk is full; nothing was written.
-            StorageUnavailableError: If the database can not be reached; nothing was written.
-            OutcomeUnknownError: If it can not be found out whether the commit took place.
+            StorageUnavailableError: If the database cannot be reached; nothing was written.
+            OutcomeUnknownError: If it cannot be found out whether the commit took place.
             Exception: What the statements raised; nothing was written.
         """
         ...

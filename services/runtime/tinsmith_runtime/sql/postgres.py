@@ -114,14 +114,14 @@ class PostgresDatabase:
             on_lost: Called when another process took the role over while this one was cut off from
                 the database. Nothing is written from then on, and the process must exit.
             application_name: What `pg_stat_activity` shows.
-            reconnect_timeout_s: Time that a call may wait for a server that can not be reached.
+            reconnect_timeout_s: Time that a call may wait for a server that cannot be reached.
             answer_timeout_s: Time after which a silent server counts as gone.
             ping_interval_s: How often the holder of a role looks whether it still is.
 
         Raises:
             ConfigError: If the URL, the credentials or a setting of the server are wrong, or
                 another release wrote the tables.
-            StorageUnavailableError: If the server can not be reached in time.
+            StorageUnavailableError: If the server cannot be reached in time.
         """
         target = PostgresTarget(
             url=url,
@@ -166,7 +166,7 @@ class PostgresDatabase:
 
         Raises:
             StorageFullError: If the disk is full; nothing was written.
-            StorageUnavailableError: If the server can not be reached in time; nothing was written.
+            StorageUnavailableError: If the server cannot be reached in time; nothing was written.
             OutcomeUnknownError: If it was lost during the commit, and did not come back in time.
             Exception: What the statements raised; nothing was written.
         """
@@ -185,7 +185,7 @@ class PostgresDatabase:
         """Run statements that change nothing, on the state of the last commit.
 
         Raises:
-            StorageUnavailableError: If the server can not be reached in time.
+            StorageUnavailableError: If the server cannot be reached in time.
             Exception: What the statements raised.
         """
         if (end := self._open_writer().end) is not None:
@@ -211,10 +211,10 @@ class PostgresDatabase:
             except (PassingError, sa.exc.TimeoutError) as error:
                 if time.monotonic() > deadline_s:
                     raise StorageUnavailableError(
-                        f"{self._target.name} can not be reached: {error}"
+                        f"{self._target.name} cannot be reached: {error}"
                     ) from error
                 logger.warning(
-                    "the database can not be reached",
+                    "the database cannot be reached",
                     extra={"database": self._target.name, "why": str(error)},
                 )
                 await asyncio.sleep(_RETRY_PAUSE_S)

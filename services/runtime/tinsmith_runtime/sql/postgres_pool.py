@@ -69,7 +69,7 @@ class StatementPool:
                 is_over = time.monotonic() - begin_s >= self._patience_s
                 if self._is_closed or (is_over and not was_sent):
                     raise StorageUnavailableError(
-                        f"the database {self._target.name} can not be reached; send the request "
+                        f"the database {self._target.name} cannot be reached; send the request "
                         "again",
                         retry_after_s=_RETRY_AFTER_S,
                     ) from error

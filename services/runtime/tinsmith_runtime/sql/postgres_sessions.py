@@ -46,7 +46,7 @@ _CONNECT_ERRORS = (
 
 
 class PassingError(Exception):
-    """The server or the session can not go on now; what was not committed can be run again.
+    """The server or the session cannot go on now; what was not committed can be run again.
 
     Args:
         message: What happened.
@@ -107,7 +107,7 @@ class PostgresTarget:
                     target_session_attrs=self._target(),
                 )
             except asyncpg.ClientConfigurationError as error:
-                raise ConfigError(f"the URL of {self.name} can not be read: {error}") from error
+                raise ConfigError(f"the URL of {self.name} cannot be read: {error}") from error
             except _CONNECT_ERRORS as error:
                 if sqlstate_of(error) in _WRONG_SETTINGS:
                     raise ConfigError(f"{self.name} refuses this process: {error}") from error

@@ -141,13 +141,13 @@ class WriterSession:
         return not self._warnings
 
     async def has_committed(self, nonce: str) -> bool:
-        """Whether a transaction took place, which can not begin or end any more.
+        """Whether a transaction took place, which cannot begin or end any more.
 
         Changing the row waits for an old session that still holds it. The change is itself a
         commit: when it is acknowledged without a warning, so is all that came before it.
 
         Raises:
-            PassingError: If that can not be found out now.
+            PassingError: If that cannot be found out now.
         """
         self._warnings.clear()
         query = (

@@ -243,7 +243,7 @@ class PostgresWriter:
                 "found out; send the same request again"
             )
         return StorageUnavailableError(
-            f"{self._name} can not be written to ({error}); nothing was written"
+            f"{self._name} cannot be written to ({error}); nothing was written"
         )
 
     def _typed(self, error: Exception, *, num_writes: int) -> Exception:

@@ -42,7 +42,7 @@ def prepare_schema(
         migrations: The package that holds `versions`; without one, older databases are refused.
 
     Raises:
-        ConfigError: If the database is of a newer release, or older and can not be upgraded.
+        ConfigError: If the database is of a newer release, or older and cannot be upgraded.
     """
     found = read_version(connection)
     if found is None:

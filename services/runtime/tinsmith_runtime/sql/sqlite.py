@@ -53,7 +53,7 @@ class SqliteDatabase:
         migrations: The package that upgrades older files; without one they are refused.
 
     Raises:
-        ConfigError: If the file can not be made, read or written, is of a newer release, or belongs
+        ConfigError: If the file cannot be made, read or written, is of a newer release, or belongs
             to another process.
     """
 
@@ -65,7 +65,7 @@ class SqliteDatabase:
             self._lock_file = _lock(path)
         except OSError as error:
             raise ConfigError(
-                f"data directory {path.parent} can not be written: {error.strerror}; give it to the"
+                f"data directory {path.parent} cannot be written: {error.strerror}; give it to the"
                 " user of this process, or name another one"
             ) from error
         self._path = path
@@ -285,10 +285,10 @@ def _unusable(path: Path, error: sa.exc.DBAPIError) -> ConfigError | None:
     """Return what to tell of a file that is no usable database; None if the error is another."""
     code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
     if code in _DAMAGED_CODES:
-        return ConfigError(f"{path} can not be read: {error.orig}; restore it from a backup")
+        return ConfigError(f"{path} cannot be read: {error.orig}; restore it from a backup")
     if code in _CLOSED_CODES:
         return ConfigError(
-            f"{path} can not be written: {error.orig}; give it to the user of this process, and"
+            f"{path} cannot be written: {error.orig}; give it to the user of this process, and"
             " room to its disk"
         )
     return None

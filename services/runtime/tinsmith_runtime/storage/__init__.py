@@ -138,7 +138,7 @@ class ObjectStore(Protocol):
     def presigned_url(self, path: str, *, expires_s: float) -> str | None:
         """Return a URL that downloads an object without credentials.
 
-        None if the store can not be reached by URL: somebody else must then serve the object.
+        None if the store cannot be reached by URL: somebody else must then serve the object.
         """
         ...
 
@@ -175,7 +175,7 @@ def open(  # noqa: A001 - read as `storage.open`
 
 
 def probe_at_start(store: ObjectStore, *, writable: bool = True) -> None:
-    """Refuse to start on a store that can not be used; one that is away may come back.
+    """Refuse to start on a store that cannot be used; one that is away may come back.
 
     Raises:
         ConfigError: If it does not exist or refuses this process; says what to do.
@@ -183,7 +183,7 @@ def probe_at_start(store: ObjectStore, *, writable: bool = True) -> None:
     try:
         store.probe(writable=writable)
     except (StorageUnavailableError, StorageFullError) as error:
-        logger.warning("the object store can not be used yet", extra={"problem": error.message})
+        logger.warning("the object store cannot be used yet", extra={"problem": error.message})
 
 
 def _without_query(uri: str) -> str:

@@ -97,7 +97,7 @@ def write_checkpoint(
     """
     for name in files:
         if not _is_file_name(name):
-            raise ValueError(f"{name!r} can not be the name of a file of a checkpoint")
+            raise ValueError(f"{name!r} cannot be the name of a file of a checkpoint")
     sizes = {name: _size_of(content) for name, content in files.items()}
     total_bytes, done_bytes = sum(sizes.values()), 0
     manifest_path = f"{folder}/{MANIFEST_NAME}"
@@ -405,7 +405,7 @@ def _decode(folder: str, content: bytes) -> Manifest:
         OverflowError,
         RecursionError,
     ) as error:
-        raise _corrupt(folder, MANIFEST_NAME, f"can not be read: {error}") from error
+        raise _corrupt(folder, MANIFEST_NAME, f"cannot be read: {error}") from error
     if len(files) > _MAX_FILES:
         raise _corrupt(folder, MANIFEST_NAME, f"names {len(files)} files")
     for name in files:

@@ -52,7 +52,7 @@ class FileStore:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             raise ConfigError(
-                f"the store {self._root} can not be used: {error.strerror}; create the folder and "
+                f"the store {self._root} cannot be used: {error.strerror}; create the folder and "
                 "give it to the user of this process"
             ) from error
 

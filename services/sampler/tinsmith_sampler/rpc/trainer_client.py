@@ -30,7 +30,7 @@ class TrainerClient:
 
         Raises:
             RunNotFoundError: If the trainer does not hold the run.
-            WorkerUnavailableError: If it can not be reached.
+            WorkerUnavailableError: If it cannot be reached.
         """
         request = trainer_pb2.PublishWeightsRequest(run=run)
         answer = await self._call(address, "PublishWeights", request)
@@ -41,7 +41,7 @@ class TrainerClient:
 
         Raises:
             CheckpointNotFoundError: If there is none of this name.
-            WorkerUnavailableError: If the trainer can not be reached.
+            WorkerUnavailableError: If the trainer cannot be reached.
         """
         request = trainer_pb2.GetCheckpointRequest(name=name)
         answer = await self._call(address, "GetCheckpoint", request)

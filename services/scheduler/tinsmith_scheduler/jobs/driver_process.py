@@ -40,7 +40,7 @@ class DriverProcess:
         """Start it.
 
         Raises:
-            OSError: If the command can not be executed.
+            OSError: If the command cannot be executed.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=_FOLDER_MODE)
         with (self.folder / _LOCK).open("ab") as lock, self.log.open("ab") as log:

@@ -371,7 +371,7 @@ class LocalLauncher:
         return min(served, default="")
 
     def _model_problem(self, job: Job) -> str:
-        """Return why the base model of a job can not be used now, in a sentence."""
+        """Return why the base model of a job cannot be used now, in a sentence."""
         model = self._model_of(job)
         reach = Reach(JobName.parse(job.name).project, "")
         kind = look_up(job.spec, "method", "type")

@@ -55,7 +55,7 @@ class Observed:
         stop_time_s: When it was told to end; None if it was not.
         report: What it reported last, if it ever began.
         first_step: Steps that were done when it was started.
-        model_problem: Why its base model can not be used now, in a sentence; empty if it can.
+        model_problem: Why its base model cannot be used now, in a sentence; empty if it can.
         queue_problem: Why it is not its turn, in a sentence; empty if it is.
         endpoint: Where the model is served, for `serve`.
     """

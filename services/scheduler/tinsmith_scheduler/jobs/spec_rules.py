@@ -33,7 +33,7 @@ _POSITIVE = (
 
 
 def check_spec(spec: Json) -> None:
-    """Refuse a description that can not be run.
+    """Refuse a description that cannot be run.
 
     Raises:
         InvalidFieldError: If it breaks a rule; names the field.

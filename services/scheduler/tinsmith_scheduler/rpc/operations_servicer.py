@@ -1,6 +1,6 @@
 """google.longrunning.Operations for the creations of runs, `{run}/operations/create`.
 
-The operations of training calls live on the trainer of the run. A creation can not be listed,
+The operations of training calls live on the trainer of the run. A creation cannot be listed,
 cancelled or deleted: it is part of its run, which `DeleteTrainingRun` removes.
 """
 

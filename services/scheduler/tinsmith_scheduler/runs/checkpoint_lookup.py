@@ -60,7 +60,7 @@ class CheckpointSources:
             CheckpointNotFoundError: If there is none of this name for the project.
             CheckpointExpiredError: If it was the project's own, and expired.
             FailedPreconditionError: If its run, one of the project, is not active.
-            WorkerUnavailableError: If its trainer can not be asked.
+            WorkerUnavailableError: If its trainer cannot be asked.
         """
         is_own = project in (None, name.project)
         run = await self._database.read(lambda connection: get_run(connection, str(name.run_name)))

@@ -95,7 +95,7 @@ class Adoptions:
         """Raise what a refusal means for the placement."""
         if error.code is ErrorCode.UNAVAILABLE or error.code is ErrorCode.DEADLINE_EXCEEDED:
             raise WorkerUnavailableError(
-                f"trainer {placed.worker} can not adopt the run now: {error.message}",
+                f"trainer {placed.worker} cannot adopt the run now: {error.message}",
                 worker=placed.worker,
             ) from error
         next_epoch = placed.epoch + 1 if error.code is AbortedError.code else None

@@ -197,7 +197,7 @@ class Creations:
 
         Raises:
             WorkerUnavailableError: If it is not known whether it did; asking again is right.
-            TinsmithError: If it can not be loaded.
+            TinsmithError: If it cannot be loaded.
         """
         self._waiting_for[placed.name] = f"checkpoint {placed.source_checkpoint} to be loaded"
         try:

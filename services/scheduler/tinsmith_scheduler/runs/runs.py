@@ -286,7 +286,7 @@ class Runs:
         except TinsmithError as error:
             if error.code not in _AWAY_CODES:
                 raise
-            why = f"can not be asked: {error.message}"
+            why = f"cannot be asked: {error.message}"
         raise WorkerUnavailableError(f"run {run.name} {why}; send the request again", run=run.name)
 
     async def delete(self, name: RunName, caller: Caller) -> Run:

@@ -86,7 +86,7 @@ class SamplingSessions:
             SessionFinishedError: If the session was finished, or lost its heartbeat.
             NotFoundError: If the source does not exist in the project of the session.
             WorkerUnavailableError: If no sampler of the base model is alive, or the trainer of the
-                checkpoint can not be asked.
+                checkpoint cannot be asked.
             AlreadyExistsError: If the project has a handle of the chosen id.
         """
         known = await self._database.read(lambda connection: recall(connection, request))

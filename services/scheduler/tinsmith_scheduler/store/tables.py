@@ -1,7 +1,7 @@
 """Tables of the scheduler.
 
-Names of resources are whole (`projects/...`), so that a row can not be read without its project.
-`serial` columns order lists: creation times can be equal, serials can not. Those of sessions count
+Names of resources are whole (`projects/...`), so that a row cannot be read without its project.
+`serial` columns order lists: creation times can be equal, serials cannot. Those of sessions count
 within a project, those of sampling sessions within a session; the one writer assigns them.
 """
 

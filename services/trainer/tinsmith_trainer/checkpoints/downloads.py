@@ -92,7 +92,7 @@ class Downloads:
         try:
             grant = Grant(*json.loads(base64.urlsafe_b64decode(body)))
         except (binascii.Error, ValueError, TypeError) as error:
-            raise _invalid(name, "can not be read") from error
+            raise _invalid(name, "cannot be read") from error
         if grant.name != name:
             raise _invalid(name, "is for something else")
         if grant.expire_time_s <= self._clock():

@@ -111,7 +111,7 @@ class CheckpointWork:
             progress: Told of the bytes that are written.
 
         Raises:
-            TinsmithError: Why it can not be done.
+            TinsmithError: Why it cannot be done.
         """
         match work:
             case CopyWork():

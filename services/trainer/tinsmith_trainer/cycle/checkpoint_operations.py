@@ -49,7 +49,7 @@ class CheckpointSlices:
         """Do what a save or load asks for, and commit it.
 
         Raises:
-            TinsmithError: Why it can not be done; nothing was changed or committed.
+            TinsmithError: Why it cannot be done; nothing was changed or committed.
             StoppedError: If the pod stops while the disk is full or the object store away.
         """
         await self._committer.begin([(run, [operation])])

@@ -1,7 +1,7 @@
 """What a run does beside the cycles, for itself: restores, saves, loads, snapshots, and failing.
 
 All of it may take long and none of it holds up another run. The caller holds the lock of the run
-and releases it afterwards. Whatever goes wrong here is this run's own: an operation that can not be
+and releases it afterwards. Whatever goes wrong here is this run's own: an operation that cannot be
 done fails with a typed error, what is not typed is a bug, and after a bug the run is brought back
 from the ledger.
 """
@@ -71,7 +71,7 @@ class SoloWork:
             if isinstance(error, StorageUnavailableError):
                 run.obstacle = error.message
             else:
-                run.obstacle = "the trainer's store, which can not be read at the moment"
+                run.obstacle = "the trainer's store, which cannot be read at the moment"
             await asyncio.sleep(STORAGE_RETRY_S)
         except Exception as error:
             await self._fail(run, error)

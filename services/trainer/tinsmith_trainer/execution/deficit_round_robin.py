@@ -26,7 +26,7 @@ of runs whose next operation exceeds theirs:
 * A cycle holds at most `4 * cycle_tokens` tokens, and about `cycle_tokens` in the mean, or it
   holds one operation.
 
-A run whose last cycle is still being committed can not be in the next one. It gets its share of it
+A run whose last cycle is still being committed cannot be in the next one. It gets its share of it
 nevertheless, to be used in the one after: cycles overlap, and who has many runs would else have the
 cycles of the others for itself.
 

@@ -120,7 +120,7 @@ class Replayer:
         checkpoint = await self._ledger.get_checkpoint(getattr(work, "checkpoint", ""))
         if checkpoint is None:
             raise DataLossError(
-                f"{run.name} can not be restored: the snapshot of operation "
+                f"{run.name} cannot be restored: the snapshot of operation "
                 f"{record.sequence_number} is damaged and the checkpoint it loaded is deleted",
                 run=run.name,
             )

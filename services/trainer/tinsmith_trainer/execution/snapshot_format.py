@@ -87,7 +87,7 @@ def apply_checkpoint(
 
     Raises:
         CheckpointIncompatibleError: If the checkpoint does not fit the run.
-        CheckpointCorruptError: If a file can not be read.
+        CheckpointCorruptError: If a file cannot be read.
     """
     before = engine.export_state(run)
     tensors = parse_tensors(files, weights_file(before.config))

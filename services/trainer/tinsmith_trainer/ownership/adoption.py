@@ -286,7 +286,7 @@ class RunPlacement:
             await self._try_delete_files(run.name)
 
     async def _may_exist(self, name: str) -> bool:
-        """Whether the ledger has a run, or can not be asked: the caller will ask again."""
+        """Whether the ledger has a run, or cannot be asked: the caller will ask again."""
         try:
             return await self._ledger.is_known(name)
         except TinsmithError:

@@ -116,7 +116,7 @@ class LeaseKeeper:
 
         Raises:
             FencedError: If another process holds a run of this one.
-            StorageUnavailableError: If the database can not be reached.
+            StorageUnavailableError: If the database cannot be reached.
         """
         begin_s = self._clock()
         believed = self._registry.runs

@@ -23,7 +23,7 @@ _TASKS = ("copy-", "export-", "import-")
 
 
 class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
-    """Get, wait for and list operations; the order of a run can not be broken by a cancel.
+    """Get, wait for and list operations; the order of a run cannot be broken by a cancel.
 
     Copies, exports and imports of checkpoints are told by their names; they are not listed.
     """
@@ -96,7 +96,7 @@ def _parse_number(text: str) -> int | None:
 
 def _refusal(name: str) -> FailedPreconditionError:
     return FailedPreconditionError(
-        f"{name} can not be cancelled or deleted: the operations of a run are an ordered record; "
+        f"{name} cannot be cancelled or deleted: the operations of a run are an ordered record; "
         "delete the run instead",
         operation=name,
     )

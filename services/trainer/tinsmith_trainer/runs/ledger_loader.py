@@ -33,7 +33,7 @@ class RunLoader:
         """Put a new run where the ledger says that it stands.
 
         Raises:
-            StorageUnavailableError: If a large request can not be read now; nothing was given up.
+            StorageUnavailableError: If a large request cannot be read now; nothing was given up.
         """
         point = await self._ledger.resume_point(run.name)
         run.next_sequence_number = point.next_sequence_number
@@ -62,7 +62,7 @@ class RunLoader:
     ) -> None:
         """End an operation whose stored request is gone; one damaged file must not stop a pod."""
         logger.error(
-            "stored request can not be read",
+            "stored request cannot be read",
             extra={
                 "run": run.name,
                 "sequence_number": record.sequence_number,

@@ -2,8 +2,8 @@
 
 A queue is limited three ways, for a run, a project and the pod: operations (what a restart has to
 read), tokens (how long the last of them would wait) and bytes (what they hold of the memory). What
-is admitted counts at once, before it is durable, so that a thousand calls at the same moment can
-not pass the same gap. A refusal is `QueueFullError`, always with a time to retry after: it consumes
+is admitted counts at once, before it is durable, so that a thousand calls at the same moment cannot
+pass the same gap. A refusal is `QueueFullError`, always with a time to retry after: it consumes
 no sequence number, so the client sends the same request again.
 
 The hint is the time in which the queue shrinks to where the call fits: the tokens that have to be

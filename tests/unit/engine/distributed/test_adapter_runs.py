@@ -186,7 +186,7 @@ def test_followers_end_when_rank_0_dies(tmp_path: Path, folder: Path) -> None:
             threading.Event().wait(0.02)
         leader.kill()
         assert follower.wait(30) == 5
-        assert "this rank can not go on" in (tmp_path / "lost-1.log").read_text()
+        assert "this rank cannot go on" in (tmp_path / "lost-1.log").read_text()
     finally:
         group.kill()
 

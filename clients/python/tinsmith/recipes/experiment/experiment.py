@@ -98,7 +98,7 @@ class Experiment(AbstractContextManager["Experiment"]):
 
     Raises:
         ConfigurationError: If the folder holds another experiment, another process writes into it,
-            or it can not be written.
+            or it cannot be written.
     """
 
     def __init__(self, recipe: str, config: RunConfig, observer: Observer | None = None) -> None:
@@ -124,7 +124,7 @@ class Experiment(AbstractContextManager["Experiment"]):
         except OSError as error:
             self.close()
             raise ConfigurationError(
-                f"the folder {self.folder} can not be written: {error.strerror}",
+                f"the folder {self.folder} cannot be written: {error.strerror}",
                 remedy="choose another folder with output_dir=...",
             ) from error
         except BaseException:

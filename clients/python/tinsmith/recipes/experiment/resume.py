@@ -110,7 +110,7 @@ class ResumableRun:
 
     @property
     def has_sampler(self) -> bool:
-        """Whether the run can be sampled from; where it can not, nothing is scored."""
+        """Whether the run can be sampled from; where it cannot, nothing is scored."""
         return self._observer.has_sampler
 
     def interruptible(self) -> AbstractContextManager[object]:

@@ -65,7 +65,7 @@ _RULES: Mapping[str, _Rule] = {
 
 
 def check_settings(config: Any) -> None:
-    """Refuse a configuration that can not be trained with.
+    """Refuse a configuration that cannot be trained with.
 
     Args:
         config: The `Config` of a recipe.

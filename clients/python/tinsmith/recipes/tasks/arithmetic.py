@@ -188,7 +188,7 @@ def read_jsonl(path: Path) -> tuple[MathRecord, ...]:
     """Read a JSONL file in GSM8K's layout; blank lines are skipped, further keys ignored.
 
     Raises:
-        MathFormatError: If the file can not be read, or a line is not such a record; the message
+        MathFormatError: If the file cannot be read, or a line is not such a record; the message
             names the line.
     """
     return tuple(

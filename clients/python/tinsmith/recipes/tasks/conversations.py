@@ -49,7 +49,7 @@ class Conversation:
         """Return its datum; see `conversation_to_datum`.
 
         Raises:
-            ConversationFormatError: If the chat template can not render it; names the line.
+            ConversationFormatError: If the chat template cannot render it; names the line.
         """
         try:
             return conversation_to_datum(tokenizer, self.messages, tools=self.tools)
@@ -118,7 +118,7 @@ def read_conversations(path: Path) -> list[Conversation]:
     `{"conversations": [{"from", "value"}, ...]}`.
 
     Raises:
-        ConversationFormatError: If the file can not be read, or a line is none of these; the
+        ConversationFormatError: If the file cannot be read, or a line is none of these; the
             message names the line.
     """
     conversations = [

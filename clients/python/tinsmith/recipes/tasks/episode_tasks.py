@@ -50,7 +50,7 @@ def load_tasks(data: str) -> TaskSet:
     fifth line is for validation; `task_id` is taken from the line, or counts them.
 
     Raises:
-        ConfigurationError: If the file can not be read, or holds less than two tasks.
+        ConfigurationError: If the file cannot be read, or holds less than two tasks.
     """
     if data == "arithmetic":
         problems = load_problems(data)

@@ -16,7 +16,7 @@ from tinsmith.errors import ConfigurationError
 
 
 class DataFormatError(ConfigurationError):
-    """A file of data can not be read as what it is meant to be; the message names the line."""
+    """A file of data cannot be read as what it is meant to be; the message names the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def read_lines(
         error_class: What is raised.
 
     Raises:
-        DataFormatError: If the file can not be read, or a line is not JSON.
+        DataFormatError: If the file cannot be read, or a line is not JSON.
     """
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -56,7 +56,7 @@ def read_lines(
         raise error_class(f"{path} is not UTF-8: {error.reason}", remedy="convert it") from error
     except OSError as error:
         raise error_class(
-            f"{path} can not be read: {error.strerror}", remedy="check the path given as data"
+            f"{path} cannot be read: {error.strerror}", remedy="check the path given as data"
         ) from error
 
 

@@ -102,7 +102,7 @@ class S3Client(Minio):
         environment: Where credentials are looked for.
 
     Raises:
-        ConfigError: If there are no credentials, or the endpoint can not be used.
+        ConfigError: If there are no credentials, or the endpoint cannot be used.
     """
 
     def __init__(

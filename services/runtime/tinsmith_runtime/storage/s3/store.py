@@ -58,7 +58,7 @@ class S3Store:
         environment: Where credentials are looked for.
 
     Raises:
-        ConfigError: If there are no credentials, or the endpoint can not be used.
+        ConfigError: If there are no credentials, or the endpoint cannot be used.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class S3Store:
                     deadline.extend(self._client.transfer_s(size_bytes))
                 if num_done and response.status != 206:
                     raise self._replaced(path)
-                # A piece is what arrived: a store that trickles can not outlast the deadline.
+                # A piece is what arrived: a store that trickles cannot outlast the deadline.
                 while chunk := response.read1(CHUNK_BYTES, decode_content=False):
                     num_done += len(chunk)
                     num_failures = 0

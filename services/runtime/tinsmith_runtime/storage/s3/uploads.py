@@ -129,7 +129,7 @@ class Uploader:
     def uploads_below(self, prefix: str, deadline: Deadline) -> Iterator[Upload]:
         """Yield the uploads that were begun and not ended, of all keys with a prefix.
 
-        None if the store can not say.
+        None if the store cannot say.
         """
         marker: str | None = ""
         while marker is not None:
@@ -142,7 +142,7 @@ class Uploader:
                 )
             except (S3Error, StorageRefusedError) as error:
                 logger.warning(
-                    "interrupted uploads can not be listed", extra={"problem": str(error)}
+                    "interrupted uploads cannot be listed", extra={"problem": str(error)}
                 )
                 return
             yield from page.uploads
