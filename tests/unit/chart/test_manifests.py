@@ -22,7 +22,7 @@ from tests.fakes.chart_rig import (
     render,
 )
 
-from tinsmith_controller.spec.spec_codec import decode_job, decode_pool, is_left_alone
+from tinsmith_jobs.spec_codec import decode_job, decode_pool, is_left_alone
 
 SAMPLES = sorted((ROOT / "k8s/samples").glob("*.yaml"))
 CRDS = {

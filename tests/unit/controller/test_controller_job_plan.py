@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.assignment.types import Key, Placement
-from tinsmith_controller.plan.actions import Plan
-from tinsmith_controller.plan.failure_policy import avoided_nodes
-from tinsmith_controller.plan.job_plan import plan_job
-from tinsmith_controller.plan.observed import Job, Observed, PodPhase, PodView, Report
-from tinsmith_controller.plan.status_transitions import grant
-from tinsmith_controller.plan_settings import Limits
-from tinsmith_controller.quantities import Resources
-from tinsmith_controller.spec.conditions import Phase
-from tinsmith_controller.spec.spec_codec import SpecError, decode_job
-from tinsmith_controller.spec.status import Saved, Status
-from tinsmith_controller.spec.status_codec import decode_status, encode_status
+from tinsmith_jobs.conditions import Phase
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.plan.actions import Plan
+from tinsmith_jobs.plan.failure_policy import avoided_nodes
+from tinsmith_jobs.plan.job_plan import plan_job
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView, Report
+from tinsmith_jobs.plan.status_transitions import grant
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec_codec import SpecError, decode_job
+from tinsmith_jobs.status import Placement, Saved, Status
+from tinsmith_jobs.status_codec import decode_status, encode_status
 
 NOW = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
-KEY = Key("TrainingJob", "team-a", "math")
+KEY = NamespacedName("TrainingJob", "team-a", "math")
 LIMITS = Limits(backoff_base_s=10.0, backoff_max_s=300.0, endpoint="gateway:7077")
 
 
@@ -333,7 +333,7 @@ def _cancel(life: Life) -> None:
 
 
 def _preempt(life: Life) -> None:
-    other = Key("TrainingJob", "team-b", "urgent")
+    other = NamespacedName("TrainingJob", "team-b", "urgent")
     life.job = replace(life.job, status=replace(life.job.status, preempted_by=other))
 
 

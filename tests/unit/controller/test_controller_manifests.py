@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.assignment.types import Key
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.pod_manifests import make_key_secret, make_pod, make_services
 from tinsmith_controller.pods.workload_context import Owner
-from tinsmith_controller.spec.naming import pod_name, worker_id
-from tinsmith_controller.spec.spec_codec import decode_job, decode_pool
-from tinsmith_controller.spec.status import Assignment
+from tinsmith_jobs.naming import NamespacedName, pod_name, worker_id
+from tinsmith_jobs.spec_codec import decode_job, decode_pool
+from tinsmith_jobs.status import Assignment
 
 DEPLOYMENT = Deployment(
     scheduler_address="scheduler:7070",
@@ -50,7 +49,7 @@ def owner_of(spec: dict[str, Any]) -> Owner:
         for role in job.roles
         for index in range(role.replicas)
     )
-    key = Key("TrainingJob", "team-a", "math")
+    key = NamespacedName("TrainingJob", "team-a", "math")
     return Owner(key, "uid-1", "project-a", job, assignments, "qwen")
 
 
@@ -187,7 +186,7 @@ def test_samplers_that_serve_belong_to_the_project_and_the_checkpoint() -> None:
 
 def test_replicas_of_a_pool_are_shared_by_all() -> None:
     pool = decode_pool("shared", {"model": MODEL, "trainer": {"gpus": 1}})
-    owner = Owner(Key("TrainerPool", "team-a", "shared"), "uid-2", "", pool, ())
+    owner = Owner(NamespacedName("TrainerPool", "team-a", "shared"), "uid-2", "", pool, ())
     pod = make_pod(owner, Assignment("shared-trainer-0-e1", "trainer", 0, "n1", 1, 1), DEPLOYMENT)
 
     assert "TINSMITH_POOL" not in env_of(pod)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tinsmith_controller.pods.image_policy import distrust
-from tinsmith_controller.spec.spec_codec import decode_job
+from tinsmith_jobs.spec_codec import decode_job
 
 TRUSTED = ("registry/tinsmith/", "registry/environments/")
 SECRETS = ("tinsmith-pods", "storage")

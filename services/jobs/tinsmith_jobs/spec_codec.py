@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinsmith_controller.assignment.types import Rules, Toleration
-from tinsmith_controller.quantities import QuantityError, parse_quantity
-from tinsmith_controller.spec.job_spec import (
+from tinsmith_jobs.quantities import QuantityError, parse_quantity
+from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
     ENVIRONMENT,
@@ -30,8 +29,10 @@ from tinsmith_controller.spec.job_spec import (
     PoolSpec,
     Reaction,
     Role,
+    Rules,
     Scheduling,
     Template,
+    Toleration,
 )
 
 MAX_NAME_LENGTH = 40
