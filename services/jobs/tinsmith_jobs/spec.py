@@ -20,12 +20,11 @@ WORKER = "worker"
 
 
 class Method(enum.Enum):
-    """The loop of a job."""
+    """The loop of a job: a recipe of the client by its name, or one of two further kinds."""
 
-    SFT = "sft"
-    GRPO = "grpo"
-    PPO = "ppo"
-    EPISODES = "episodes"
+    SUPERVISED = "supervised"
+    RL = "rl"
+    RL_EPISODES = "rl_episodes"
     CUSTOM = "custom"
     SERVE = "serve"
 

@@ -50,7 +50,7 @@ _MAX_PODS = 4096
 """The status lists all of them."""
 _MAX_AMOUNT = 2**50
 """Of a resource, for one pod; a PiB of memory."""
-_SAMPLING_METHODS = frozenset({Method.GRPO, Method.PPO, Method.EPISODES, Method.SERVE})
+_SAMPLING_METHODS = frozenset({Method.RL, Method.RL_EPISODES, Method.SERVE})
 _PLAIN_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER)
 _AGENT_ROLES = (TRAINER, SAMPLER, WORKER)
 

@@ -48,7 +48,7 @@ _ROLE = {
     },
 }
 _JOB: dict[str, Any] = {
-    "method": {"type": "grpo", "maxSteps": 3, "parameters": {"a": {"b": [1]}}},
+    "method": {"type": "rl", "maxSteps": 3, "parameters": {"a": {"b": [1]}}},
     "model": {"name": "tiny", "source": "hf://a/b", "hubTokenSecretRef": {"name": "t"}},
     "adapter": {"type": "lora", "rank": 8},
     "serve": {"checkpoint": "c"},

@@ -30,7 +30,7 @@ LIMITS = Limits(backoff_base_s=10.0, backoff_max_s=300.0, endpoint="gateway:7077
 def make_job(**fields: Any) -> Job:
     """Return a job with a trainer of 8 GPUs, two samplers and a driver."""
     spec = {
-        "method": {"type": "grpo", "maxSteps": 100},
+        "method": {"type": "rl", "maxSteps": 100},
         "model": {"name": "tiny", "source": "hf://org/tiny"},
         "roles": {"trainer": {"gpus": 8}, "sampler": {"replicas": 2, "gpus": 1}},
         **fields,
@@ -497,7 +497,7 @@ def test_a_spec_that_can_not_be_run_fails_with_its_sentence() -> None:
 
     assert status.phase is Phase.FAILED
     assert status.failure is not None
-    assert "method grpo samples, so it needs spec.roles.sampler" in status.failure.message
+    assert "method rl samples, so it needs spec.roles.sampler" in status.failure.message
 
 
 def test_a_pod_that_vanished_is_made_again_under_another_name() -> None:
@@ -516,7 +516,7 @@ def test_a_pod_that_vanished_is_made_again_under_another_name() -> None:
 def test_the_ranks_of_a_full_trainer_are_replaced_together() -> None:
     life = Life(
         make_job(
-            method={"type": "sft"},
+            method={"type": "supervised"},
             adapter={"type": "full"},
             roles={"trainer": {"replicas": 2, "gpus": 8}},
         )
@@ -540,7 +540,7 @@ def test_the_ranks_of_a_full_trainer_are_replaced_together() -> None:
 @pytest.mark.parametrize(
     ("kind", "said", "phase"),
     [
-        pytest.param("grpo", False, Phase.SUCCEEDED, id="a-recipe-was-done-already"),
+        pytest.param("rl", False, Phase.SUCCEEDED, id="a-recipe-was-done-already"),
         pytest.param("custom", False, Phase.QUEUED, id="a-program-stopped-as-it-was-told"),
         pytest.param("custom", True, Phase.SUCCEEDED, id="a-program-that-says-it-was-done"),
     ],

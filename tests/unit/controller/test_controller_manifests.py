@@ -70,7 +70,7 @@ def env_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 EVERYTHING: dict[str, Any] = {
-    "method": {"type": "grpo"},
+    "method": {"type": "rl"},
     "roles": {
         "trainer": {"gpus": 8},
         "sampler": {"gpus": 1, "replicas": 2},
@@ -156,7 +156,7 @@ def test_workers_of_a_job_join_its_pool_under_names_without_an_epoch() -> None:
 
 def test_the_ranks_of_a_full_trainer_meet_at_their_first_pod() -> None:
     spec = {
-        "method": {"type": "sft"},
+        "method": {"type": "supervised"},
         "adapter": {"type": "full"},
         "roles": {"trainer": {"replicas": 2, "gpus": 8}},
     }
@@ -194,7 +194,7 @@ def test_replicas_of_a_pool_are_shared_by_all() -> None:
 
 def test_the_driver_is_told_what_to_do() -> None:
     spec = {
-        "method": {"type": "sft", "maxSteps": 7, "parameters": {"learning_rate": 0.001}},
+        "method": {"type": "supervised", "maxSteps": 7, "parameters": {"learning_rate": 0.001}},
         "roles": {"trainer": {}},
         "data": {"configMapRef": {"name": "examples", "key": "train.jsonl"}},
         "checkpoint": {"everySteps": 3},
@@ -202,7 +202,7 @@ def test_the_driver_is_told_what_to_do() -> None:
     driver = pods_of(spec)[-1]
     method = json.loads(env_of(driver)["TINSMITH_JOB_METHOD"])
 
-    assert method["type"] == "sft"
+    assert method["type"] == "supervised"
     assert method["maxSteps"] == 7
     assert method["parameters"] == {"learning_rate": 0.001}
     assert method["model"] == "qwen"
@@ -230,7 +230,7 @@ def test_the_secret_of_a_job_goes_with_it() -> None:
 def test_nothing_that_an_author_writes_is_replaced_by_a_secret() -> None:
     """Kubernetes expands `$(NAME)` in values; `$$` is a dollar."""
     spec = {
-        "method": {"type": "sft", "parameters": {"data": "$(TINSMITH_POD_KEY)"}},
+        "method": {"type": "supervised", "parameters": {"data": "$(TINSMITH_POD_KEY)"}},
         "model": {"name": "m", "source": "file:///$(TINSMITH_POD_KEY)"},
         "roles": {
             "trainer": {
@@ -257,7 +257,7 @@ def test_programs_of_authors_have_no_identity_at_the_object_store() -> None:
 
 def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:
     spec = {
-        "method": {"type": "sft"},
+        "method": {"type": "supervised"},
         "roles": {"trainer": {}},
         "checkpoint": {"uri": "s3://mine/store", "secretRef": {"name": "mine"}},
     }

@@ -63,7 +63,7 @@ def test_no_pod_may_ask_for_the_secrets_by_name() -> None:
 
 def test_operators_may_trust_everybody() -> None:
     spec = {
-        "method": {"type": "sft"},
+        "method": {"type": "supervised"},
         "model": {"name": "m", "source": "hf://org/m"},
         "roles": {"trainer": {"template": {"command": ["anything"]}}},
     }
