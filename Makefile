@@ -13,7 +13,7 @@ FUZZ_SEED ?= 0
 POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
 SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto job.proto sampler.proto scheduler.proto trainer.proto)
-SOURCES := clients services tests bench helm
+SOURCES := clients services tests bench helm docs
 # What `make images` builds. The images of trainer and sampler take a CUDA build of torch unless
 # TORCH_INDEX_URL names another index.
 IMAGES ?= scheduler trainer sampler environment coordinator gateway controller driver
@@ -23,7 +23,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
 
 .PHONY: help venv demo test test-cluster test-node test-images test-postgres test-real unit verify lint format types proto proto-check proto-baseline \
-	manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
+	docs manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client clean
 
 help: ## List the targets
@@ -64,6 +64,7 @@ lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff format --check -q $(SOURCES)
 	$(BIN)/ruff check -q $(SOURCES)
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python docs/architecture.py --check
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf breaking --against proto/baseline.binpb
 
@@ -72,7 +73,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py
+	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -90,6 +91,9 @@ proto-check: venv ## Fail if the committed stubs are not those of proto/
 
 proto-baseline: node_modules ## Accept today's contract as what must not be broken
 	node_modules/.bin/buf build -o proto/baseline.binpb
+
+docs: venv ## Draw docs/architecture.svg from the code
+	$(BIN)/python docs/architecture.py
 
 manifests: venv ## Copy the CRDs into the chart and render k8s/install.yaml
 	$(BIN)/python helm/render.py

@@ -1,7 +1,7 @@
-"""Who gets which nodes: what a pass of the controller costs, and how well it does.
+"""Assignment of nodes: what a pass of the controller costs, and how well it does.
 
 `python -m bench.assignment` times passes of `decide` for 200 jobs on 50 nodes and 1,000 jobs on
-5,000, of 8 GPUs each: a cold one, in which nobody holds anything, and a steady one, in which
+5,000, of 8 GPUs each: a cold one, in which no job holds a node, and a steady one, in which
 nothing changes. Then it lets simulated days pass on 50 nodes: three projects with weights 1:1:2
 that all have work waiting, and 200 jobs with two priorities while nodes fail.
 """

@@ -1,9 +1,9 @@
 """The controller with 200 jobs on 50 nodes: time to decide, jobs/s, requests of each job.
 
 `python -m bench.controller` starts a control plane of Kubernetes (API server, etcd, scheduler and
-collectors), a controller and a scheduler of Tinsmith as processes, and 50 nodes of 8 GPUs whose
-pods run at once; drivers end after 0.5 to 2 seconds. So nothing is measured but deciding and
-bookkeeping; all of it shares the cores of this machine. Every state of every pod is checked.
+collectors) and the controller and scheduler of Tinsmith as processes. The 50 nodes have 8 GPUs each
+and run their pods at once; drivers end after 0.5 to 2 seconds. So nothing is measured but deciding
+and bookkeeping; all of it shares the cores of this machine. Every state of every pod is checked.
 """
 
 from __future__ import annotations

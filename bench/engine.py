@@ -1,8 +1,8 @@
 """The packed engine against PEFT, one tenant after another, side by side in one process.
 
-`python -m bench.engine` builds a tiny Qwen3 (hidden 256, 4 layers, vocabulary 4096), gives each
-tenant an adapter of rank 16 on all linear layers, and lets both sides take the same training steps:
-forward, backward, AdamW. PEFT switches adapters with `set_adapter`; the engine computes all tenants
+`python -m bench.engine` builds a tiny Qwen3 (hidden 256, 4 layers, vocabulary 4096). Each tenant
+has an adapter of rank 16 on all linear layers. Both sides take the same training steps: forward,
+backward, AdamW. PEFT switches adapters with `set_adapter`; the engine computes all tenants
 in one pass. Sides take turns, and a figure is the median of the ratios of neighbouring turns, since
 other work on the machine slows both. On a CPU everything runs on one thread.
 

@@ -96,7 +96,7 @@ class AgentCrowd:
         address: Of the coordinator.
         key: Of the project `default`.
         habits: How unreliable they are.
-        seed: Decides who dies when.
+        seed: Decides which agent dies when.
     """
 
     def __init__(self, address: str, key: str, habits: Habits, *, seed: int = 0) -> None:

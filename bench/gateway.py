@@ -187,7 +187,7 @@ class Caller:
         return num_tokens / (time.perf_counter() - begin_s)
 
     async def wait(self, way: Way) -> float:
-        """Wait for an operation that nobody sends; return the seconds until the server answers."""
+        """Wait for an operation that is never sent; return the seconds until the server answers."""
         request = trainer_pb2.WaitOperationsRequest(
             run=self._work.runs[0].name,
             after_revision=self._revisions[0],

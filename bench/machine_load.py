@@ -14,7 +14,7 @@ _NUM_FSYNCS = 21
 
 
 class NoiseMeter:
-    """Counts CPU time of everybody else between `__init__` and `describe`.
+    """Counts CPU time of other processes between `__init__` and `describe`.
 
     Args:
         own_cpu_time_s: CPU time that the benchmark's processes used so far.

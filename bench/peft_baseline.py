@@ -1,4 +1,4 @@
-"""The other side: transformers + PEFT as anybody would write it, in a process of its own.
+"""The other side: transformers + PEFT as a user would write it, in a process of its own.
 
 `python -m bench.peft_baseline build DIR` writes the model. With `serve MODEL ADAPTER THREADS` it
 obeys one JSON object by line on stdin and answers with one on stdout; clocks run here, so

@@ -1,10 +1,10 @@
 """A real shape in full depth, as users run it, beside what they would write without us.
 
-`python -m bench.real` makes the 0.5 B model of `tinsmith models build-random qwen2.5-0.5b`, starts
-`tinsmith up` on it with its defaults, and trains and samples through the SDK from this process, on
-the same cores. The rivals run here: transformers + PEFT for training, its `generate` and a plain
-loop over a preallocated cache (`static_loop.py`) for decoding. Sides take turns, and a figure is
-the median of the ratios of neighbouring turns. All sides have all cores.
+`python -m bench.real` makes the 0.5 B model of `tinsmith models build-random qwen2.5-0.5b` and
+starts `tinsmith up` on it with its defaults. Training and sampling go through the SDK from this
+process, on the same cores. The rivals run here: transformers + PEFT for training, its `generate`
+and a plain loop over a preallocated cache (`static_loop.py`) for decoding. Sides take turns, and a
+figure is the median of the ratios of neighbouring turns. All sides have all cores.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Both sides are processes of their own with the same model, adapter, batches, dty
 optimizer settings and number of threads. They take turns in one run, in alternating order; what
 idles meanwhile uses no CPU. The service side is what a user sees: SDK, gRPC, ledger with fsync,
 engine. Its event loops, ledger and client run beside the engine's threads, on other cores if there
-are any, so throughput is also given by CPU second, where all of that counts.
+are any. Throughput is therefore also given by CPU second, where all of that counts.
 """
 
 from __future__ import annotations

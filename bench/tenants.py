@@ -1,7 +1,7 @@
 """Many tenants through the whole service, SDK to SDK, against PEFT one after another.
 
-`python -m bench.tenants` starts the embedded server with compiled kernels and lets each of 16
-clients train a run of its own, every step awaited, in threads of one process. PEFT takes the same
+`python -m bench.tenants` starts the embedded server with compiled kernels. Each of 16 clients, a
+thread of one process each, trains a run of its own and awaits every step. PEFT takes the same
 steps tenant by tenant in this process while the server idles; the two take turns. A tenant of PEFT
 waits for all others between its steps, so a round of PEFT is what a service step is compared with.
 Then one client trains beside a growing number of runs that idle: what they cost should be nothing.

@@ -1,7 +1,7 @@
 """Write what is generated from the sources of the chart, or check that it is fresh.
 
 `k8s/crd` is copied into the chart, where Helm looks for it, and the chart is rendered into
-`k8s/install.yaml`, for those who use kubectl alone.
+`k8s/install.yaml`, for people who use kubectl alone.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ async def rig(tmp_path: Path, protocol: Protocol) -> AsyncIterator[GatewayRig]:
 
 @pytest_asyncio.fixture
 async def impatient(tmp_path: Path) -> AsyncIterator[GatewayRig]:
-    """A gateway that waits for nobody."""
+    """A gateway that ends at once."""
     async with running_gateway(tmp_path, handshake_timeout_s=0.2) as rig:
         yield rig
 

@@ -58,7 +58,7 @@ async def test_a_checkpoint_is_found_although_nobody_holds_its_run(rig: GatewayR
 async def test_the_checkpoints_of_a_run_are_listed_by_who_knows_them(
     rig: GatewayRig, is_old: bool
 ) -> None:
-    """Schedulers of before say only who holds a run."""
+    """Older schedulers name only the worker that holds a run."""
     rig.scheduler.runs[RUN] = rig.other.server.address if is_old else ""
     if not is_old:
         rig.scheduler.keepers[RUN] = rig.other.server.address
@@ -219,7 +219,7 @@ async def test_the_key_of_an_episode_is_in_no_log(
 
 
 async def test_a_plain_stub_of_the_contract_works(rig: GatewayRig) -> None:
-    """Generated from the protos by anybody, blocking, with nothing but a key."""
+    """A client generated from the protos, blocking, with nothing but a key."""
 
     def ask() -> scheduler_pb2.TrainingRun:
         with grpc.insecure_channel(rig.gateway.address) as channel:
@@ -314,7 +314,7 @@ async def test_an_unknown_run(rig: GatewayRig) -> None:
 
 
 async def test_runs_of_others_can_not_be_told_from_none(rig: GatewayRig) -> None:
-    """There, not there, or held by nobody: one answer."""
+    """There, not there, or without a holder: one answer."""
     held, moving, none = (f"projects/q/trainingRuns/{name}" for name in ("a", "b", "c"))
     rig.scheduler.runs |= {held: rig.pod.server.address, moving: ""}
     answers = set()

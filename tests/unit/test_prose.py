@@ -29,7 +29,8 @@ _GENERATED = re.compile(r"/v1/|_pb2|proto/google/")
 _PARAGRAPH = re.compile(r"\n\s*\n|\n\s*(?=[*\-] |\d+\. |`?[\w.]+`?(?: \(.*?\))?: |>>> )")
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+")
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
-_BLOCK = re.compile(r"(?m)^(?: {4,}|\t|>>> |\.\.\. ).*$")
+# Examples and tables.
+_BLOCK = re.compile(r"(?m)^(?: {4,}(?=\S+ = |import |from |for |with )|>>> |\.\.\. |\|).*$")
 
 
 def _tracked(*patterns: str) -> list[Path]:

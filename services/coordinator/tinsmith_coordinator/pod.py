@@ -131,7 +131,7 @@ class CoordinatorPod:
             episode_pb2_grpc.add_EpisodeServiceServicer_to_server,
             EpisodeServicer(episodes, leases),
         )
-        # What ran out while nobody looked is back in its queue before anybody may submit it.
+        # What ran out while the pod was down is back in its queue before it may be submitted.
         while await self._sweeper.expire() == 0:
             pass
         await self._server.start()

@@ -30,7 +30,7 @@ def create_app(services: Services, tinker: TinkerWire) -> Starlette:
     routes += openai.routes(services)
     routes += episodes.routes(services)
     app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _wrong_method})
-    # A redirect would lead wherever the Host header of anybody's request says.
+    # A redirect would lead wherever the Host header of a request says.
     app.router.redirect_slashes = False
     return app
 

@@ -71,7 +71,7 @@ class GatewayConfig:
     sample_retention_s: float = 24 * 3600.0
     """How long a sample is kept after a client first got it."""
     unretrieved_retention_s: float = 7 * 24 * 3600.0
-    """How long a sample is kept that nobody asked for."""
+    """How long a sample is kept that was never asked for."""
 
     def __post_init__(self) -> None:
         if not self.scheduler_address or not self.pod_key:

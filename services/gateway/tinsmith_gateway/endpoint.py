@@ -64,7 +64,7 @@ class Call:
 
     Attributes:
         services: What the gateway is made of.
-        credential: Who called.
+        credential: The caller.
         request: Path, query and headers.
         body: The body, whole.
         admission: Counts the request; tokens are added once they are known.
@@ -108,7 +108,7 @@ def endpoint(
         services: What the gateway is made of.
         handler: Answers a request; a `TinsmithError` that it raises is rendered.
         render_error: Makes the answer of an error, given its status and headers.
-        needs_key: Whether a caller is needed; without one the credential is that of nobody.
+        needs_key: Whether a caller is needed; without one the credential is the anonymous one.
         is_wait: Whether it only waits for what goes on anyway, or keeps something alive: it is
             counted apart from other requests, and cut when the gateway shuts down.
         takes_excess: Whether the handler is given the beginning of a body that is too large,
@@ -122,7 +122,7 @@ def endpoint(
         begin_s = time.perf_counter()
         status = 500
         try:
-            credential = services.nobody
+            credential = services.anonymous
             if needs_key:
                 credential = await services.callers.authenticate(request.headers)
                 bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)

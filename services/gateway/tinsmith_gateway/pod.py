@@ -107,7 +107,7 @@ class GatewayPod:
             callers=self._callers,
             upstream=self._upstream,
             database=self._database,
-            nobody=Credential(Caller("", frozenset(), ""), (), ""),
+            anonymous=Credential(Caller("", frozenset(), ""), (), ""),
             limits=self._limits,
             drain=self._drain,
         )

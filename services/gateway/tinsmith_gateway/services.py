@@ -18,10 +18,10 @@ class Services:
 
     Attributes:
         config: Its settings.
-        callers: Finds out who calls.
+        callers: Authenticates callers.
         upstream: Calls other pods.
         database: Where futures are kept.
-        nobody: The credential of a request that needs none.
+        anonymous: The credential of a request that needs none.
         limits: What each key may have in flight.
         drain: Whether the gateway is shutting down.
     """
@@ -30,6 +30,6 @@ class Services:
     callers: Callers
     upstream: Upstream
     database: Database
-    nobody: Credential
+    anonymous: Credential
     limits: Limits
     drain: Drain

@@ -5,8 +5,8 @@ goes through its gRPC services, as any client's work would: a warm start with al
 then two adapters on the result: (a) supervised, Pig Latin, scored on words that were never trained
 on; (b) reinforcement learning with groups on sums, scored on problems that were never trained on.
 
-With `--model` the same two recipes run on any Hugging Face directory, with `--data` on a JSONL file
-of conversations or of problems in GSM8K's layout.
+With `--model` the same two recipes run on any Hugging Face directory. `--data` is a JSONL file of
+conversations or of problems in GSM8K's layout.
 """
 
 from __future__ import annotations

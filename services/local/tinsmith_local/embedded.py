@@ -264,7 +264,7 @@ class EmbeddedServer:
 def tokenizer_ids(models: Mapping[str, str], *, is_loopback: bool) -> dict[str, str]:
     """Return what clients load the tokenizers of base models by.
 
-    A name such as `tiny` is nobody's on the hub, or a stranger's. A directory is read by clients of
+    A name such as `tiny` is free on the hub, or a stranger's. A directory is read by clients of
     this machine alone; those of others are given the name, unless a setting says better.
 
     Args:

@@ -132,7 +132,7 @@ class ServerProcess:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port of an address of this machine that nobody listens on at the moment."""
+    """Return a port of an address of this machine that is free at the moment."""
     with socket.socket() as listener:
         listener.bind((address, 0))
         return int(listener.getsockname()[1])

@@ -6,14 +6,13 @@ was trained into it through the service.
 
 The tokenizer is a byte-level BPE trained here on shipped text. Its few merges come from the words
 of the chat template and of the recipes' instructions, which are counted far more often than the
-phrases: a template then costs few tokens, while the words of a phrase stay nearly letter by letter,
-without which a small model cannot move the letters of a word that it never saw. Each digit is one
-token.
+phrases. A template then costs few tokens, while the words of a phrase stay nearly letter by letter.
+A small model needs that to move the letters of a word that it never saw. Each digit is one token.
 
-A directory is complete when its marker holds the digest of everything that determines the content
-(the settings, the texts, this format's version) and of the files as written. Anything else, such as
-the rest of an interrupted build, is built again in a scratch directory and moved into place file by
-file, marker last.
+A directory is complete when its marker holds two digests: of the settings, texts and format version
+that determine the content, and of the files as written. Anything else, such as the rest of an
+interrupted build, is built again in a scratch directory. It is moved into place file by file,
+marker last.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ async def test_a_bell_wakes_as_many_as_there_is_something_for() -> None:
     assert await third.wait(0)
     assert not second.has_rung
     bells.ring("queue")
-    # Nobody listened: what comes later looks first.
+    # No listener was there: what comes later looks first.
     assert not await bells.listen("queue").wait(0)
 
 

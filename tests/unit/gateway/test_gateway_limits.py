@@ -1,4 +1,4 @@
-"""What one key may have in flight: nothing leaks, nothing goes below zero, nobody is locked out."""
+"""What one key may have in flight: nothing leaks, nothing goes below zero, no key is locked out."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class AnyOrder(RuleBasedStateMachine):
         try:
             admission = self.limits.admit(key, size, is_wait=is_wait)
         except RateLimitedError:
-            # Whoever has nothing in flight gets in.
+            # A key with nothing in flight is admitted.
             num_of_key = sum(kept.key_id == key for kept, _, _ in self.open)
             if not num_of_key:
                 raise

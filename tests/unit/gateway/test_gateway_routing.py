@@ -1,4 +1,4 @@
-"""Who answers a native call is decided on its service and the name in field 1."""
+"""The pod that answers a native call is decided on its service and the name in field 1."""
 
 from __future__ import annotations
 

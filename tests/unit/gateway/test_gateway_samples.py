@@ -47,7 +47,7 @@ class SlowSampler:
 
 
 class PodKeys:
-    """Makes credentials of nobody."""
+    """Makes credentials of no caller."""
 
     def for_pods(self, project: str) -> Credential:
         return Credential(Caller(project, frozenset({"pod"}), "pod"), (), "")

@@ -34,7 +34,7 @@ _ID_BYTES = 12
 _FULL_RETRY_S = 5.0
 _WATCH_BATCH = 8
 _LIST_BATCH = 100
-# A whole queue in one transaction would hold up the renewal of everybody's leases for seconds.
+# A whole queue in one transaction would hold up the renewal of all leases for seconds.
 _CANCEL_BATCH = 200
 _NEWEST = sa.select(sa.func.max(episodes.c.serial))
 # With one more episode, and all else of it, below the 4 MiB that gRPC's clients take by default.
@@ -353,7 +353,7 @@ def held_key(project: str, client_id: str) -> tuple[str, str, str]:
 
 
 def announce(bells: Bells, before: Episode, after: Episode) -> None:
-    """Wake who waits for what has become of an episode, after the commit."""
+    """Wake the calls that wait for the state of an episode, after the commit."""
     if before.state is EpisodeState.CLAIMED:
         bells.ring(held_key(before.project, before.client_id))
     if after.state is EpisodeState.QUEUED:

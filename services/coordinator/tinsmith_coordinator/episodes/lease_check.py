@@ -1,8 +1,8 @@
-"""Who may speak for an episode: the holder of its current lease, and nobody who held it before.
+"""Authorises calls of an episode: only the holder of its current lease, never an earlier one.
 
 A proof (the token of a lease, or the key for model calls) names its attempt. That attempt may have
 ended in the meantime, and the answer says how: a lease that ran out is `LEASE_LOST`, whatever the
-next holder did; an attempt that was ended by somebody's wish is `EPISODE_ENDED`.
+next holder did; an attempt that was ended on request is `EPISODE_ENDED`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def require_active(episode: Episode, end: AttemptEnd, *, now_s: float) -> None:
     """Refuse a holder whose attempt is over.
 
     Raises:
-        LeaseLostError: If the lease ran out, whether somebody noticed before or not.
+        LeaseLostError: If the lease ran out, whether it was noticed before or not.
         EpisodeEndedError: If the attempt was ended.
     """
     if end is AttemptEnd.ACTIVE and episode.lease_expire_s is not None:

@@ -2,7 +2,7 @@
 
 Both are made of the id of the claiming request, which only its sender knows, and a salt of the
 attempt: a repeated claim gets the same ones, after a restart too, although the database holds
-nothing but the salt and hashes. The request id is kept as a hash as well, so that who reads the
+nothing but the salt and hashes. The request id is kept as a hash as well: a reader of the
 database can neither make the secrets nor repeat the claim.
 """
 
@@ -33,7 +33,7 @@ class LeaseToken:
         """Split a token.
 
         Raises:
-            LeaseLostError: If nobody ever got a token like this.
+            LeaseLostError: If no such token was ever given out.
         """
         match = _TOKEN_PATTERN.fullmatch(text)
         if match is None:

@@ -1,8 +1,8 @@
 """Claiming, keeping and ending an attempt at an episode.
 
 Each change is one transaction, answered after its commit. A lease is judged by the clock of the
-database alone and in the transaction that relies on it, so that a submit and the end of its lease
-cannot both happen. Who waits for an episode is woken; see `waiters`.
+database alone, in the transaction that relies on it. So a submit and the end of its lease cannot
+both happen. Calls that wait for an episode are woken; see `waiters`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Leases:
         """
         deadline_s = time.monotonic() + claim.timeout_s
         queue_bell: Bell | None = None
-        # A wake-up that no look has answered yet: somebody else must get it if this call ends.
+        # A wake-up that no look has answered yet: another call must get it if this one ends.
         owes_look = False
         try:
             while True:
@@ -304,7 +304,7 @@ class Leases:
         try:
             require_active(episode, AttemptEnd(row.end), now_s=now_s)
         except (LeaseLostError, EpisodeEndedError):
-            # A repeat that comes late must not take another episode, which nobody would play.
+            # A repeat that comes late must not take another episode, which no agent would play.
             return NoEpisode(
                 f"nothing: the lease that this request got, of episode {episode.name}, is over; "
                 "claim with a new request id",

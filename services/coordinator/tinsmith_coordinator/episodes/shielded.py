@@ -1,7 +1,7 @@
 """Changes that are seen through although their caller is gone.
 
-A cancelled call does not cancel its write; what follows from the write, waking who waits for it,
-must then happen all the same.
+A cancelled call does not cancel its write; what follows from the write, waking the calls that wait
+for it, must then happen all the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Takes episodes back whose lease ran out, and removes what ended long ago.
 
-Leases of a second at least are looked after every second at most, and exactly when the next one
-ends, so an episode is back in its queue within milliseconds of it.
+The sweeper wakes when the next lease ends, and at least once a second. An episode is back in its
+queue within milliseconds of the end of its lease.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A call continues another if its prompt begins with everything that the other read and said, exactly,
 images compared by content. What the agent added between them is masked. Whatever does not fit stays
-apart: a template that rewrites its history, a second sample of the same prompt, a branch, and an
-image that is added later, which a flat list of tokens cannot hold.
+apart: a template that rewrites its history, a second sample of the same prompt, a branch. An image
+that is added later stays apart too, since a flat list of tokens cannot hold it.
 
 Calls are taken by the length of their prompts, not by their arrival: what a call continues always
 has a shorter prompt, so late records change nothing. Every sampled token ends up in one trajectory

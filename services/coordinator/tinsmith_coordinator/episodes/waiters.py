@@ -1,8 +1,8 @@
 """Wakes calls that wait for an episode to come or to end; nothing polls.
 
-A waiter listens before it looks, so that nothing that happens in between is missed. An episode
-that comes back wakes one waiter, not five hundred; who was woken and could not take it passes the
-wake on.
+A waiter listens before it looks, so that nothing that happens in between is missed. An episode that
+comes back wakes one waiter, not five hundred; a waiter that was woken and could not take it passes
+the wake on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Bell:
         return self._rung.is_set()
 
     def ring(self) -> None:
-        """Wake who waits."""
+        """Wake this waiter."""
         self._rung.set()
 
     async def wait(self, timeout_s: float) -> bool:
@@ -41,7 +41,7 @@ class Bell:
 
 
 class Bells:
-    """Everybody who waits, by what for."""
+    """All waiters, by what they wait for."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[Bell]] = {}
@@ -79,12 +79,12 @@ class Bells:
             self._waiting.pop(key, None)
 
     def ring_all(self, key: Hashable) -> None:
-        """Wake all who wait for a thing."""
+        """Wake all waiters of a thing."""
         for bell in self._waiting.pop(key, ()):
             bell.ring()
 
     def close(self) -> None:
-        """Wake everybody, to find out that the pod is about to end."""
+        """Wake every waiter, to find out that the pod is about to end."""
         self._is_closed = True
         for key in list(self._waiting):
             self.ring_all(key)

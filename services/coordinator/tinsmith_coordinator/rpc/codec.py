@@ -290,7 +290,8 @@ def encode_claimed(
 
     Args:
         answer: What there is.
-        timeout_s: How long the caller was willing to wait: who waited may ask again at once.
+        timeout_s: How long the caller was willing to wait; a caller that waited may ask again at
+            once.
     """
     if isinstance(answer, Lease):
         return episode_pb2.ClaimEpisodeResponse(

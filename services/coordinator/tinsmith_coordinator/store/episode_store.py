@@ -1,8 +1,8 @@
 """Episodes as rows: how they are read, and the few ways in which one changes.
 
 Every function runs inside a transaction of the caller. There is one writer, so what a function read
-is still so when it writes; revisions are drawn in the order in which they are committed, which is
-why a watcher that has seen one revision has missed none below it.
+is still so when it writes; revisions are drawn in the order of their commits. A watcher that
+has seen one revision has missed none below it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _END_ATTEMPT = (
 
 
 def episode_not_found(name: EpisodeName) -> EpisodeNotFoundError:
-    """Return the error of an episode that is not there, or somebody else's."""
+    """Return the error of an episode that is not there, or of another project."""
     return EpisodeNotFoundError(f"episode {name} does not exist", episode=name)
 
 
@@ -163,7 +163,7 @@ def give_up_attempt(
 
 
 def cancel(connection: sa.Connection, episode: Episode, *, now_s: float) -> Episode:
-    """End an episode that nobody is to play any more."""
+    """End an episode that is not to be played any more."""
     if episode.state is EpisodeState.CLAIMED:
         end_attempt(connection, episode, AttemptEnd.CANCELLED)
     _drop_calls(connection, episode)

@@ -1,8 +1,8 @@
 """Tables of the coordinator.
 
 An episode is one row through all its attempts; `serial` is its place in the queue, which a lost
-lease does not change. Secrets of an attempt are kept as hashes, and rows of attempts stay as long
-as their episode, so that a token of long ago is told from one that never was.
+lease does not change. Secrets of an attempt are kept as hashes. Rows of attempts stay as long as
+their episode, so that an expired token is told from an unknown one.
 """
 
 from __future__ import annotations

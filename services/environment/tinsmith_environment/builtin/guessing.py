@@ -1,8 +1,8 @@
 """A number guessing game: several turns, an exact reward, no data needed.
 
 The shaping reward of a wrong guess is the share of the numbers that it rules out. Its sum over an
-episode cannot exceed `shaping`, however long the game, so that winning soon stays the best policy
-as long as `shaping` is below 1.
+episode cannot exceed `shaping`, however long the game. Winning soon stays the best policy while
+`shaping` is below 1.
 """
 
 from __future__ import annotations

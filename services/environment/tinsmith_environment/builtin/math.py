@@ -1,7 +1,7 @@
 """Math problems, one turn each, scored by their final number.
 
-Three sources, in this order: the problem of the request (`question` and `answer`), the JSONL file
-that the operator of the server names (GSM8K's layout), and the arithmetic problems of the recipes.
+Problems come from the first of these that is there: the request (`question` and `answer`), the
+JSONL file of the server's settings (GSM8K's layout), the arithmetic problems of the recipes.
 A request never names a file. Seed `s` takes problem `s mod N`, so that a caller can walk through a
 split without drawing one twice.
 """

@@ -162,7 +162,7 @@ class InstanceRegistry:
             self._remove(self._find(project, name))
 
     def expire(self) -> int:
-        """Remove what nobody used for a while; return how many."""
+        """Remove what was not used for a while; return how many."""
         now_s = self._clock()
         expired = [
             instance
@@ -349,7 +349,8 @@ class InstanceRegistry:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Whoever waits for it raises it; a caller that left must not leave a warning behind.
+            # The call that waits for it raises it; a caller that left must not leave a warning
+            # behind.
             task.exception()
 
 

@@ -1,8 +1,8 @@
 """One worker process: where the code of environments runs, away from the event loop.
 
-A worker serves one call at a time, so the timeout of a step begins when the step does, not while
-it waits for its turn. A worker that dies or takes too long is lost with all its instances, each of
-which then answers with an `EnvironmentFailedError` that says why. A lost worker object is never
+A worker serves one call at a time. The timeout of a step therefore begins with the step and not
+while it is queued. A worker that dies or takes too long is lost with all its instances. Each of
+them then answers with an `EnvironmentFailedError` that says why. A lost worker object is never
 used again, so no reply can reach the wrong call. The process has a group of its own, so that what
 an environment started dies with it.
 """

@@ -1,1 +1,1 @@
-"""Who calls, and how much a caller may have in flight."""
+"""The caller of a request, and how much a caller may have in flight."""

@@ -1,4 +1,4 @@
-"""Who calls over HTTP: an API key in either header, or the key of an episode.
+"""The caller of an HTTP request: an API key in either header, or the key of an episode.
 
 A user's calls go on to the other pods with the user's own key, so that they decide what it may do.
 The key of an episode is known to the coordinator alone: its calls go on with the key of the pods,
@@ -74,7 +74,7 @@ class Callers:
         self._verify_episode_key = verify_episode_key
 
     async def authenticate(self, headers: Mapping[str, str]) -> Credential:
-        """Return who sent a request.
+        """Return the caller of a request.
 
         Args:
             headers: By lower-case name; `x-api-key: <key>`, `authorization: Bearer <key>`, or the

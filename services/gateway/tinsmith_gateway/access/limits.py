@@ -5,8 +5,8 @@ fill a queue which others wait in. Waits (long polls, heartbeats) are counted ap
 them cost less than one batch, and a client that holds many futures must still get its next request
 through.
 
-Whoever has nothing in flight gets in, whatever the size: a single request is bounded by the limits
-of a request, and one that is larger than its key's share would otherwise never be served.
+A key with nothing in flight is admitted, whatever the size: a single request is bounded by the
+limits of a request, and one that is larger than its key's share would otherwise never be served.
 """
 
 from __future__ import annotations

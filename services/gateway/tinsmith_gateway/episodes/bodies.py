@@ -90,7 +90,7 @@ class AbortEpisode(HeldEpisode):
 
 
 class IsClaimed(Body):
-    """Asks whether somebody holds an episode."""
+    """Asks whether an agent holds an episode."""
 
     episode_uuid: Text = Field(min_length=1)
     unregister_if_not_claimed: bool = False

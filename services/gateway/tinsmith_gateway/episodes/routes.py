@@ -1,8 +1,8 @@
 """The endpoints of episodes.
 
 Clients of AgentJet hold an episode by its id alone. Here an id that is given out with a claim holds
-the token of the lease as well, `<episode>.<token>`: whoever lost the lease has an id that is good
-for nothing more, although its client knows of no tokens. A refusal is an answer with an HTTP
+the token of the lease as well, `<episode>.<token>`: a client that lost the lease has an id
+that is refused, although it knows of no tokens. A refusal is an answer with an HTTP
 status and `success: false`; no reward is ever taken and then dropped.
 
     AgentJet                                EpisodeService
@@ -141,7 +141,7 @@ async def claim(call: Call) -> Response:
         timeout=_duration(body.timeout_s),
         max_held=_max_held(body.throttle_policy),
     )
-    # An episode for a client that is gone would be held by nobody until its lease ran out.
+    # An episode for a client that is gone would stay claimed, unplayed, until its lease ran out.
     claimed = await until_disconnect(
         call.request,
         _send(call, "ClaimEpisode", request, episode_pb2.ClaimEpisodeResponse),
@@ -216,7 +216,7 @@ async def abort(call: Call) -> Response:
 
 
 async def is_claimed(call: Call) -> Response:
-    """Say whether somebody holds an episode; take it out of the queue if nobody does and asked."""
+    """Say whether an agent holds an episode; if asked, take an unclaimed one out of the queue."""
     body = call.parse(bodies.IsClaimed)
     name = _name(call, body.episode_uuid)
     request = episode_pb2.GetEpisodeRequest(name=name)

@@ -1,7 +1,7 @@
 """Bodies of requests.
 
-Unknown fields are ignored. What would change a sample and is not offered is refused, so that nobody
-takes a sample for what it is not.
+Unknown fields are ignored. What would change a sample and is not offered is refused, so that a
+sample is never taken for what it is not.
 """
 
 from __future__ import annotations

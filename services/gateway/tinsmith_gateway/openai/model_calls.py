@@ -311,7 +311,7 @@ class ModelCalls:
         handle = await self._episode_handle(credential, episode)
         tokenizer = await self._tokenizers.get(handle.base_model, credential)
         lease: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Nobody may be waiting when it fails.
+        # It may fail while no call waits for it.
         lease.add_done_callback(lambda done: done.cancelled() or done.exception())
         keeping = asyncio.create_task(self._keep_lease(credential, episode, lease))
         try:

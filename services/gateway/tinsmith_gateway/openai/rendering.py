@@ -1,9 +1,8 @@
 """Conversations to prompts, by the model's own chat template; nothing is added to what was said.
 
-Two things are shaped to what a template reads, and neither changes what the model sees. A template
-that does not look into lists of parts gets their texts joined. Arguments of former tool calls stay
-the string that they are for a template that writes strings, and become an object for one that would
-quote the string.
+Two inputs are adapted to the template, and neither changes what the model sees. A template that
+does not look into lists of parts gets their texts joined. Arguments of former tool calls stay a
+string for a template that writes strings; they become an object for one that would quote it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Samples are drawn at least once. A request that is sent again is drawn again, with the same tokens
 if it has a seed and the weights are the same. With an `Idempotency-Key` header it is the same call:
-its seed, unless it has one, and its id come from the key of the caller and of the request, so that
-a repetition repeats the tokens and is recorded once in an episode. OpenAI's own clients send none
-unless they are told to; `x-stainless-retry-count` says nothing about which request is repeated and
-is not looked at.
+its id, and its seed unless it has one, are derived from the caller's key and that header. So a
+repetition repeats the tokens and is recorded once in an episode. OpenAI's own clients send the
+header only when told to. `x-stainless-retry-count` does not name the repeated request and is
+ignored.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ async def _pump(
             async for value in stream:
                 await queue.put(_Item(value))
         except Exception as error:
-            # Raised again by whoever reads the queue.
+            # Raised again by the reader of the queue.
             end = _End(error)
     await queue.put(end)
 
@@ -190,7 +190,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks and wait until they have ended; whoever needs their results has them."""
+    """Cancel tasks and wait until they have ended; their results are dropped."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -125,7 +125,7 @@ class TokenizerStore:
         """Return the tokenizer of a base model.
 
         Raises:
-            ModelNotFoundError: If nobody serves it.
+            ModelNotFoundError: If no pod serves it.
             FailedPreconditionError: If it has none.
         """
         digest, expires_s = self._digests.get(base_model, ("", 0.0))

@@ -1,8 +1,8 @@
 """Native gRPC calls, passed through to the pod that owns their resource.
 
-The gateway knows who calls, reads field 1 of the request, and passes bytes on: requests and answers
-are not decoded, statuses come back with their details as the pod made them. It adds nothing to what
-a key may do: the pods see the caller's own key and decide.
+The gateway authenticates the caller, reads field 1 of the request, and passes bytes on: requests
+and answers are not decoded, statuses come back with their details as the pod made them. It adds
+nothing to what a key may do: the pods see the caller's own key and decide.
 
 A call is sent once. It is sent a second time only if the first pod answered that it does not have
 the resource (any more): every call carries a request id or changes nothing. All other failures are
@@ -73,7 +73,7 @@ class PassThrough(grpc.GenericRpcHandler):
     """Answers every method of the contract with the answer of the pod that owns the resource.
 
     Args:
-        callers: Finds out who calls.
+        callers: Authenticates callers.
         directory: Knows where pods are.
         open_channel: Returns the channel to an address.
         limits: Of each key.
@@ -116,7 +116,7 @@ class PassThrough(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(call.serve_unary)
 
     async def authenticate(self, context: Context) -> Credential:
-        """Return who calls.
+        """Return the caller.
 
         Raises:
             DrainingError: If the gateway is shutting down.
@@ -159,7 +159,7 @@ class PassThrough(grpc.GenericRpcHandler):
         """Return the callable of a method at the pod that owns a resource.
 
         Raises:
-            TinsmithError: What the scheduler says of the resource, or that nobody holds it.
+            TinsmithError: What the scheduler says of the resource, or that no pod holds it.
         """
         address = await self._directory.address_of(owner)
         entry = (address, method.path)
@@ -239,7 +239,7 @@ class _Passage:
                 await self._pass_stream(all_requests, context, credential, attempts=1)
 
     async def _first_of(self, requests: AsyncIterator[bytes], context: Context) -> bytes | None:
-        """Return the first request; who sends none has no place for ever."""
+        """Return the first request; a call that sends none is ended in time."""
         try:
             async with asyncio.timeout(self._gateway.timeout_s(context)):
                 return await anext(requests, None)
@@ -350,8 +350,8 @@ class _Passage:
 def foreign_error(owner: Owner, resource: str, project: str) -> NotFoundError | None:
     """Return the one answer for a resource of another project that is not there for the caller.
 
-    Whether it exists must not be told by who says so: the scheduler, which knows no such run, or
-    the pod, which does not let the caller see it.
+    The answer must not reveal whether it exists: the scheduler, which knows no such run, and the
+    pod, which does not let the caller see it, read alike.
     """
     if not isinstance(owner, RunOwner | SamplingOwner) or resource.split("/")[1] == project:
         return None

@@ -1,7 +1,7 @@
 """HTTP/1.1 by uvicorn, on connections that the front accepted.
 
 uvicorn reads a head of any length for any time, and keeps trailers of any length. Here they are
-bounded, before anybody is known.
+bounded, before the caller is known.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The first bytes of a connection tell: HTTP/2 begins with a fixed preface. Its bytes are spliced to
 the gRPC server on its Unix socket; everything else becomes a connection of the HTTP server, in this
-process. With TLS the server prefers HTTP/1.1 in the negotiation (ALPN), so that HTTP clients which
-know both get what is served here in full, and gRPC, which offers HTTP/2 alone, gets that.
+process. With TLS the server prefers HTTP/1.1 in the negotiation (ALPN): HTTP clients that know both
+get the HTTP server. gRPC offers HTTP/2 alone and gets that.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FILES_PER_CONNECTION, _OTHER_FILES = 3, 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrontSettings:
-    """Bounds of connections, before anybody is known.
+    """Bounds of connections, before the caller is known.
 
     Attributes:
         max_connections: More are dropped at once.
@@ -186,7 +186,7 @@ class _Connection(asyncio.Protocol):
         self._look()
 
     def eof_received(self) -> bool:
-        # Nobody can ask for anything before the first bytes.
+        # No request can be served before the first bytes.
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

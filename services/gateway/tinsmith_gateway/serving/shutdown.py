@@ -1,7 +1,7 @@
 """The end of a gateway: what only waits is cut at once, everything else finishes.
 
 A long poll would hold up the end for as long as it may last, for nothing: its client asks again
-anyway, and gets the same answer from whoever serves then.
+anyway, and gets the same answer from the gateway that serves then.
 """
 
 from __future__ import annotations

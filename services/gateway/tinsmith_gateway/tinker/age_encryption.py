@@ -1,6 +1,6 @@
 """Encryption of downloads for age recipients, as https://age-encryption.org/v1 has it.
 
-A checkpoint remembers for whom it is; its files are encrypted on their way out, each time anew.
+A checkpoint remembers its recipients; its files are encrypted on their way out, each time anew.
 """
 
 from __future__ import annotations

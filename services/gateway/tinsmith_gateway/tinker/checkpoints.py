@@ -134,7 +134,7 @@ class Checkpoints:
         )
 
     async def copy(self, call: Call) -> Response:
-        """Copy a checkpoint into a run of its own, which nobody trains."""
+        """Copy a checkpoint into a run of its own, which is never trained."""
         body = call.parse(bodies.CopyWeights)
         native = user_native(call)
         if body.weights_access_token or call.request.headers.get("x-tinker-weights-access-token"):

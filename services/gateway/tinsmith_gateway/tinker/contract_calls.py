@@ -46,7 +46,7 @@ class Native:
         return self._credential.caller.project
 
     async def call(self, service: str, method: str, request: Any, response: type[Any]) -> Any:
-        """Call whoever owns what the request names first."""
+        """Call the pod that owns the resource in field 1."""
         return await self._services.upstream.call(
             service, method, request, response, self._credential
         )
@@ -158,7 +158,7 @@ class Native:
 
 
 def user_native(call: Call) -> Native:
-    """Return native calls on behalf of the user who sent a request.
+    """Return native calls on behalf of the sender of a request.
 
     Raises:
         PermissionDeniedError: If it was sent with the key of an episode.

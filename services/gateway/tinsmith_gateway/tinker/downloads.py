@@ -48,7 +48,7 @@ class Ticket:
     Attributes:
         name: Resource name of the export.
         token: The trainer's permission to read one file of it.
-        recipients: Whom the file is encrypted for; none for a plain file.
+        recipients: Keys that the file is encrypted for; none for a plain file.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Downloads:
         return JSONResponse({"urls": urls, "expires": iso_time(download.expire_time)})
 
     async def fetch(self, call: Call) -> Response:
-        """Stream a file to whoever holds its URL."""
+        """Stream a file to the holder of its URL."""
         name, token, *names = self.opened(call.request.path_params["ticket"], _FILE)
         ticket = Ticket(name, token, tuple(names))
         chunks = self._read(ticket)
@@ -179,7 +179,7 @@ class Downloads:
         return content
 
     def _signature(self, body: str) -> str:
-        # Signed as a whole: whoever holds a link for age recipients must not get the plain file.
+        # Signed as a whole: a link for age recipients must not yield the plain file.
         return hmac.new(self._key, body.encode(), hashlib.sha256).hexdigest()
 
 

@@ -232,7 +232,7 @@ class FutureStore:
 
         Args:
             retrieved_s: How long a result is kept after a client first got it.
-            unretrieved_s: How long it is kept that nobody asked for.
+            unretrieved_s: How long a result is kept that was never asked for.
         """
         retrieved, self._retrieved = self._retrieved, set()
         now_s = self._wall_clock()

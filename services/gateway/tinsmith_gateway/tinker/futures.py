@@ -1,8 +1,8 @@
 """The futures of the Tinker wire.
 
-A training call is a native operation that the trainer keeps: its future is the name of the
-operation and what the client is to be told of it, so nothing is stored here and a gateway that
-restarts has lost nothing. Samples and the like, which no other pod keeps, have rows of their own
+A training call is a native operation that the trainer keeps. Its future holds the name of that
+operation and how to render its result. Nothing is stored here, so a gateway that restarts has lost
+nothing. Samples and the like, which no other pod keeps, have rows of their own
 (`sample_futures`).
 """
 

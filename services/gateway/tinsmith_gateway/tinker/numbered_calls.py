@@ -1,9 +1,9 @@
 """Calls of a model, numbered by its client, as operations of its run.
 
 The SDK has used up a number when a call is refused, and goes on with the next one; the trainer
-counts what it refuses for good as a failed operation for that reason. What cannot even be put into
-its words is given to it as a request that it refuses, and the true reason is kept here for whoever
-asks. So a wrong call is a failed future, and nothing waits for it in vain.
+counts what it refuses for good as a failed operation for that reason. A call without a counterpart
+in the contract is sent as a request that the trainer refuses, to consume its number; the real error
+is kept here. So a wrong call is a failed future, and nothing waits for it in vain.
 
 A run that was made from a checkpoint has used number 1 for that: the numbers of its client are one
 behind.

@@ -48,7 +48,7 @@ class Traces:
         return JSONResponse({"status": "ready", "url": link})
 
     async def fetch(self, call: Call) -> Response:
-        """Return the trace of a session to whoever holds its link."""
+        """Return the trace of a session to the holder of its link."""
         name = self._downloads.opened(call.request.path_params["ticket"], _TRACE)[0]
         project, session_id = name.split("/")[1], name.split("/")[3]
         native = Native(call.services, call.services.callers.for_pods(project))

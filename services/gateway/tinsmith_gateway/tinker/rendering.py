@@ -1,7 +1,7 @@
 """Answers of the Tinker wire: errors, futures and what became of them.
 
-An error that is the user's comes as a failed future or as a 4xx with a body, never as a 5xx, which
-the SDK would send again for minutes.
+An error of the user becomes a failed future or a 4xx with a body. It is never a 5xx, which the SDK
+would retry for minutes.
 """
 
 from __future__ import annotations

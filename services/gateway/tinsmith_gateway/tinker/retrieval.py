@@ -1,8 +1,8 @@
 """What became of a future.
 
 A future of an operation is waited for at the trainer that keeps it. Some ends need one more step,
-which is done when somebody asks and repeated without harm: the handle of a sampling client on what
-was saved for it, the export of what was saved for other tools, the removal of what was overwritten.
+which is done on the first retrieval and may be repeated. A sampling client gets a handle on what
+was saved for it; weights for other tools are exported; what was overwritten is removed.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from tinsmith_runtime.errors import (
 )
 
 CLIENT_TTL_S = 7 * 24 * 3600
-"""Life of weights that were saved for one sampling client, which nobody deletes."""
+"""Life of weights that were saved for one sampling client, which are never deleted by a client."""
 _CUSTOM = "custom"
 
 
@@ -154,7 +154,7 @@ class Training:
                     f"asks for the optimizer {kind!r}; AdamW (AdamParams) is what is offered",
                 )
             # What its client has seen is not told: the SDK fetches results by itself, long before
-            # anybody looks at them. So a step behind a failed batch fails once, and says why.
+            # they are looked at. So a step behind a failed batch fails once, and says why.
             request = trainer_pb2.OptimStepRequest(
                 adam=trainer_pb2.AdamParams(**body.adam_params.model_dump())
             )

@@ -23,7 +23,7 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class UsageKey:
-    """Who used what, in which hour."""
+    """Usage of one key in one hour."""
 
     project: str
     hour_s: int

@@ -39,7 +39,7 @@ class EpisodeKeys:
         """
         pools = await self._pools()
         known = self._known.get(key)
-        # Whoever has no coordinator any more is asked for by the call itself, which says so.
+        # An owner without a coordinator is found by the call itself, which says so.
         ordered = sorted(pools, key=lambda pool: (pool != known, pool)) or [""]
         unknown: TinsmithError | None = None
         for pool in ordered:

@@ -133,7 +133,7 @@ class Upstream:
                 self._directory.forget(owner)
             raise
         finally:
-            # Whoever stops reading tells the pod to stop working.
+            # A reader that stops tells the pod to stop working.
             streamed.cancel()
 
     async def _once(

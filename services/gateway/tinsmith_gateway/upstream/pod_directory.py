@@ -72,7 +72,7 @@ class Directory:
 
         Raises:
             TinsmithError: What the scheduler says of the resource, such as `RunNotFoundError`.
-            WorkerUnavailableError: If nobody holds it at the moment.
+            WorkerUnavailableError: If no worker holds it at the moment.
         """
         if isinstance(owner, SchedulerOwner):
             return self._scheduler_address
@@ -142,7 +142,7 @@ class Directory:
                     self._stub.GetTrainingRun, scheduler_pb2.GetTrainingRunRequest(name=run)
                 )
                 if is_any_on_ledger:
-                    # Schedulers of before say only who holds it.
+                    # Older schedulers name only the worker that holds it.
                     address = found.checkpoint_address or found.trainer_address
                     return address, f"no trainer knows the checkpoints of {run}"
                 if found.trainer_address or not checkpoint:

@@ -118,7 +118,8 @@ def choose_worker(owner: AnyOf | InstanceOwner, workers: Sequence[RoleWorker]) -
         return ""
     if not owner.spread:
         return min(eligible, key=lambda each: each.name).address
-    # Rendezvous hashing: whoever repeats a call finds the same worker for as long as it lives.
+    # Rendezvous hashing: a caller that repeats a call finds the same worker for as long as it
+    # lives.
     return max(eligible, key=lambda each: _weight(owner.spread, each.name)).address
 
 
@@ -129,7 +130,7 @@ def _weight(spread: str, name: str) -> bytes:
 def owner_of(
     service: str, method: str, resource: str, *, pool: str = "", spread: str = ""
 ) -> Owner | None:
-    """Return who answers a call; None if no pod has the service.
+    """Return the pod that answers a call; None if no pod has the service.
 
     Args:
         service: Full name of the gRPC service.
@@ -139,7 +140,7 @@ def owner_of(
         spread: Request id of a call that workers of a role share; see `AnyOf`.
 
     Raises:
-        InvalidFieldError: If the name cannot belong to anybody.
+        InvalidFieldError: If no resource can have the name.
     """
     match service:
         case "tinsmith.v1.SchedulerService" | "tinsmith.v1.JobService":

@@ -21,8 +21,8 @@ Decode = Callable[[Sequence[int]], str]
 class IncrementalDetokenizer:
     """Decodes the tokens of one sample as they come.
 
-    Decoders look at neighbours (a first space, a run of bytes), so a piece is decoded behind the
-    tokens of the piece before it, whose text is taken off again. For a byte-level tokenizer the
+    Decoders look at neighbours (a first space, a run of bytes). A piece is therefore decoded behind
+    the tokens of the piece before it, whose text is taken off again. For a byte-level tokenizer the
     pieces together are exactly the text of all tokens.
 
     Args:

@@ -8,8 +8,8 @@
 | llama      | the whole answer is `{"name": ..., "parameters": {...}}`    | Llama 3               |
 
 A parser takes text as it comes. What is no well-formed call stays text, to the letter. Arguments
-are the model's own characters and no re-encoding, so that a template which writes them back as they
-are continues the conversation token by token.
+are the model's own characters, never re-encoded. A template that writes them back as they are
+continues the conversation token by token.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class HermesParser(ToolCallParser):
             return self._as_text(text)
         keep = held_length(self._held, self._MARKS)
         if self._is_after_call and not self._held[: len(self._held) - keep].strip():
-            # Space between two calls is nobody's text, and it is not known yet whether one follows.
+            # Space between two calls belongs to no text, and it is not known yet whether one
+            # follows.
             keep = len(self._held)
         text, self._held = (
             self._held[: len(self._held) - keep],
