@@ -30,15 +30,9 @@ from tests.unit.controller.simulation import (
 from bench import report
 from bench.machine_load import NoiseMeter
 from tinsmith_controller.assignment.decide import apply, decide
-from tinsmith_controller.assignment.types import (
-    Key,
-    PodRequest,
-    Policy,
-    Share,
-    Stage,
-    Workload,
-)
-from tinsmith_controller.quantities import Resources
+from tinsmith_controller.assignment.types import PodRequest, Policy, Share, Stage, Workload
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.quantities import Resources
 
 NUM_NODES = 50
 WEIGHTS = {"red": 1.0, "green": 1.0, "blue": 2.0}
@@ -60,7 +54,7 @@ def waiting_jobs(count: int, seed: int) -> list[Workload]:
         )
         workloads.append(
             Workload(
-                Key("TrainingJob", project, f"job-{i:05}"),
+                NamespacedName("TrainingJob", project, f"job-{i:05}"),
                 project,
                 "default",
                 chance.choice([0, 0, 0, 10]),

@@ -25,7 +25,7 @@ from tinsmith_scheduler.jobs.kubernetes_launcher import KubernetesLauncher
 from tinsmith_scheduler.store.records import LogPosition, PageRequest, RequestIdentity
 
 J = JobName("p", "j")
-SPEC = {"method": {"type": "sft"}, "model": {"name": "tiny"}}
+SPEC = {"method": {"type": "supervised"}, "model": {"name": "tiny"}}
 POD = {"pod": "j-driver-0-e1", "role": "driver", "index": 0, "node": "n", "epoch": 1}
 
 

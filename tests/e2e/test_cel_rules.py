@@ -26,7 +26,7 @@ _NAMES = {
 }
 MODEL = {"name": "tiny", "source": "hf://org/tiny"}
 TRAINING: Json = {
-    "method": {"type": "grpo"},
+    "method": {"type": "rl"},
     "model": MODEL,
     "roles": {"trainer": {"gpus": 1}, "sampler": {"gpus": 1}},
 }
@@ -58,7 +58,7 @@ def _job(name: str, spec: Json) -> Json:
         pytest.param("x" * 41, TRAINING, "at most 40 characters", id="long-name"),
         pytest.param(
             "none",
-            {"method": {"type": "sft"}, "roles": {"trainer": {}}},
+            {"method": {"type": "supervised"}, "roles": {"trainer": {}}},
             "one of spec.model and spec.poolRef is needed",
             id="no-model",
         ),
@@ -96,7 +96,7 @@ def test_a_job_that_can_not_be_run_is_refused(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"method": {"type": "ppo"}}, "spec.method.type is immutable"),
+        ({"method": {"type": "rl_episodes"}}, "spec.method.type is immutable"),
         ({"model": {"name": "other", "source": "hf://org/o"}}, "only while the job is suspended"),
         ({"cancel": False}, "cannot be taken back"),
     ],

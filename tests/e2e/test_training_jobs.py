@@ -228,7 +228,7 @@ def test_a_laptop_trains_on_a_pool_through_the_gateway(
     jobs.create(
         "guest",
         {
-            "method": {"type": "sft", "maxSteps": 2, "parameters": {"batch_size": 2}},
+            "method": {"type": "supervised", "maxSteps": 2, "parameters": {"batch_size": 2}},
             "poolRef": {"name": "shared"},
             "roles": {"driver": {"resources": TINY}},
         },

@@ -72,7 +72,7 @@ class TrainingDeployment:
         """Return the spec of a supervised job of tiny pods."""
         return {
             "method": {
-                "type": "sft",
+                "type": "supervised",
                 "maxSteps": num_steps,
                 "parameters": {"batch_size": 4, "max_tokens": 8, "seed": 7},
             },

@@ -43,12 +43,12 @@ def connected(server: ServerProcess) -> tinsmith.Client:
     return tinsmith.Client(server.address, server.api_key, operation_timeout_s=TIMEOUT_S)
 
 
-def sft(num_steps: int = STEPS, **parameters: object) -> dict[str, Any]:
+def supervised(num_steps: int = STEPS, **parameters: object) -> dict[str, Any]:
     return {
         "model": {"name": "tiny"},
         "adapter": {"rank": 4},
         "method": {
-            "type": "sft",
+            "type": "supervised",
             "maxSteps": num_steps,
             "parameters": {"data": str(DATA), "batch_size": 4, "max_tokens": 2, **parameters},
         },
@@ -114,7 +114,7 @@ def finished(client: tinsmith.Client, name: str) -> JobInfo:
 def undisturbed(server: ServerProcess) -> Mapping[str, str]:
     """The weights of a job that nothing happened to."""
     with connected(server) as client:
-        client.jobs.create("undisturbed", sft())
+        client.jobs.create("undisturbed", supervised())
         return weights_of(client, finished(client, "undisturbed"))
 
 
@@ -126,7 +126,7 @@ def test_a_manifest_is_submitted_trained_and_its_checkpoint_loads(
         "apiVersion: tinsmith.dev/v1alpha1\n"
         "kind: TrainingJob\n"
         "metadata: {name: from-yaml, labels: {team: a}}\n"
-        f"spec: {json.dumps(sft())}\n"
+        f"spec: {json.dumps(supervised())}\n"
     )
     assert cli(server, "submit", str(manifest)).strip().endswith("/trainingJobs/from-yaml")
     assert "Succeeded" in cli(server, "wait", "from-yaml", "--timeout", "60s")
@@ -163,7 +163,7 @@ def test_a_manifest_is_submitted_trained_and_its_checkpoint_loads(
 def test_a_suspended_job_goes_on_with_the_same_bits(
     server: ServerProcess, client: tinsmith.Client, undisturbed: Mapping[str, str]
 ) -> None:
-    client.jobs.create("suspended", sft())
+    client.jobs.create("suspended", supervised())
     until(lambda: client.jobs.get("suspended"), lambda job: step_of(job) >= 1)
     client.jobs.suspend("suspended")
     job = until(lambda: client.jobs.get("suspended"), lambda job: job.phase == "Suspended")
@@ -178,7 +178,7 @@ def test_a_suspended_job_goes_on_with_the_same_bits(
 def test_a_driver_that_is_told_to_end_saves_and_goes_on_with_the_same_bits(
     server: ServerProcess, client: tinsmith.Client, undisturbed: Mapping[str, str]
 ) -> None:
-    client.jobs.create("terminated", sft())
+    client.jobs.create("terminated", supervised())
     job = until(lambda: client.jobs.get("terminated"), lambda job: step_of(job) >= 1)
     os.kill(driver_pid(server, job), signal.SIGTERM)
     assert weights_of(client, finished(client, "terminated")) == undisturbed
@@ -189,7 +189,7 @@ def test_a_driver_that_is_told_to_end_saves_and_goes_on_with_the_same_bits(
 def test_a_driver_that_is_killed_goes_on_from_its_last_save_with_the_same_bits(
     server: ServerProcess, client: tinsmith.Client, undisturbed: Mapping[str, str]
 ) -> None:
-    client.jobs.create("killed", sft())
+    client.jobs.create("killed", supervised())
     job = until(lambda: client.jobs.get("killed"), lambda job: bool(job.checkpoint))
     os.kill(driver_pid(server, job), signal.SIGKILL)
     assert weights_of(client, finished(client, "killed")) == undisturbed
@@ -203,7 +203,7 @@ def test_a_job_survives_its_server(
 ) -> None:
     name = f"server-{how}"
     with connected(server) as client:
-        client.jobs.create(name, sft())
+        client.jobs.create(name, supervised())
         until(lambda: client.jobs.get(name), lambda job: step_of(job) >= 1)
     getattr(server, how)()
     server.start()
@@ -213,9 +213,9 @@ def test_a_job_survives_its_server(
 
 def test_rl_goes_on_with_the_same_bits(server: ServerProcess, client: tinsmith.Client) -> None:
     spec = {
-        **sft(),
+        **supervised(),
         "method": {
-            "type": "grpo",
+            "type": "rl",
             "maxSteps": STEPS,
             "parameters": {"num_problems": 2, "group_size": 4, "num_validation": 4},
         },
@@ -235,7 +235,7 @@ def test_a_job_that_begins_from_a_checkpoint(
     server: ServerProcess, client: tinsmith.Client, undisturbed: Mapping[str, str]
 ) -> None:
     first = finished(client, "undisturbed")
-    spec = sft()
+    spec = supervised()
     spec["checkpoint"] = {"resumeFrom": first.checkpoint, "finalName": "second"}
     client.jobs.create("second", spec)
     second = finished(client, "second")
@@ -250,8 +250,8 @@ def test_a_broken_job_fails_with_its_cause_in_one_sentence(
         tinsmith.InvalidArgumentError,
         match=r"parameters\.learning_rat; did you mean learning_rate",
     ):
-        client.jobs.create("misspelt", sft(learning_rat=1))
-    client.jobs.create("broken", sft(data="/nowhere/chat.jsonl"))
+        client.jobs.create("misspelt", supervised(learning_rat=1))
+    client.jobs.create("broken", supervised(data="/nowhere/chat.jsonl"))
     job = client.jobs.wait("broken", TIMEOUT_S)
     assert (job.phase, job.status.get("restartCount", 0)) == ("Failed", 0)
     assert "/nowhere/chat.jsonl cannot be read" in job.failure
@@ -262,7 +262,7 @@ def test_a_broken_job_fails_with_its_cause_in_one_sentence(
     assert "cannot be read" in printed
     # A driver that never works is restarted as often as it may be, and then given up.
     spec = {
-        **sft(),
+        **supervised(),
         "method": {"type": "custom"},
         "roles": {"driver": {"template": {"command": ["/bin/sh", "-c", "echo no; exit 7"]}}},
         "backoffLimit": 1,
@@ -275,7 +275,7 @@ def test_a_broken_job_fails_with_its_cause_in_one_sentence(
 
 
 def test_a_job_waits_for_its_model_and_says_so(client: tinsmith.Client) -> None:
-    spec = {**sft(), "model": {"name": "large"}, "startupDeadlineSeconds": 2}
+    spec = {**supervised(), "model": {"name": "large"}, "startupDeadlineSeconds": 2}
     client.jobs.create("waits", spec)
     job = until(lambda: client.jobs.get("waits"), lambda job: bool(job.waiting_for))
     assert job.phase == "Pending"
@@ -286,7 +286,7 @@ def test_a_job_waits_for_its_model_and_says_so(client: tinsmith.Client) -> None:
 
 def test_jobs_queue_and_can_be_cancelled(client: tinsmith.Client) -> None:
     sleep = {
-        **sft(),
+        **supervised(),
         "method": {"type": "custom"},
         "roles": {"driver": {"template": {"command": ["sleep", "60"]}}},
     }
@@ -328,7 +328,7 @@ def test_a_loop_of_ones_own_reports_stops_and_goes_on(
     command = {"template": {"command": [sys.executable, str(script)]}}
     path = {"name": "PYTHONPATH", "value": os.environ.get("PYTHONPATH", "")}
     command["template"]["env"] = [path]  # type: ignore[assignment]
-    spec = {**sft(), "method": {"type": "custom"}, "roles": {"driver": command}}
+    spec = {**supervised(), "method": {"type": "custom"}, "roles": {"driver": command}}
     client.jobs.create("own", spec)
     until(lambda: client.jobs.get("own"), lambda job: step_of(job) >= 1)
     client.jobs.suspend("own")

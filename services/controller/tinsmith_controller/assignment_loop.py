@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from tinsmith_controller.assignment.decide import decide
 from tinsmith_controller.assignment.queue_config import PolicyFile
-from tinsmith_controller.assignment.types import Decisions, Key
+from tinsmith_controller.assignment.types import Decisions
 from tinsmith_controller.assignment_snapshot import View, decided_statuses, policy_of, view_of
 from tinsmith_controller.kube.api_client import ApiError
 from tinsmith_controller.metrics import (
@@ -22,12 +22,13 @@ from tinsmith_controller.metrics import (
 )
 from tinsmith_controller.objects.caches import Stores
 from tinsmith_controller.objects.conversion import WorkloadRecord
-from tinsmith_controller.plan.observed import Job
-from tinsmith_controller.plan_settings import Limits
 from tinsmith_controller.reconciler import Reconciler
-from tinsmith_controller.spec.conditions import Phase
-from tinsmith_controller.spec.job_spec import JobSpec
-from tinsmith_controller.spec.status import Status
+from tinsmith_jobs.conditions import Phase
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Job
+from tinsmith_jobs.spec import JobSpec
+from tinsmith_jobs.status import Status
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Assigner:
         self._limits = limits
         self._now = now
         self._clock = clock
-        self._said_s: dict[Key, float] = {}
+        self._said_s: dict[NamespacedName, float] = {}
 
     def decide(self) -> float | None:
         """Decide once; return when to decide again though nothing happens.
@@ -104,7 +105,7 @@ class Assigner:
 
     def _write(
         self,
-        records: Mapping[Key, WorkloadRecord],
+        records: Mapping[NamespacedName, WorkloadRecord],
         decisions: Decisions,
         now: datetime.datetime,
     ) -> bool:
@@ -133,7 +134,7 @@ class Assigner:
         self._said_s = {key: time_s for key, time_s in self._said_s.items() if key in records}
         return is_complete
 
-    def _may_say(self, key: Key, record: WorkloadRecord, status: Status) -> bool:
+    def _may_say(self, key: NamespacedName, record: WorkloadRecord, status: Status) -> bool:
         now_s = self._clock()
         first = record.item.status.waiting_for.startswith("waits for the next assignment")
         is_due = now_s - self._said_s.get(key, float("-inf")) >= _SENTENCE_INTERVAL_S
@@ -142,7 +143,7 @@ class Assigner:
         self._said_s[key] = now_s
         return True
 
-    def _count(self, key: Key, decisions: Decisions) -> None:
+    def _count(self, key: NamespacedName, decisions: Decisions) -> None:
         if key in decisions.assign:
             DECISIONS.labels("assigned").inc()
             logger.info(
@@ -156,7 +157,7 @@ class Assigner:
             )
 
 
-def _measure(records: Mapping[Key, WorkloadRecord], view: View) -> None:
+def _measure(records: Mapping[NamespacedName, WorkloadRecord], view: View) -> None:
     phases = dict.fromkeys((phase.value for phase in Phase), 0)
     queues: dict[str, int] = {}
     for record in records.values():

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 
 from tinsmith_controller.assignment.types import (
     Decisions,
-    Key,
     Node,
-    Placement,
     PodRequest,
     Policy,
     Share,
@@ -23,14 +21,15 @@ from tinsmith_controller.objects.conversion import (
     PriorityRecord,
     WorkloadRecord,
 )
-from tinsmith_controller.plan.failure_policy import avoided_nodes, backoff_left_s
-from tinsmith_controller.plan.observed import Job, Pool
-from tinsmith_controller.plan.status_transitions import grant, grant_pool
-from tinsmith_controller.plan_settings import Limits
-from tinsmith_controller.quantities import Resources
-from tinsmith_controller.spec.conditions import ENDED, LEAVING, Phase
-from tinsmith_controller.spec.job_spec import JobSpec, PoolSpec, requested
-from tinsmith_controller.spec.status import Status
+from tinsmith_jobs.conditions import ENDED, LEAVING, Phase
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.plan.failure_policy import avoided_nodes, backoff_left_s
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Job, Pool
+from tinsmith_jobs.plan.status_transitions import grant, grant_pool
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec import JobSpec, PoolSpec, requested
+from tinsmith_jobs.status import Placement, Status
 
 _ELSEWHERE = ""
 """Queue of jobs that another system's queue has let through."""
@@ -55,7 +54,7 @@ def view_of(
     nodes: Iterable[NodeRecord],
     priorities: Mapping[str, PriorityRecord],
     *,
-    blocked: Collection[Key],
+    blocked: Collection[NamespacedName],
     defaults: Mapping[str, Mapping[str, str]],
     projects: Mapping[str, str],
     limits: Limits,
@@ -103,10 +102,10 @@ def policy_of(policy: Policy) -> Policy:
 
 
 def decided_statuses(
-    items: Mapping[Key, Job | Pool], decisions: Decisions, now: datetime.datetime
-) -> dict[Key, Status]:
+    items: Mapping[NamespacedName, Job | Pool], decisions: Decisions, now: datetime.datetime
+) -> dict[NamespacedName, Status]:
     """Return the statuses that decisions change, those of new assignments first."""
-    changed: dict[Key, Status] = {}
+    changed: dict[NamespacedName, Status] = {}
     for key, placements in decisions.assign.items():
         item = items.get(key)
         if isinstance(item, Job):
@@ -139,7 +138,7 @@ def _workload(
     record: WorkloadRecord,
     spec: JobSpec | PoolSpec,
     priorities: Mapping[str, PriorityRecord],
-    blocked: Collection[Key],
+    blocked: Collection[NamespacedName],
     defaults: Mapping[str, Mapping[str, str]],
     projects: Mapping[str, str],
     limits: Limits,
@@ -172,7 +171,7 @@ def _workload(
 
 
 def _stage(
-    item: Job | Pool, blocked: Collection[Key], limits: Limits, now: datetime.datetime
+    item: Job | Pool, blocked: Collection[NamespacedName], limits: Limits, now: datetime.datetime
 ) -> Stage | None:
     status = item.status
     if isinstance(item, Pool):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith.names import is_valid_id
-from tinsmith_controller.plan_settings import Limits
+from tinsmith_jobs.plan.limits import Limits
 from tinsmith_runtime.errors import ConfigError
 
 _POSITIVE = (

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 from tinsmith_controller.assignment.queue_config import PolicyFile
-from tinsmith_controller.assignment.types import Key
 from tinsmith_controller.assignment_loop import Assigner
 from tinsmith_controller.config import ControllerConfig
 from tinsmith_controller.kube.api_client import ApiError, Cluster
@@ -25,11 +24,12 @@ from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.reconciler import Reconciler, RetryLaterError
 from tinsmith_controller.rpc.scheduler_client import DeskError, JobDesk, SchedulerDesk
+from tinsmith_jobs.naming import NamespacedName
 from tinsmith_runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_ASSIGN = Key("Assignment", "", "")
+_ASSIGN = NamespacedName("Assignment", "", "")
 """The key under which nodes are decided about."""
 _GRPC_PROBES_SINCE = 24
 _STOP_TIMEOUT_S = 20.0
@@ -59,7 +59,7 @@ class ControllerPod:
         self._now = now
         self._cluster = Cluster(config.kubeconfig, num_connections=16 + 2 * config.num_workers)
         self._desk = desk or SchedulerDesk(config.scheduler_address, pod_key=config.pod_key)
-        self._queue: WorkQueue[Key] = WorkQueue(time.monotonic)
+        self._queue: WorkQueue[NamespacedName] = WorkQueue(time.monotonic)
         self._election = Election(
             self._cluster,
             namespace=config.lease_namespace,
@@ -167,7 +167,7 @@ class ControllerPod:
             if again_s is not None:
                 self._queue.add(key, again_s)
 
-    def _handle(self, key: Key) -> tuple[str, float | None]:
+    def _handle(self, key: NamespacedName) -> tuple[str, float | None]:
         """Look at a key; return what came of it, and when to look again."""
         try:
             with RECONCILE_SECONDS.labels(key.kind).time():

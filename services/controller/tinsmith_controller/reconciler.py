@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tinsmith_controller.assignment.types import Key
 from tinsmith_controller.kube.api_client import (
     JOBS,
     PODS,
@@ -29,11 +28,7 @@ from tinsmith_controller.kube.leader_election import Election
 from tinsmith_controller.objects.caches import Stores
 from tinsmith_controller.objects.conversion import NodeRecord, WorkloadRecord
 from tinsmith_controller.objects.events import EventRecorder
-from tinsmith_controller.plan.actions import Plan
-from tinsmith_controller.plan.job_plan import plan_job
-from tinsmith_controller.plan.observed import Job, Observed, PodView, Pool, Report
 from tinsmith_controller.plan.pool_plan import plan_pool
-from tinsmith_controller.plan_settings import Limits
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.image_policy import distrust
 from tinsmith_controller.pods.pod_manifests import (
@@ -44,11 +39,15 @@ from tinsmith_controller.pods.pod_manifests import (
 )
 from tinsmith_controller.pods.workload_context import Owner
 from tinsmith_controller.rpc.scheduler_client import DeskError, JobDesk, JobIdentity, KeySpentError
-from tinsmith_controller.spec.conditions import ENDED
-from tinsmith_controller.spec.job_spec import DRIVER, WORKER, JobSpec
-from tinsmith_controller.spec.naming import JOB_KIND, job_resource, pool_id, secret_name
-from tinsmith_controller.spec.status import Assignment, Status
-from tinsmith_controller.spec.status_codec import encode_status
+from tinsmith_jobs.conditions import ENDED
+from tinsmith_jobs.naming import JOB_KIND, NamespacedName, job_resource, pool_id, secret_name
+from tinsmith_jobs.plan.actions import Plan
+from tinsmith_jobs.plan.job_plan import plan_job
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Job, Observed, PodView, Pool, Report
+from tinsmith_jobs.spec import DRIVER, WORKER, JobSpec
+from tinsmith_jobs.status import Assignment, Status
+from tinsmith_jobs.status_codec import encode_status
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ class Reconciler:
         self._memories: dict[str, _Memory] = {}
         self._reports: dict[str, Report] = {}
 
-    def look(self, key: Key) -> float | None:
+    def look(self, key: NamespacedName) -> float | None:
         """Look at a workload; return when to look again though nothing happens.
 
         Raises:
@@ -168,7 +167,7 @@ class Reconciler:
         with self._lock:
             return frozenset(uid for uid, memory in self._memories.items() if memory.obstacle)
 
-    def identities(self) -> dict[str, tuple[Key, JobIdentity]]:
+    def identities(self) -> dict[str, tuple[NamespacedName, JobIdentity]]:
         """Return the jobs whose drivers may have something to report, by uid."""
         found = {}
         for record in self._stores.jobs():
@@ -210,7 +209,7 @@ class Reconciler:
     def _identity(self, item: Job) -> JobIdentity:
         return JobIdentity(job_resource(self._project(item.key), item.key.name), item.uid)
 
-    def _project(self, key: Key) -> str:
+    def _project(self, key: NamespacedName) -> str:
         return self._projects.get(key.namespace, key.namespace)
 
     def _obstacle(self, item: Job | Pool) -> str:

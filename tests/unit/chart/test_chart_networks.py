@@ -18,7 +18,8 @@ from tests.fakes.chart_rig import (
     selects,
 )
 
-from tinsmith_controller.spec.job_spec import (
+from tinsmith_jobs.naming import COMPONENT_LABEL
+from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
     ENVIRONMENT,
@@ -26,7 +27,6 @@ from tinsmith_controller.spec.job_spec import (
     TRAINER,
     WORKER,
 )
-from tinsmith_controller.spec.naming import COMPONENT_LABEL
 
 JOB_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER, WORKER)
 PORTS = {

@@ -22,7 +22,7 @@ from tests.fakes.chart_rig import (
     render,
 )
 
-from tinsmith_controller.spec.spec_codec import decode_job, decode_pool, is_left_alone
+from tinsmith_jobs.spec_codec import decode_job, decode_pool, is_left_alone
 
 SAMPLES = sorted((ROOT / "k8s/samples").glob("*.yaml"))
 CRDS = {
@@ -74,7 +74,7 @@ def test_there_is_a_sample_of_every_method_and_kind() -> None:
     manifests = [m for path in SAMPLES for m in _objects(path) if m["kind"] in CRDS]
     assert {manifest["kind"] for manifest in manifests} == set(CRDS)
     methods = {m["spec"]["method"]["type"] for m in manifests if m["kind"] == "TrainingJob"}
-    assert methods >= {"sft", "grpo", "ppo", "custom", "serve"}
+    assert methods >= {"supervised", "rl", "custom", "serve"}
     names = [manifest["metadata"]["name"] for manifest in manifests]
     assert len(names) == len(set(names))
 

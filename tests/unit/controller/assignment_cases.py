@@ -10,16 +10,16 @@ from typing import Any
 from tinsmith_controller.assignment.decide import decide
 from tinsmith_controller.assignment.types import (
     Decisions,
-    Key,
     Node,
-    Placement,
     PodRequest,
     Policy,
-    Rules,
     Stage,
     Workload,
 )
-from tinsmith_controller.quantities import Resources
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec import Rules
+from tinsmith_jobs.status import Placement
 
 NOW = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 GIB = 2**30
@@ -52,8 +52,8 @@ def racks(count: int, each: int, gpus: int = 8) -> list[Node]:
     ]
 
 
-def key(name: str, kind: str = "TrainingJob") -> Key:
-    return Key(kind, "team", name)
+def key(name: str, kind: str = "TrainingJob") -> NamespacedName:
+    return NamespacedName(kind, "team", name)
 
 
 def pods(gpus: Sequence[int], **amounts: int) -> tuple[PodRequest, ...]:

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from tinsmith_controller.assignment.decide import apply, decide
 from tinsmith_controller.assignment.types import (
     Decisions,
-    Key,
     Node,
     PodRequest,
     Policy,
     Stage,
     Workload,
 )
-from tinsmith_controller.quantities import Resources
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.quantities import Resources
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 GPUS_OF_NODE = 8
@@ -163,7 +163,7 @@ class Simulation:
         self.log = Log()
         self._policy = policy
         self._nodes = {node.name: node for node in nodes}
-        self._runs: dict[Key, _Run] = {}
+        self._runs: dict[NamespacedName, _Run] = {}
         self._number = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         for job in jobs:
@@ -224,7 +224,7 @@ class Simulation:
         return START + datetime.timedelta(seconds=self.log.now_s)
 
     def _arrive(self, job: SimulatedJob) -> None:
-        key = Key("TrainingJob", job.project, job.name)
+        key = NamespacedName("TrainingJob", job.project, job.name)
         pods = tuple(
             PodRequest("trainer", i, Resources(gpus * 8000, gpus * 2**36, gpus, 1))
             for i, gpus in enumerate(job.pods)
@@ -304,7 +304,7 @@ class Simulation:
             self._resume(run)
         self._check(before, decisions)
 
-    def _check(self, before: dict[Key, Workload], decisions: Decisions) -> None:
+    def _check(self, before: dict[NamespacedName, Workload], decisions: Decisions) -> None:
         free = {name: node.allocatable for name, node in self._nodes.items()}
         for key, run in self._runs.items():
             workload = run.workload

@@ -11,7 +11,9 @@ from tests.unit.controller.assignment_cases import (
     waiting,
 )
 
-from tinsmith_controller.assignment.types import Key, Node, Policy, Rules, Stage, Workload
+from tinsmith_controller.assignment.types import Node, Policy, Stage, Workload
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.spec import Rules
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_patience_is_the_operators() -> None:
 
 
 def test_room_that_is_being_made_is_kept_for_whom_it_is_made() -> None:
-    urgent = Key("TrainingJob", "team", "urgent")
+    urgent = NamespacedName("TrainingJob", "team", "urgent")
     workloads = [
         job("h", on={"n0": 8}, stage=Stage.LEAVING, leaving_for=urgent),
         job("urgent", [8, 8], priority=5),

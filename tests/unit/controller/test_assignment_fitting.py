@@ -6,7 +6,8 @@ import pytest
 from tests.unit.controller.assignment_cases import decided, given, job, node, waiting
 
 from tinsmith_controller.assignment.node_filters import Obstacle, find_obstacle, tolerates
-from tinsmith_controller.assignment.types import Rules, Taint, Toleration
+from tinsmith_controller.assignment.types import Taint
+from tinsmith_jobs.spec import Rules, Toleration
 
 
 @pytest.mark.parametrize(

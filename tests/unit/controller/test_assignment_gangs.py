@@ -15,7 +15,8 @@ from tests.unit.controller.assignment_cases import (
     waiting,
 )
 
-from tinsmith_controller.assignment.types import Node, Rules, Stage, Workload
+from tinsmith_controller.assignment.types import Node, Stage, Workload
+from tinsmith_jobs.spec import Rules
 
 ON_ONE_RACK = Rules(required_level="rack")
 ON_FEW_RACKS = Rules(preferred_level="rack")

@@ -14,7 +14,8 @@ from tests.unit.controller.assignment_cases import (
 )
 
 from tinsmith_controller.assignment.decide import apply
-from tinsmith_controller.assignment.types import Policy, Rules, Share, Stage, Workload
+from tinsmith_controller.assignment.types import Policy, Share, Stage, Workload
+from tinsmith_jobs.spec import Rules
 
 QUOTA = Policy(queues={"default": Share(), "q": Share(max_gpus=8)})
 

@@ -17,19 +17,18 @@ from tinsmith_controller.assignment.node_filters import find_obstacle
 from tinsmith_controller.assignment.ordering import tier
 from tinsmith_controller.assignment.types import (
     Decisions,
-    Key,
     Node,
-    Placement,
     PodRequest,
     Policy,
-    Rules,
     Share,
     Stage,
     Taint,
-    Toleration,
     Workload,
 )
-from tinsmith_controller.quantities import Resources
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec import Rules, Toleration
+from tinsmith_jobs.status import Placement
 
 QUEUES = ("default", "research")
 PROJECTS = ("p", "q", "r")
@@ -255,7 +254,9 @@ times = st.one_of(
 )
 any_resources = st.builds(Resources, amounts, amounts, amounts, amounts)
 any_name = st.sampled_from(["", "a", "b"])
-any_key = st.builds(Key, st.sampled_from(["TrainingJob", "TrainerPool"]), any_name, any_name)
+any_key = st.builds(
+    NamespacedName, st.sampled_from(["TrainingJob", "TrainerPool"]), any_name, any_name
+)
 any_labels = st.dictionaries(any_name, any_name, max_size=2)
 any_rules = st.builds(
     Rules, any_labels, gpu_products=st.just(()), required_level=any_name, preferred_level=any_name

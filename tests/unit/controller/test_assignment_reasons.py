@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.controller.assignment_cases import decided, job, node, nodes, racks, waiting
 
-from tinsmith_controller.assignment.types import Node, Rules, Stage, Taint, Workload
+from tinsmith_controller.assignment.types import Node, Stage, Taint, Workload
+from tinsmith_jobs.spec import Rules
 
 
 @pytest.mark.parametrize(

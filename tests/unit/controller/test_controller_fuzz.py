@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinsmith_controller.objects.conversion import node_record, pod_record, workload_record
-from tinsmith_controller.spec.job_spec import JobSpec, PoolSpec, requested
-from tinsmith_controller.spec.spec_codec import SpecError, decode_job, decode_pool
-from tinsmith_controller.spec.status_codec import decode_status, encode_status
+from tinsmith_jobs.spec import JobSpec, PoolSpec, requested
+from tinsmith_jobs.spec_codec import SpecError, decode_job, decode_pool
+from tinsmith_jobs.status_codec import decode_status, encode_status
 
 _LEAVES = (
     st.none()
@@ -48,7 +48,7 @@ _ROLE = {
     },
 }
 _JOB: dict[str, Any] = {
-    "method": {"type": "grpo", "maxSteps": 3, "parameters": {"a": {"b": [1]}}},
+    "method": {"type": "rl", "maxSteps": 3, "parameters": {"a": {"b": [1]}}},
     "model": {"name": "tiny", "source": "hf://a/b", "hubTokenSecretRef": {"name": "t"}},
     "adapter": {"type": "lora", "rank": 8},
     "serve": {"checkpoint": "c"},

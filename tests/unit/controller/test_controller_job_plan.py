@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.assignment.types import Key, Placement
-from tinsmith_controller.plan.actions import Plan
-from tinsmith_controller.plan.failure_policy import avoided_nodes
-from tinsmith_controller.plan.job_plan import plan_job
-from tinsmith_controller.plan.observed import Job, Observed, PodPhase, PodView, Report
-from tinsmith_controller.plan.status_transitions import grant
-from tinsmith_controller.plan_settings import Limits
-from tinsmith_controller.quantities import Resources
-from tinsmith_controller.spec.conditions import Phase
-from tinsmith_controller.spec.spec_codec import SpecError, decode_job
-from tinsmith_controller.spec.status import Saved, Status
-from tinsmith_controller.spec.status_codec import decode_status, encode_status
+from tinsmith_jobs.conditions import Phase
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.plan.actions import Plan
+from tinsmith_jobs.plan.failure_policy import avoided_nodes
+from tinsmith_jobs.plan.job_plan import plan_job
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView, Report
+from tinsmith_jobs.plan.status_transitions import grant
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec_codec import SpecError, decode_job
+from tinsmith_jobs.status import Placement, Saved, Status
+from tinsmith_jobs.status_codec import decode_status, encode_status
 
 NOW = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
-KEY = Key("TrainingJob", "team-a", "math")
+KEY = NamespacedName("TrainingJob", "team-a", "math")
 LIMITS = Limits(backoff_base_s=10.0, backoff_max_s=300.0, endpoint="gateway:7077")
 
 
 def make_job(**fields: Any) -> Job:
     """Return a job with a trainer of 8 GPUs, two samplers and a driver."""
     spec = {
-        "method": {"type": "grpo", "maxSteps": 100},
+        "method": {"type": "rl", "maxSteps": 100},
         "model": {"name": "tiny", "source": "hf://org/tiny"},
         "roles": {"trainer": {"gpus": 8}, "sampler": {"replicas": 2, "gpus": 1}},
         **fields,
@@ -333,7 +333,7 @@ def _cancel(life: Life) -> None:
 
 
 def _preempt(life: Life) -> None:
-    other = Key("TrainingJob", "team-b", "urgent")
+    other = NamespacedName("TrainingJob", "team-b", "urgent")
     life.job = replace(life.job, status=replace(life.job.status, preempted_by=other))
 
 
@@ -497,7 +497,7 @@ def test_a_spec_that_can_not_be_run_fails_with_its_sentence() -> None:
 
     assert status.phase is Phase.FAILED
     assert status.failure is not None
-    assert "method grpo samples, so it needs spec.roles.sampler" in status.failure.message
+    assert "method rl samples, so it needs spec.roles.sampler" in status.failure.message
 
 
 def test_a_pod_that_vanished_is_made_again_under_another_name() -> None:
@@ -516,7 +516,7 @@ def test_a_pod_that_vanished_is_made_again_under_another_name() -> None:
 def test_the_ranks_of_a_full_trainer_are_replaced_together() -> None:
     life = Life(
         make_job(
-            method={"type": "sft"},
+            method={"type": "supervised"},
             adapter={"type": "full"},
             roles={"trainer": {"replicas": 2, "gpus": 8}},
         )
@@ -540,7 +540,7 @@ def test_the_ranks_of_a_full_trainer_are_replaced_together() -> None:
 @pytest.mark.parametrize(
     ("kind", "said", "phase"),
     [
-        pytest.param("grpo", False, Phase.SUCCEEDED, id="a-recipe-was-done-already"),
+        pytest.param("rl", False, Phase.SUCCEEDED, id="a-recipe-was-done-already"),
         pytest.param("custom", False, Phase.QUEUED, id="a-program-stopped-as-it-was-told"),
         pytest.param("custom", True, Phase.SUCCEEDED, id="a-program-that-says-it-was-done"),
     ],

@@ -20,8 +20,8 @@ from tinsmith_controller.kube.api_client import JOBS, ApiError, Json, Resource
 from tinsmith_controller.kube.informer import Informer
 from tinsmith_controller.kube.leader_election import BELIEF, Election, NotLeaderError
 from tinsmith_controller.kube.work_queue import WorkQueue
-from tinsmith_controller.plan_settings import Limits
-from tinsmith_controller.quantities import QuantityError, Resources, parse_quantity
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.quantities import QuantityError, Resources, parse_quantity
 from tinsmith_runtime.errors import ConfigError
 
 

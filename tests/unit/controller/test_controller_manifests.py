@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.assignment.types import Key
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.pod_manifests import make_key_secret, make_pod, make_services
 from tinsmith_controller.pods.workload_context import Owner
-from tinsmith_controller.spec.naming import pod_name, worker_id
-from tinsmith_controller.spec.spec_codec import decode_job, decode_pool
-from tinsmith_controller.spec.status import Assignment
+from tinsmith_jobs.naming import NamespacedName, pod_name, worker_id
+from tinsmith_jobs.spec_codec import decode_job, decode_pool
+from tinsmith_jobs.status import Assignment
 
 DEPLOYMENT = Deployment(
     scheduler_address="scheduler:7070",
@@ -50,7 +49,7 @@ def owner_of(spec: dict[str, Any]) -> Owner:
         for role in job.roles
         for index in range(role.replicas)
     )
-    key = Key("TrainingJob", "team-a", "math")
+    key = NamespacedName("TrainingJob", "team-a", "math")
     return Owner(key, "uid-1", "project-a", job, assignments, "qwen")
 
 
@@ -71,7 +70,7 @@ def env_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 EVERYTHING: dict[str, Any] = {
-    "method": {"type": "grpo"},
+    "method": {"type": "rl"},
     "roles": {
         "trainer": {"gpus": 8},
         "sampler": {"gpus": 1, "replicas": 2},
@@ -157,7 +156,7 @@ def test_workers_of_a_job_join_its_pool_under_names_without_an_epoch() -> None:
 
 def test_the_ranks_of_a_full_trainer_meet_at_their_first_pod() -> None:
     spec = {
-        "method": {"type": "sft"},
+        "method": {"type": "supervised"},
         "adapter": {"type": "full"},
         "roles": {"trainer": {"replicas": 2, "gpus": 8}},
     }
@@ -187,7 +186,7 @@ def test_samplers_that_serve_belong_to_the_project_and_the_checkpoint() -> None:
 
 def test_replicas_of_a_pool_are_shared_by_all() -> None:
     pool = decode_pool("shared", {"model": MODEL, "trainer": {"gpus": 1}})
-    owner = Owner(Key("TrainerPool", "team-a", "shared"), "uid-2", "", pool, ())
+    owner = Owner(NamespacedName("TrainerPool", "team-a", "shared"), "uid-2", "", pool, ())
     pod = make_pod(owner, Assignment("shared-trainer-0-e1", "trainer", 0, "n1", 1, 1), DEPLOYMENT)
 
     assert "TINSMITH_POOL" not in env_of(pod)
@@ -195,7 +194,7 @@ def test_replicas_of_a_pool_are_shared_by_all() -> None:
 
 def test_the_driver_is_told_what_to_do() -> None:
     spec = {
-        "method": {"type": "sft", "maxSteps": 7, "parameters": {"learning_rate": 0.001}},
+        "method": {"type": "supervised", "maxSteps": 7, "parameters": {"learning_rate": 0.001}},
         "roles": {"trainer": {}},
         "data": {"configMapRef": {"name": "examples", "key": "train.jsonl"}},
         "checkpoint": {"everySteps": 3},
@@ -203,7 +202,7 @@ def test_the_driver_is_told_what_to_do() -> None:
     driver = pods_of(spec)[-1]
     method = json.loads(env_of(driver)["TINSMITH_JOB_METHOD"])
 
-    assert method["type"] == "sft"
+    assert method["type"] == "supervised"
     assert method["maxSteps"] == 7
     assert method["parameters"] == {"learning_rate": 0.001}
     assert method["model"] == "qwen"
@@ -231,7 +230,7 @@ def test_the_secret_of_a_job_goes_with_it() -> None:
 def test_nothing_that_an_author_writes_is_replaced_by_a_secret() -> None:
     """Kubernetes expands `$(NAME)` in values; `$$` is a dollar."""
     spec = {
-        "method": {"type": "sft", "parameters": {"data": "$(TINSMITH_POD_KEY)"}},
+        "method": {"type": "supervised", "parameters": {"data": "$(TINSMITH_POD_KEY)"}},
         "model": {"name": "m", "source": "file:///$(TINSMITH_POD_KEY)"},
         "roles": {
             "trainer": {
@@ -258,7 +257,7 @@ def test_programs_of_authors_have_no_identity_at_the_object_store() -> None:
 
 def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:
     spec = {
-        "method": {"type": "sft"},
+        "method": {"type": "supervised"},
         "roles": {"trainer": {}},
         "checkpoint": {"uri": "s3://mine/store", "secretRef": {"name": "mine"}},
     }

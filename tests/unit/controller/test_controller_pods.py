@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tinsmith_controller.objects.conversion import pod_record
-from tinsmith_controller.plan.observed import DISRUPTION
+from tinsmith_jobs.plan.observed import DISRUPTION
 
 _GROUP = """  + Exception Group Traceback (most recent call last):
   |   File "/app/loop.py", line 3, in <module>

@@ -5,20 +5,20 @@ from __future__ import annotations
 import datetime
 from dataclasses import replace
 
-from tinsmith_controller.assignment.types import Key, Placement
-from tinsmith_controller.plan.actions import Plan
-from tinsmith_controller.plan.failure_policy import avoided_nodes
-from tinsmith_controller.plan.observed import Observed, PodPhase, PodView, Pool
 from tinsmith_controller.plan.pool_plan import plan_pool
-from tinsmith_controller.plan.status_transitions import grant_pool
-from tinsmith_controller.plan_settings import Limits
-from tinsmith_controller.quantities import Resources
-from tinsmith_controller.spec.conditions import PoolPhase
-from tinsmith_controller.spec.spec_codec import decode_pool
-from tinsmith_controller.spec.status import Status
+from tinsmith_jobs.conditions import PoolPhase
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.plan.actions import Plan
+from tinsmith_jobs.plan.failure_policy import avoided_nodes
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Observed, PodPhase, PodView, Pool
+from tinsmith_jobs.plan.status_transitions import grant_pool
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec_codec import decode_pool
+from tinsmith_jobs.status import Placement, Status
 
 NOW = datetime.datetime(2026, 11, 22, 12, 0, tzinfo=datetime.UTC)
-KEY = Key("TrainerPool", "team-a", "shared")
+KEY = NamespacedName("TrainerPool", "team-a", "shared")
 LIMITS = Limits(backoff_base_s=10.0)
 
 

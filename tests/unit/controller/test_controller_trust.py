@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tinsmith_controller.pods.image_policy import distrust
-from tinsmith_controller.spec.spec_codec import decode_job
+from tinsmith_jobs.spec_codec import decode_job
 
 TRUSTED = ("registry/tinsmith/", "registry/environments/")
 SECRETS = ("tinsmith-pods", "storage")
@@ -63,7 +63,7 @@ def test_no_pod_may_ask_for_the_secrets_by_name() -> None:
 
 def test_operators_may_trust_everybody() -> None:
     spec = {
-        "method": {"type": "sft"},
+        "method": {"type": "supervised"},
         "model": {"name": "m", "source": "hf://org/m"},
         "roles": {"trainer": {"template": {"command": ["anything"]}}},
     }

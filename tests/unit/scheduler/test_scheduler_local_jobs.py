@@ -13,7 +13,7 @@ from tinsmith_scheduler.jobs.spec_rules import check_local, check_spec, describe
 from tinsmith_scheduler.store.records import JobOutcome, JobReport
 
 NOW = 1_800_000_000.0
-SPEC: dict[str, Any] = {"model": {"name": "m"}, "method": {"type": "sft", "maxSteps": 10}}
+SPEC: dict[str, Any] = {"model": {"name": "m"}, "method": {"type": "supervised", "maxSteps": 10}}
 REPORT = JobReport("j", "u", step=4, max_steps=10, update_time_s=NOW + 5, step_time_s=NOW + 5)
 IDLE = Observed()
 RUNNING = Observed(is_running=True)
@@ -194,21 +194,28 @@ def test_a_service_has_no_driver() -> None:
     assert ended.status["phase"] == "Cancelled"
 
 
+def with_parameters(**parameters: object) -> dict[str, Any]:
+    return {**SPEC, "method": {"type": "supervised", "parameters": parameters}}
+
+
 @pytest.mark.parametrize(
     ("spec", "field"),
     [
         ({}, "spec.method.type"),
-        ({"method": {"type": "sft"}}, "spec.model"),
+        ({"method": {"type": "supervised"}}, "spec.model"),
         ({**SPEC, "model": {"name": "/m"}}, "spec.model.name"),
-        ({**SPEC, "method": {"type": "grpo"}}, "spec.roles.sampler"),
+        ({**SPEC, "method": {"type": "rl"}}, "spec.roles.sampler"),
         ({**SPEC, "method": {"type": "custom"}}, "spec.roles.driver.template"),
         ({**SPEC, "poolRef": {"name": "p"}, "roles": {"trainer": {}}}, "spec.poolRef"),
         ({**SPEC, "adapter": {"rank": 129}}, "spec.adapter.rank"),
         ({**SPEC, "checkpoint": {"keepLast": 0}}, "spec.checkpoint.keepLast"),
         ({**SPEC, "checkpoint": {"finalName": "a/b"}}, "spec.checkpoint.finalName"),
         ({**SPEC, "data": {"pvc": "claim/path"}}, "spec.data.pvc"),
-        ({**SPEC, "method": {"type": "sft", "parameters": {"batch_siz": 1}}}, "spec.method"),
-        ({**SPEC, "method": {"type": "sft", "parameters": {"batch_size": 0}}}, "spec.method"),
+        (with_parameters(batch_siz=1), "spec.method"),
+        (
+            {**SPEC, "method": {"type": "supervised", "parameters": {"batch_size": 0}}},
+            "spec.method",
+        ),
         (
             {
                 **SPEC,
@@ -233,5 +240,5 @@ def test_the_driver_is_told_what_the_job_says() -> None:
     spec = {**SPEC, "checkpoint": {"everySteps": 3, "uri": "s3://x/y"}, "data": {"name": "d"}}
     assert describe_method(spec, "m") == (
         '{"adapter": {}, "checkpoint": {"everySteps": 3}, "data": "d", "maxSteps": 10, '
-        '"model": "m", "type": "sft"}'
+        '"model": "m", "type": "supervised"}'
     )

@@ -25,7 +25,7 @@ kind: TrainingJob
 metadata: {name: first}
 spec:
   model: {name: tiny}
-  method: {type: sft, maxStep: 5}
+  method: {type: supervised, maxStep: 5}
 """
 
 

@@ -17,7 +17,7 @@ HERE = "127.0.0.1:7077"
 ELSEWHERE = "https://tinsmith.example.org"
 
 
-def make_spec(data: str, kind: str = "sft") -> job_pb2.TrainingJobSpec:
+def make_spec(data: str, kind: str = "supervised") -> job_pb2.TrainingJobSpec:
     return parse_spec(
         {"method": {"type": kind, "parameters": {"data": data}}, "data": {"name": data}}
     )
@@ -45,9 +45,9 @@ def test_a_relative_path_is_where_the_author_stands(file: Path, local: str) -> N
 @pytest.mark.parametrize(
     ("data", "kind", "address"),
     [
-        *(pytest.param(word, "sft", HERE, id=word) for word in sorted(BUILT_IN)),
-        pytest.param("train.jsonl", "sft", ELSEWHERE, id="cluster"),
-        pytest.param("/data/train.jsonl", "sft", "localhost:8080", id="tunnel"),
+        *(pytest.param(word, "supervised", HERE, id=word) for word in sorted(BUILT_IN)),
+        pytest.param("train.jsonl", "supervised", ELSEWHERE, id="cluster"),
+        pytest.param("/data/train.jsonl", "supervised", "localhost:8080", id="tunnel"),
         pytest.param("train.jsonl", "custom", HERE, id="own-loop"),
     ],
 )

@@ -50,10 +50,10 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("kind", "stages", "waited", "is_sampleable"),
     [
-        ("sft", [NOTHING, NOTHING, TRAINER], ["a trainer of the base model m"], False),
-        ("sft", [NOTHING, ALL], [], True),
-        ("grpo", [NOTHING, TRAINER, ALL], ["a sampler of the base model m"], True),
-        ("episodes", [NOTHING, BOTH, BOTH, ALL], ["the coordinator"], True),
+        ("supervised", [NOTHING, NOTHING, TRAINER], ["a trainer of the base model m"], False),
+        ("supervised", [NOTHING, ALL], [], True),
+        ("rl", [NOTHING, TRAINER, ALL], ["a sampler of the base model m"], True),
+        ("rl_episodes", [NOTHING, BOTH, BOTH, ALL], ["the coordinator"], True),
     ],
 )
 def test_what_a_recipe_needs_is_waited_for(
@@ -71,7 +71,7 @@ def test_what_a_recipe_needs_is_waited_for(
 
 
 def test_waiting_ends(tmp_path: Path) -> None:
-    method = read_method('{"type": "sft", "model": "m"}', tmp_path)
+    method = read_method('{"type": "supervised", "model": "m"}', tmp_path)
     client: Any = FakeClient(NOTHING)
     with pytest.raises(UnavailableError, match="a trainer of the base model m is still not there"):
         readiness.wait_ready(client, method, timeout_s=0.05, say=lambda _: None)

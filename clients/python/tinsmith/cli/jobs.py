@@ -19,9 +19,8 @@ from tinsmith.jobs.client import JobInfo
 
 app = typer.Typer(help="Hand trainings in and look after them.", no_args_is_help=True)
 
-_METHODS = {"supervised": "sft", "rl": "grpo", "rl_episodes": "episodes"}
-_KINDS = ("sft", "grpo", "ppo", "episodes", "custom", "serve")
-_SAMPLING = ("grpo", "ppo", "episodes", "serve")
+_METHODS = ("supervised", "rl", "rl_episodes", "custom", "serve")
+_SAMPLING = ("rl", "rl_episodes", "serve")
 _COLUMNS = {
     "name": "NAME",
     "phase": "PHASE",
@@ -56,7 +55,7 @@ def submit(
         list[str] | None, typer.Option("--set", help="key=value of the recipe; with --recipe.")
     ] = None,
     recipe: Annotated[
-        str, typer.Option(help="supervised, rl, rl_episodes, or a spec.method.type.")
+        str, typer.Option(help="A spec.method.type: supervised, rl, rl_episodes, custom or serve.")
     ] = "",
     model: Annotated[str, typer.Option(help="Base model; with --recipe.")] = "tiny",
     steps: Annotated[int, typer.Option(help="Optimizer steps; with --recipe.")] = 0,
@@ -242,11 +241,10 @@ def _row(job: JobInfo) -> _Row:
 def _spec_of_recipe(
     recipe: str, model: str, steps: int, adapter: str, settings: Sequence[str]
 ) -> dict[str, Any]:
-    kind = _METHODS.get(recipe, recipe)
-    if kind not in _KINDS:
+    if recipe not in _METHODS:
         raise ConfigurationError(
             f"there is no recipe {recipe!r}",
-            remedy=f"use one of {', '.join(_METHODS)}, or a spec.method.type: {', '.join(_KINDS)}",
+            remedy=f"use one of {', '.join(_METHODS)}",
         )
     parameters: dict[str, Any] = {}
     for word in settings:
@@ -255,13 +253,13 @@ def _spec_of_recipe(
             raise ConfigurationError(f"{word!r} is not a setting", remedy="write key=value")
         parameters[key.strip()] = yaml.safe_load(text)
     roles: dict[str, Any] = {"trainer": {}}
-    if kind in _SAMPLING:
+    if recipe in _SAMPLING:
         roles["sampler"] = {}
     return {
         "model": {"name": model},
         "adapter": {"type": adapter},
         "method": {
-            "type": kind,
+            "type": recipe,
             "parameters": parameters,
             **({"maxSteps": steps} if steps else {}),
         },

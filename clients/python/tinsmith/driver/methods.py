@@ -13,14 +13,11 @@ from tinsmith.config_values import build
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes import rl, rl_episodes, supervised
 
-_RECIPES: dict[str, tuple[ModuleType, dict[str, object]]] = {
-    "sft": (supervised, {}),
-    "grpo": (rl, {"loss": "importance_sampling"}),
-    "ppo": (rl, {"loss": "ppo"}),
-    "episodes": (rl_episodes, {}),
+_RECIPES: dict[str, ModuleType] = {
+    "supervised": supervised,
+    "rl": rl,
+    "rl_episodes": rl_episodes,
 }
-RECIPE_METHODS = frozenset(_RECIPES)
-"""Values of `spec.method.type` that are a recipe, with settings of its own."""
 
 _SET_ELSEWHERE = {
     "base_model": "spec.model",
@@ -72,7 +69,7 @@ def read_method(text: str, output_dir: Path) -> Method:
             f"there is no recipe for spec.method.type {kind!r}",
             remedy=f"use one of {', '.join(_RECIPES)}",
         )
-    recipe, values = _RECIPES[kind]
+    recipe = _RECIPES[kind]
     parameters = method.get("parameters") or {}
     for name in parameters:
         if name in _SET_ELSEWHERE:
@@ -82,7 +79,6 @@ def read_method(text: str, output_dir: Path) -> Method:
             )
     checkpoint, adapter = method.get("checkpoint") or {}, method.get("adapter") or {}
     settings: dict[str, Any] = {
-        **values,
         **_whole_numbers(parameters),
         "base_model": method.get("model") or "",
         "adapter": adapter.get("type") or "lora",

@@ -15,7 +15,8 @@ from tinsmith.v1 import job_pb2
 BUILT_IN = frozenset({"pig_latin", "warm_start", "arithmetic"})
 """Data that recipes bring along; anything else is a path."""
 
-_RECIPE_METHODS = frozenset({"sft", "grpo", "ppo", "episodes"})
+RECIPE_METHODS = frozenset({"supervised", "rl", "rl_episodes"})
+"""Values of `spec.method.type` that are a recipe, by its name."""
 
 
 def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -> None:
@@ -30,7 +31,7 @@ def find_data(spec: job_pb2.TrainingJobSpec, address: str, local_address: str) -
     Raises:
         ConfigurationError: If there is no such file.
     """
-    if spec.method.type not in _RECIPE_METHODS or not _is_loopback(address):
+    if spec.method.type not in RECIPE_METHODS or not _is_loopback(address):
         return
     may_refuse = address == local_address
     parameters = spec.method.parameters

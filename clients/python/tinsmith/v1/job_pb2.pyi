@@ -352,7 +352,7 @@ class JobMethod(_message.Message):
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     type: _builtins.str
-    """`sft`, `grpo`, `ppo`, `episodes`, `custom` or `serve`."""
+    """A recipe (`supervised`, `rl` or `rl_episodes`), `custom` or `serve`."""
     max_steps: _builtins.int
     """Counts the optimizer steps after which the job has succeeded."""
     @_builtins.property

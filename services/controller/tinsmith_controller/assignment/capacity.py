@@ -10,15 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinsmith_controller.assignment.node_filters import Obstacle, find_obstacle
-from tinsmith_controller.assignment.types import (
-    Node,
-    Placement,
-    PodRequest,
-    Rules,
-    Stage,
-    Workload,
-)
-from tinsmith_controller.quantities import Resources
+from tinsmith_controller.assignment.types import Node, PodRequest, Stage, Workload
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec import Rules
+from tinsmith_jobs.status import Placement
 
 Room = NDArray[np.float64]
 """Amounts by resource and node, [4, N]. Floats hold bytes exactly up to 8 PiB and do not wrap."""

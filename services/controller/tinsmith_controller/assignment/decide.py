@@ -8,15 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from tinsmith_controller.assignment.ordering import unique
 from tinsmith_controller.assignment.placement_pass import Round
-from tinsmith_controller.assignment.types import (
-    Decisions,
-    Key,
-    Node,
-    Placement,
-    Policy,
-    Stage,
-    Workload,
-)
+from tinsmith_controller.assignment.types import Decisions, Node, Policy, Stage, Workload
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.status import Placement
 
 
 def decide(
@@ -29,8 +23,8 @@ def decide(
     these decisions applied, decides nothing more.
     """
     workloads = unique(workloads)
-    assign: dict[Key, tuple[Placement, ...]] = {}
-    preempt: dict[Key, Key] = {}
+    assign: dict[NamespacedName, tuple[Placement, ...]] = {}
+    preempt: dict[NamespacedName, NamespacedName] = {}
     state = workloads
     while True:
         added = Round(state, nodes, policy, now).run()

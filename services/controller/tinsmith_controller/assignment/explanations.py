@@ -20,7 +20,9 @@ from tinsmith_controller.assignment.gang_placement import Gang, Group
 from tinsmith_controller.assignment.node_filters import Obstacle
 from tinsmith_controller.assignment.ordering import tier
 from tinsmith_controller.assignment.quotas import Excess
-from tinsmith_controller.assignment.types import Key, Node, Rules, Workload
+from tinsmith_controller.assignment.types import Node, Workload
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.spec import Rules
 
 _GIB = 2**30
 _MOST_NAMES = 3
@@ -55,7 +57,7 @@ class Leaving:
         is_preempted: Whether they give way to this workload.
     """
 
-    who: tuple[Key, ...]
+    who: tuple[NamespacedName, ...]
     is_preempted: bool
 
 
@@ -283,7 +285,7 @@ def _there_are(names: Sequence[str]) -> str:
     return f"there {'is' if len(names) == 1 else 'are'} {_join(names)}"
 
 
-def _list(keys: Sequence[Key]) -> str:
+def _list(keys: Sequence[NamespacedName]) -> str:
     names = [str(key) for key in keys[:_MOST_NAMES]]
     more = len(keys) - len(names)
     return _join([*names, f"{more} more"] if more else names)

@@ -25,7 +25,7 @@ from tinsmith_controller.assignment.capacity import (
     rules_key,
 )
 from tinsmith_controller.assignment.types import PodRequest, Workload
-from tinsmith_controller.quantities import Resources
+from tinsmith_jobs.quantities import Resources
 
 
 @dataclass(frozen=True, slots=True)

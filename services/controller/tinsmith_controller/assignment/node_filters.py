@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from tinsmith_controller.assignment.types import Node, Rules, Taint, Toleration
+from tinsmith_controller.assignment.types import Node, Taint
+from tinsmith_jobs.spec import Rules, Toleration
 
 # `PreferNoSchedule` only asks for something else if there is; it keeps nobody away.
 _REPELLING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})

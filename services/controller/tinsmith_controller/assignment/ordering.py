@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from tinsmith_controller.assignment.capacity import seconds
-from tinsmith_controller.assignment.types import Key, Policy, Stage, Workload
+from tinsmith_controller.assignment.types import Policy, Stage, Workload
+from tinsmith_jobs.naming import NamespacedName
 
 Tier = tuple[bool, int]
-Rank = tuple[int, float, Key]
+Rank = tuple[int, float, NamespacedName]
 _LARGEST = 2**60  # more cannot be divided by a float
-_Entry = tuple[float, float, Key, Workload]
+_Entry = tuple[float, float, NamespacedName, Workload]
 
 
 def tier(workload: Workload) -> Tier:
@@ -105,7 +106,7 @@ class Order:
 
 def unique(workloads: Iterable[Workload]) -> list[Workload]:
     """Return the workloads by key; of several with one, one."""
-    found: dict[Key, Workload] = {}
+    found: dict[NamespacedName, Workload] = {}
     for workload in workloads:
         other = found.setdefault(workload.key, workload)
         if other is not workload:  # the API has no two; whichever comes first would be chance

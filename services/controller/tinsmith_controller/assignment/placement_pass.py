@@ -24,14 +24,14 @@ from tinsmith_controller.assignment.ordering import Order, Tier, rank, tier
 from tinsmith_controller.assignment.quotas import Quotas
 from tinsmith_controller.assignment.types import (
     Decisions,
-    Key,
     Node,
-    Placement,
     PodRequest,
     Policy,
     Stage,
     Workload,
 )
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.status import Placement
 
 
 class Round:
@@ -56,7 +56,7 @@ class Round:
         self._cluster = Cluster(nodes, workloads, now)
         self._quotas = Quotas(policy, workloads)
         self._order = Order(workloads, policy)
-        self._spreads: dict[Key, Spread] = {}
+        self._spreads: dict[NamespacedName, Spread] = {}
         self._leaving = [w for w in workloads if w.stage is Stage.LEAVING]
         awaited = {w.leaving_for for w in self._leaving}
         self._victims = [
@@ -72,9 +72,9 @@ class Round:
         self._unhelped: set[Hashable] = set()
         self._too_small: dict[Hashable, Room | None] = {}
         self._behind: dict[Hashable, Behind | None] = {}
-        self._assign: dict[Key, tuple[Placement, ...]] = {}
-        self._preempt: dict[Key, Key] = {}
-        self._verdicts: dict[Key, tuple[Workload, Verdict]] = {}
+        self._assign: dict[NamespacedName, tuple[Placement, ...]] = {}
+        self._preempt: dict[NamespacedName, NamespacedName] = {}
+        self._verdicts: dict[NamespacedName, tuple[Workload, Verdict]] = {}
         self._sentences: dict[Hashable, str] = {}
 
     def run(self) -> Decisions:

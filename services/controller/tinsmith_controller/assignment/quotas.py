@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tinsmith_controller.assignment.types import Key, Policy, Workload
+from tinsmith_controller.assignment.types import Policy, Workload
+from tinsmith_jobs.naming import NamespacedName
 
 _Scope = tuple[str, str]
 
@@ -31,7 +32,7 @@ class Excess:
     max_gpus: int
     num_wanted: int
     is_own: bool
-    behind: Key | None = None
+    behind: NamespacedName | None = None
 
 
 class Quotas:
@@ -45,7 +46,7 @@ class Quotas:
     def __init__(self, policy: Policy, workloads: Sequence[Workload]) -> None:
         self._policy = policy
         self._held: dict[_Scope, int] = defaultdict(int)
-        self._kept: dict[_Scope, tuple[int, Key]] = {}
+        self._kept: dict[_Scope, tuple[int, NamespacedName]] = {}
         for workload in workloads:
             self.take(workload, workload.num_gpus_held)
 

@@ -12,20 +12,10 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tinsmith_controller.quantities import Resources
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """Names an object of the cluster."""
-
-    kind: str
-    """`TrainingJob` or `TrainerPool`."""
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.namespace}/{self.name}"
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.quantities import Resources
+from tinsmith_jobs.spec import Rules
+from tinsmith_jobs.status import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +25,6 @@ class Taint:
     key: str
     value: str = ""
     effect: str = "NoSchedule"
-
-
-@dataclass(frozen=True, slots=True)
-class Toleration:
-    """A toleration of a pod, with the meaning that Kubernetes gives it.
-
-    An empty key with `Exists` tolerates every taint; an empty effect is every effect.
-    """
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +64,6 @@ class PodRequest:
     resources: Resources
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A pod and the node that it was given."""
-
-    role: str
-    index: int
-    node: str
-    resources: Resources
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """Which nodes will do, and how close together they have to be."""
-
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    gpu_products: tuple[str, ...] = ()
-    """Products that will do; any if empty. About pods with a GPU."""
-    min_gpu_memory_gib: int = 0
-    required_level: str = ""
-    """Label of nodes; all pods of the workload, placed ones included, on one value of it."""
-    preferred_level: str = ""
-    """Label of nodes; as few values as possible."""
-    avoided: frozenset[str] = frozenset()
-    """Nodes by name that are left alone, whatever they have."""
-
-
 class Stage(enum.Enum):
     """Whether a workload takes part."""
 
@@ -146,7 +96,7 @@ class Workload:
         leaving_for: On a leaving workload, the one that it gives way to.
     """
 
-    key: Key
+    key: NamespacedName
     project: str
     queue: str
     priority: int
@@ -155,11 +105,11 @@ class Workload:
     stage: Stage
     pods: tuple[PodRequest, ...] = ()
     placed: tuple[Placement, ...] = ()
-    rules: Rules = Rules()
+    rules: Rules = field(default_factory=Rules)
     is_gang: bool = True
     is_preemptible: bool = True
     assigned: datetime.datetime | None = None
-    leaving_for: Key | None = None
+    leaving_for: NamespacedName | None = None
 
     @property
     def num_gpus_wanted(self) -> int:
@@ -211,6 +161,6 @@ class Decisions:
         waiting: One sentence for each workload that wants nodes and got none (or, a pool, not all).
     """
 
-    assign: Mapping[Key, tuple[Placement, ...]]
-    preempt: Mapping[Key, Key]
-    waiting: Mapping[Key, str]
+    assign: Mapping[NamespacedName, tuple[Placement, ...]]
+    preempt: Mapping[NamespacedName, NamespacedName]
+    waiting: Mapping[NamespacedName, str]

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tinsmith_controller.assignment.types import Key
 from tinsmith_controller.kube.api_client import (
     JOBS,
     NODES,
@@ -27,12 +26,12 @@ from tinsmith_controller.objects.conversion import (
     priority_record,
     workload_record,
 )
-from tinsmith_controller.plan.observed import PodView, Pool
-from tinsmith_controller.spec.naming import JOB_KIND
+from tinsmith_jobs.naming import JOB_KIND, NamespacedName
+from tinsmith_jobs.plan.observed import PodView, Pool
 
 _EVERYWHERE = ("",)
 
-OnWorkload = Callable[[Key], None]
+OnWorkload = Callable[[NamespacedName], None]
 
 
 class Stores:
@@ -90,7 +89,7 @@ class Stores:
         else:
             (self._jobs if resource == JOBS else self._pools).put(content)
 
-    def workload(self, key: Key) -> WorkloadRecord | None:
+    def workload(self, key: NamespacedName) -> WorkloadRecord | None:
         """Return a job or pool."""
         informer = self._jobs if key.kind == JOB_KIND else self._pools
         return informer.get((key.namespace, key.name))

@@ -7,20 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tinsmith_controller.assignment.types import Key, Taint
+from tinsmith_controller.assignment.types import Taint
 from tinsmith_controller.kube.api_client import Json
-from tinsmith_controller.plan.observed import DISRUPTION, Job, PodPhase, PodView, Pool
-from tinsmith_controller.plan.pod_outcome import MAX_PROBLEM, outcome
-from tinsmith_controller.quantities import QuantityError, Resources
-from tinsmith_controller.spec.naming import (
+from tinsmith_controller.objects.pod_outcome import outcome
+from tinsmith_jobs.naming import (
     INDEX_LABEL,
     JOB_KIND,
     POOL_KIND,
     ROLE_LABEL,
     TEMPLATE_ANNOTATION,
+    NamespacedName,
 )
-from tinsmith_controller.spec.spec_codec import SpecError, decode_job, decode_pool, is_left_alone
-from tinsmith_controller.spec.status_codec import decode_status, decode_time
+from tinsmith_jobs.plan.observed import DISRUPTION, Job, PodPhase, PodView, Pool
+from tinsmith_jobs.plan.termination import MAX_PROBLEM
+from tinsmith_jobs.quantities import QuantityError, Resources
+from tinsmith_jobs.spec_codec import SpecError, decode_job, decode_pool, is_left_alone
+from tinsmith_jobs.status_codec import decode_status, decode_time
 
 _PRODUCT_LABEL = "nvidia.com/gpu.product"
 _MEMORY_LABEL = "nvidia.com/gpu.memory"
@@ -64,7 +66,7 @@ class PodRecord:
         has_ended: Whether it uses its node no more.
     """
 
-    owner: Key | None
+    owner: NamespacedName | None
     owner_uid: str
     view: PodView
     node: str
@@ -103,7 +105,7 @@ def workload_record(content: Json) -> WorkloadRecord:
     kind = JOB_KIND if content.get("kind") == JOB_KIND else POOL_KIND
     name = str(metadata.get("name", ""))
     common: dict[str, Any] = {
-        "key": Key(kind, str(metadata.get("namespace", "")), name),
+        "key": NamespacedName(kind, str(metadata.get("namespace", "")), name),
         "uid": str(metadata.get("uid", "")),
         "generation": int(metadata.get("generation") or 0),
         "created": decode_time(metadata.get("creationTimestamp")) or _EPOCH_TIME,
@@ -205,10 +207,10 @@ def priority_record(content: Json) -> PriorityRecord:
     )
 
 
-def _owner(metadata: Mapping[str, Any]) -> tuple[Key | None, str]:
+def _owner(metadata: Mapping[str, Any]) -> tuple[NamespacedName | None, str]:
     for reference in metadata.get("ownerReferences") or []:
         if reference.get("controller") and reference.get("kind") in (JOB_KIND, POOL_KIND):
-            key = Key(
+            key = NamespacedName(
                 str(reference["kind"]),
                 str(metadata.get("namespace", "")),
                 str(reference.get("name", "")),

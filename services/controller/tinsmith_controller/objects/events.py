@@ -10,11 +10,10 @@ import datetime
 import hashlib
 import logging
 
-from tinsmith_controller.assignment.types import Key
 from tinsmith_controller.kube.api_client import EVENTS, ApiError, Cluster, Json
-from tinsmith_controller.plan.actions import Event
-from tinsmith_controller.spec.naming import GROUP, MANAGER, VERSION
-from tinsmith_controller.spec.status_codec import encode_time
+from tinsmith_jobs.naming import GROUP, MANAGER, VERSION, NamespacedName
+from tinsmith_jobs.plan.actions import Event
+from tinsmith_jobs.status_codec import encode_time
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class EventRecorder:
         self._identity = identity
         self._counts: dict[str, int] = {}
 
-    def record(self, key: Key, uid: str, event: Event, now: datetime.datetime) -> None:
+    def record(self, key: NamespacedName, uid: str, event: Event, now: datetime.datetime) -> None:
         """Write an event of a workload."""
         digest = hashlib.sha256(f"{uid}\0{event.reason}\0{event.message}".encode()).hexdigest()
         name = f"{key.name}.{digest[:16]}"
@@ -58,11 +57,13 @@ class EventRecorder:
                 return
             logger.info("an event was not written", extra={"problem": str(error)})
 
-    def _again(self, key: Key, name: str, count: int, now: datetime.datetime) -> None:
+    def _again(self, key: NamespacedName, name: str, count: int, now: datetime.datetime) -> None:
         body = {"count": count, "lastTimestamp": encode_time(now)}
         self._cluster.patch(EVENTS, key.namespace, name, body)
 
-    def _body(self, key: Key, uid: str, event: Event, now: datetime.datetime, name: str) -> Json:
+    def _body(
+        self, key: NamespacedName, uid: str, event: Event, now: datetime.datetime, name: str
+    ) -> Json:
         return {
             "apiVersion": "v1",
             "kind": "Event",

@@ -9,16 +9,16 @@ from __future__ import annotations
 import datetime
 from dataclasses import replace
 
-from tinsmith_controller.plan.actions import Event, Plan, PodDeletion
-from tinsmith_controller.plan.failure_policy import backoff_left_s, describe, with_refusals
-from tinsmith_controller.plan.observed import Observed, PodView, Pool
-from tinsmith_controller.plan.pod_maintenance import Upkeep, tend
-from tinsmith_controller.plan_settings import Limits
-from tinsmith_controller.spec import conditions
-from tinsmith_controller.spec.conditions import PoolPhase
-from tinsmith_controller.spec.job_spec import SAMPLER, Reaction
-from tinsmith_controller.spec.naming import sampler_selector
-from tinsmith_controller.spec.status import Failure, Status
+from tinsmith_jobs import conditions
+from tinsmith_jobs.conditions import PoolPhase
+from tinsmith_jobs.naming import sampler_selector
+from tinsmith_jobs.plan.actions import Event, Plan, PodDeletion
+from tinsmith_jobs.plan.failure_policy import backoff_left_s, describe, with_refusals
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Observed, PodView, Pool
+from tinsmith_jobs.plan.pod_maintenance import Upkeep, tend
+from tinsmith_jobs.spec import SAMPLER, Reaction
+from tinsmith_jobs.status import Failure, Status
 
 _QUIET_S = 600.0
 """After this long without a failure, the next one counts as the first."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tinsmith_controller.pods.pod_env import SERVER_KINDS
-from tinsmith_controller.spec.job_spec import Role
+from tinsmith_jobs.spec import Role
 
 EVERYTHING = "*"
 _SETTING = "TINSMITH_"

@@ -12,7 +12,8 @@ from typing import Any
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, Deployment
 from tinsmith_controller.pods.pod_volumes import CACHE, DATA, data_path, model_path
 from tinsmith_controller.pods.workload_context import Owner
-from tinsmith_controller.spec.job_spec import (
+from tinsmith_jobs.naming import job_resource, pool_id, secret_name, worker_id
+from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
     ENVIRONMENT,
@@ -23,8 +24,7 @@ from tinsmith_controller.spec.job_spec import (
     PoolSpec,
     Role,
 )
-from tinsmith_controller.spec.naming import job_resource, pool_id, secret_name, worker_id
-from tinsmith_controller.spec.status import Assignment
+from tinsmith_jobs.status import Assignment
 
 SERVER_KINDS = frozenset({TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR})
 MODEL_KINDS = frozenset({TRAINER, SAMPLER})

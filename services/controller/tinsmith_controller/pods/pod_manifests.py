@@ -16,15 +16,7 @@ from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, RENDEZVOUS_
 from tinsmith_controller.pods.pod_env import API_KEY, MODEL_KINDS, SERVER_KINDS, variables_of
 from tinsmith_controller.pods.pod_volumes import mounts_of, volumes_of
 from tinsmith_controller.pods.workload_context import Owner, is_group
-from tinsmith_controller.quantities import GPU_RESOURCE
-from tinsmith_controller.spec.job_spec import (
-    DRIVER,
-    TRAINER,
-    WORKER,
-    JobSpec,
-    Role,
-)
-from tinsmith_controller.spec.naming import (
+from tinsmith_jobs.naming import (
     COMPONENT_LABEL,
     EPOCH_LABEL,
     GROUP,
@@ -41,7 +33,15 @@ from tinsmith_controller.spec.naming import (
     secret_name,
     service_name,
 )
-from tinsmith_controller.spec.status import Assignment
+from tinsmith_jobs.quantities import GPU_RESOURCE
+from tinsmith_jobs.spec import (
+    DRIVER,
+    TRAINER,
+    WORKER,
+    JobSpec,
+    Role,
+)
+from tinsmith_jobs.status import Assignment
 
 _USER = 65532
 _DRAIN_MARGIN_S = 30

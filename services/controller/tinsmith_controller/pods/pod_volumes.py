@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tinsmith_controller.pods.workload_context import Owner
-from tinsmith_controller.spec.job_spec import (
+from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
     SAMPLER,

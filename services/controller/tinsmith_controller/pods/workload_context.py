@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith_controller.assignment.types import Key
-from tinsmith_controller.spec.job_spec import TRAINER, JobSpec, PoolSpec, Role
-from tinsmith_controller.spec.status import Assignment
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.spec import TRAINER, JobSpec, PoolSpec, Role
+from tinsmith_jobs.status import Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Owner:
         model_name: Base model that it trains; that of its pool where it uses one.
     """
 
-    key: Key
+    key: NamespacedName
     uid: str
     project: str
     spec: JobSpec | PoolSpec

@@ -13,8 +13,8 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from tinsmith.v1 import job_pb2, job_pb2_grpc
-from tinsmith_controller.plan.observed import Report
-from tinsmith_controller.spec.status import Saved
+from tinsmith_jobs.plan.observed import Report
+from tinsmith_jobs.status import Saved
 from tinsmith_runtime.rpc.auth import ApiKey, derive_job_key
 from tinsmith_runtime.rpc.scheduler_client import pod_metadata
 

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tinsmith.driver.methods import RECIPE_METHODS, read_method
+from tinsmith.driver.methods import read_method
 from tinsmith.errors import ConfigurationError
+from tinsmith.jobs.data import RECIPE_METHODS
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_scheduler.store.records import Json
 
-_METHODS = ("sft", "grpo", "ppo", "episodes", "custom", "serve")
-_SAMPLING_METHODS = ("grpo", "ppo", "episodes", "serve")
+_METHODS = ("supervised", "rl", "rl_episodes", "custom", "serve")
+_SAMPLING_METHODS = ("rl", "rl_episodes", "serve")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 _CHECKPOINT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MAX_RANK = 128

@@ -6,8 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tinsmith_controller.assignment.types import Rules
-from tinsmith_controller.quantities import Resources
+from tinsmith_jobs.quantities import Resources
 
 MANAGED_BY = "tinsmith.dev/controller"
 """`spec.managedBy` of the jobs that this controller decides about."""
@@ -21,12 +20,11 @@ WORKER = "worker"
 
 
 class Method(enum.Enum):
-    """The loop of a job."""
+    """The loop of a job: a recipe of the client by its name, or one of two further kinds."""
 
-    SFT = "sft"
-    GRPO = "grpo"
-    PPO = "ppo"
-    EPISODES = "episodes"
+    SUPERVISED = "supervised"
+    RL = "rl"
+    RL_EPISODES = "rl_episodes"
     CUSTOM = "custom"
     SERVE = "serve"
 
@@ -104,6 +102,36 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Toleration:
+    """A toleration of a pod, with the meaning that Kubernetes gives it.
+
+    An empty key with `Exists` tolerates every taint; an empty effect is every effect.
+    """
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which nodes will do, and how close together they have to be."""
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    gpu_products: tuple[str, ...] = ()
+    """Products that will do; any if empty. About pods with a GPU."""
+    min_gpu_memory_gib: int = 0
+    required_level: str = ""
+    """Label of nodes; all pods of the workload, placed ones included, on one value of it."""
+    preferred_level: str = ""
+    """Label of nodes; as few values as possible."""
+    avoided: frozenset[str] = frozenset()
+    """Nodes by name that are left alone, whatever they have."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scheduling:
     """Where and when pods may run."""
 
@@ -112,7 +140,7 @@ class Scheduling:
     is_preemptible: bool = True
     grace_s: int = 120
     """Time to save in, whoever asks the job to stop."""
-    rules: Rules = Rules()  # noqa: RUF009
+    rules: Rules = Rules()
     tolerations: tuple[Mapping[str, object], ...] = ()
     """As in a pod, for the pods."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 from dataclasses import replace
 
-from tinsmith_controller.plan.actions import Event
-from tinsmith_controller.plan.observed import Report
-from tinsmith_controller.plan.pod_maintenance import Upkeep
-from tinsmith_controller.spec import conditions
-from tinsmith_controller.spec.conditions import Phase
-from tinsmith_controller.spec.job_spec import JobSpec
-from tinsmith_controller.spec.status import Failure, Progress, Status
+from tinsmith_jobs import conditions
+from tinsmith_jobs.conditions import Phase
+from tinsmith_jobs.plan.actions import Event
+from tinsmith_jobs.plan.observed import Report
+from tinsmith_jobs.plan.pod_maintenance import Upkeep
+from tinsmith_jobs.spec import JobSpec
+from tinsmith_jobs.status import Failure, Progress, Status
 
 _UNREADY_LOOK_S = 5.0
 _SOONEST_LOOK_S = 0.5

@@ -7,9 +7,9 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tinsmith_controller.assignment.types import Key
-from tinsmith_controller.spec.job_spec import JobSpec, PoolSpec
-from tinsmith_controller.spec.status import Saved, Status
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.spec import JobSpec, PoolSpec
+from tinsmith_jobs.status import Saved, Status
 
 
 class PodPhase(enum.Enum):
@@ -124,7 +124,7 @@ class Job:
         is_deleting: Whether it was deleted; the cluster then deletes its pods.
     """
 
-    key: Key
+    key: NamespacedName
     uid: str
     generation: int
     created: datetime.datetime
@@ -138,7 +138,7 @@ class Job:
 class Pool:
     """A TrainerPool as it is in the cluster; see `Job`."""
 
-    key: Key
+    key: NamespacedName
     uid: str
     generation: int
     created: datetime.datetime

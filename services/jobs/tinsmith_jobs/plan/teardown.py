@@ -6,9 +6,9 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinsmith_controller.plan.actions import PodDeletion
-from tinsmith_controller.plan.observed import Observed, PodView
-from tinsmith_controller.spec.job_spec import DRIVER
+from tinsmith_jobs.plan.actions import PodDeletion
+from tinsmith_jobs.plan.observed import Observed, PodView
+from tinsmith_jobs.spec import DRIVER
 
 _MARGIN_S = 15.0
 """For the cluster to notice that a driver's grace is over."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tinsmith_controller.plan.actions import PodDeletion
-from tinsmith_controller.plan.failure_policy import was_told_to_stop
-from tinsmith_controller.plan.observed import Observed, PodPhase, PodView
-from tinsmith_controller.spec.job_spec import DRIVER, WORKER, Reaction, Role
-from tinsmith_controller.spec.naming import pod_name
-from tinsmith_controller.spec.status import Assignment, RoleStatus, Status
+from tinsmith_jobs.naming import pod_name
+from tinsmith_jobs.plan.actions import PodDeletion
+from tinsmith_jobs.plan.failure_policy import was_told_to_stop
+from tinsmith_jobs.plan.observed import Observed, PodPhase, PodView
+from tinsmith_jobs.spec import DRIVER, WORKER, Reaction, Role
+from tinsmith_jobs.status import Assignment, RoleStatus, Status
 
 _CLIENT_KINDS = (DRIVER, WORKER)
 """They begin when everything that they call is there."""

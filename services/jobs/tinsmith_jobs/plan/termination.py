@@ -1,15 +1,13 @@
-"""What is told of a pod that ended or cannot start, as one sentence.
+"""The termination message of a container or process, as one sentence.
 
-The kubelet tells it in several places: a reason of the pod, a reason of a container, and what the
-container wrote into its termination log or, if that is empty, at the end of its log.
+A program writes the message itself, or the end of its log stands in for it: then the sentence is
+the error of a traceback, the problem of a log line, or the last line.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
 
 MAX_PROBLEM = 1024
 """Characters of a sentence."""
@@ -22,34 +20,7 @@ _FATAL, _EXTENSIONS = "Fatal Python error", "Extension modules: "
 _MAX_ERROR_LINES = 5
 
 
-def outcome(status: Mapping[str, Any]) -> tuple[int | None, str]:
-    """Return the exit code and the problem of a pod: of the container that is worst off."""
-    told = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
-    entries = [
-        *(status.get("initContainerStatuses") or []),
-        *(status.get("containerStatuses") or []),
-    ]
-    ended = [
-        entry["state"]["terminated"]
-        for entry in entries
-        if (entry.get("state") or {}).get("terminated")
-    ]
-    bad = [entry for entry in ended if entry.get("exitCode")]
-    for entry in bad or ended[:1]:
-        reason = str(entry.get("reason") or "")
-        named = "" if reason in ("Error", "Completed") else reason
-        text = _sentence(str(entry.get("message") or ""))
-        problem = told or ": ".join(filter(None, (named, text)))
-        return int(entry.get("exitCode") or 0), problem[:MAX_PROBLEM]
-    for entry in entries:
-        waiting = (entry.get("state") or {}).get("waiting") or {}
-        reason, text = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
-        if reason and reason not in ("ContainerCreating", "PodInitializing"):
-            return None, f"{reason}: {text}"[:MAX_PROBLEM] if text else reason
-    return None, told[:MAX_PROBLEM]
-
-
-def _sentence(text: str) -> str:
+def describe_termination(text: str) -> str:
     """Return what a termination message comes to.
 
     That of a program which left none is the end of its log: the error of a traceback, or else the

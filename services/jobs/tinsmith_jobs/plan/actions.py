@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith_controller.spec.status import Assignment, Status
+from tinsmith_jobs.status import Assignment, Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tinsmith_controller.assignment.types import Placement
-from tinsmith_controller.plan.observed import Job, Pool
-from tinsmith_controller.spec import conditions
-from tinsmith_controller.spec.conditions import Phase
-from tinsmith_controller.spec.naming import pod_name
-from tinsmith_controller.spec.status import Assignment, Status
+from tinsmith_jobs import conditions
+from tinsmith_jobs.conditions import Phase
+from tinsmith_jobs.naming import pod_name
+from tinsmith_jobs.plan.observed import Job, Pool
+from tinsmith_jobs.status import Assignment, Placement, Status
 
 
 def grant(job: Job, placements: Sequence[Placement], now: datetime.datetime) -> Status:

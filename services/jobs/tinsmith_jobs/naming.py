@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
-from tinsmith_controller.spec.job_spec import DRIVER, SAMPLER
+from tinsmith_jobs.spec import DRIVER, SAMPLER
 
 GROUP = "tinsmith.dev"
 VERSION = "v1alpha1"
@@ -28,6 +29,19 @@ MANAGER = "tinsmith-controller"
 
 _LONGEST_READABLE = 48
 _HASH_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class NamespacedName:
+    """Names an object of the cluster."""
+
+    kind: str
+    """`TrainingJob` or `TrainerPool`."""
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
 
 
 def pod_name(workload: str, role: str, index: int, epoch: int) -> str:

@@ -11,9 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinsmith_controller.assignment.types import Rules, Toleration
-from tinsmith_controller.quantities import QuantityError, parse_quantity
-from tinsmith_controller.spec.job_spec import (
+from tinsmith_jobs.quantities import QuantityError, parse_quantity
+from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
     ENVIRONMENT,
@@ -30,8 +29,10 @@ from tinsmith_controller.spec.job_spec import (
     PoolSpec,
     Reaction,
     Role,
+    Rules,
     Scheduling,
     Template,
+    Toleration,
 )
 
 MAX_NAME_LENGTH = 40
@@ -49,7 +50,7 @@ _MAX_PODS = 4096
 """The status lists all of them."""
 _MAX_AMOUNT = 2**50
 """Of a resource, for one pod; a PiB of memory."""
-_SAMPLING_METHODS = frozenset({Method.GRPO, Method.PPO, Method.EPISODES, Method.SERVE})
+_SAMPLING_METHODS = frozenset({Method.RL, Method.RL_EPISODES, Method.SERVE})
 _PLAIN_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER)
 _AGENT_ROLES = (TRAINER, SAMPLER, WORKER)
 

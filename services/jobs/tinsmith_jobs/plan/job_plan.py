@@ -11,9 +11,12 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tinsmith_controller.plan.actions import Event, Plan, PodDeletion
-from tinsmith_controller.plan.deadlines import late, next_look_s, overdue, with_report, with_stall
-from tinsmith_controller.plan.failure_policy import (
+from tinsmith_jobs import conditions
+from tinsmith_jobs.conditions import ENDED, Phase
+from tinsmith_jobs.naming import sampler_selector
+from tinsmith_jobs.plan.actions import Event, Plan, PodDeletion
+from tinsmith_jobs.plan.deadlines import late, next_look_s, overdue, with_report, with_stall
+from tinsmith_jobs.plan.failure_policy import (
     RECIPE_RULES,
     backoff_left_s,
     describe,
@@ -21,14 +24,12 @@ from tinsmith_controller.plan.failure_policy import (
     was_told_to_stop,
     with_refusals,
 )
-from tinsmith_controller.plan.observed import Job, Observed, PodPhase, PodView
-from tinsmith_controller.plan.pod_maintenance import Upkeep, tend
-from tinsmith_controller.plan.status_transitions import grant
-from tinsmith_controller.plan.teardown import leave
-from tinsmith_controller.plan_settings import Limits
-from tinsmith_controller.spec import conditions
-from tinsmith_controller.spec.conditions import ENDED, Phase
-from tinsmith_controller.spec.job_spec import (
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView
+from tinsmith_jobs.plan.pod_maintenance import Upkeep, tend
+from tinsmith_jobs.plan.status_transitions import grant
+from tinsmith_jobs.plan.teardown import leave
+from tinsmith_jobs.spec import (
     DRIVER,
     SAMPLER,
     TRAINER,
@@ -38,8 +39,7 @@ from tinsmith_controller.spec.job_spec import (
     Method,
     Reaction,
 )
-from tinsmith_controller.spec.naming import sampler_selector
-from tinsmith_controller.spec.status import Assignment, Failure, Status
+from tinsmith_jobs.status import Assignment, Failure, Status
 
 _FULL = "full"
 _DEFAULT_GRACE_S = 120

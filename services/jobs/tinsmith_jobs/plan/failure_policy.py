@@ -6,10 +6,10 @@ import datetime
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from tinsmith_controller.plan.observed import DISRUPTION, PodView
-from tinsmith_controller.plan_settings import Limits
-from tinsmith_controller.spec.job_spec import DRIVER, FailureRule, Reaction
-from tinsmith_controller.spec.status import Failure, Refusal, Status
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import DISRUPTION, PodView
+from tinsmith_jobs.spec import DRIVER, FailureRule, Reaction
+from tinsmith_jobs.status import Failure, Refusal, Status
 
 _AGENT = "agent"
 _SETTINGS_EXIT_CODE = 2

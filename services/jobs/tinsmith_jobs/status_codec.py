@@ -11,10 +11,10 @@ import enum
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tinsmith_controller.assignment.types import Key
-from tinsmith_controller.spec.conditions import Condition, Phase, PoolPhase
-from tinsmith_controller.spec.job_spec import SAMPLER, TRAINER
-from tinsmith_controller.spec.status import (
+from tinsmith_jobs.conditions import Condition, Phase, PoolPhase
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.spec import SAMPLER, TRAINER
+from tinsmith_jobs.status import (
     Assignment,
     Failure,
     Progress,
@@ -176,13 +176,13 @@ def _num_assigned(status: Status, kind: str) -> int:
     )
 
 
-def _encode_key(key: Key | None) -> str:
+def _encode_key(key: NamespacedName | None) -> str:
     return f"{key.kind}/{key.namespace}/{key.name}" if key is not None else ""
 
 
-def _decode_key(value: object) -> Key | None:
+def _decode_key(value: object) -> NamespacedName | None:
     parts = value.split("/") if isinstance(value, str) else []
-    return Key(*parts) if len(parts) == 3 else None
+    return NamespacedName(*parts) if len(parts) == 3 else None
 
 
 def _encode_condition(condition: Condition) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tinsmith_controller.assignment.types import Key
-from tinsmith_controller.spec.conditions import Condition, Phase, PoolPhase, with_condition
+from tinsmith_jobs.conditions import Condition, Phase, PoolPhase, with_condition
+from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.quantities import Resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,16 @@ class Assignment:
     gpus: int
     epoch: int
     uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A pod and the node that it was given."""
+
+    role: str
+    index: int
+    node: str
+    resources: Resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,7 @@ class Status:
     last_restart_time: datetime.datetime | None = None
     refusals: tuple[Refusal, ...] = ()
     """The last ones, of different nodes."""
-    preempted_by: Key | None = None
+    preempted_by: NamespacedName | None = None
     progress: Progress | None = None
     latest: Saved | None = None
     final: Saved | None = None

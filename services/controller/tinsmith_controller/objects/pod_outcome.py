@@ -1,0 +1,39 @@
+"""The exit code and the problem of a pod, read from its status.
+
+The kubelet reports a problem in several places: a reason of the pod, a reason of a container, and
+the termination message of the container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinsmith_jobs.plan.termination import MAX_PROBLEM, describe_termination
+
+
+def outcome(status: Mapping[str, Any]) -> tuple[int | None, str]:
+    """Return the exit code and the problem of a pod: of the container that is worst off."""
+    told = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+    entries = [
+        *(status.get("initContainerStatuses") or []),
+        *(status.get("containerStatuses") or []),
+    ]
+    ended = [
+        entry["state"]["terminated"]
+        for entry in entries
+        if (entry.get("state") or {}).get("terminated")
+    ]
+    bad = [entry for entry in ended if entry.get("exitCode")]
+    for entry in bad or ended[:1]:
+        reason = str(entry.get("reason") or "")
+        named = "" if reason in ("Error", "Completed") else reason
+        text = describe_termination(str(entry.get("message") or ""))
+        problem = told or ": ".join(filter(None, (named, text)))
+        return int(entry.get("exitCode") or 0), problem[:MAX_PROBLEM]
+    for entry in entries:
+        waiting = (entry.get("state") or {}).get("waiting") or {}
+        reason, text = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+        if reason and reason not in ("ContainerCreating", "PodInitializing"):
+            return None, f"{reason}: {text}"[:MAX_PROBLEM] if text else reason
+    return None, told[:MAX_PROBLEM]
