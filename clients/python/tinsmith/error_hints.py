@@ -15,7 +15,7 @@ REMEDIES = MappingProxyType(
         "UNKNOWN_LOSS": "use a loss that the server lists, or forward_backward_custom",
         "CUSTOM_LOSS_REFUSED": "write the loss with other operations, or compute it in the client"
         " with forward_backward_custom",
-        "MISSING_LOSS_INPUT": "add the tensor to the datum's loss_inputs",
+        "MISSING_LOSS_INPUT": "add the tensor to the datum's loss_fn_inputs",
         "BATCH_TOO_LARGE": "send the batch in parts; gradients accumulate",
         "SEQUENCE_TOO_LONG": "shorten the sequence",
         "REQUEST_ID_REUSED": "draw a new request id",
