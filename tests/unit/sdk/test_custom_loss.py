@@ -42,10 +42,10 @@ def test_the_linear_pass_has_the_gradient_of_the_loss(
 ) -> None:
     result = run.forward_backward_custom(data, loss_fn).result(timeout=10)
     forward, backward = (request for _, request in server.state.requests)
-    scored = tensors.decode_tensor(forward.data[0].loss_fn_inputs["weights"])
+    scored = tensors.decode_tensor(forward.data[0].loss_inputs["weights"])
     assert scored.tolist() == [1, 1, 1]
     assert [backward.loss.name, backward.sequence_number] == ["cross_entropy", 2]
-    weights = tensors.decode_tensor(backward.data[0].loss_fn_inputs["weights"]).astype(np.float32)
+    weights = tensors.decode_tensor(backward.data[0].loss_inputs["weights"]).astype(np.float32)
     # float32 throughout, one multiplication: a few units in the last place.
     np.testing.assert_allclose(weights, -2 * LOGPROBS, rtol=1e-6)
     assert result.loss == pytest.approx(float(np.square(LOGPROBS).sum()), rel=1e-6)
@@ -66,7 +66,7 @@ def test_several_targets_by_position_are_several_log_probabilities(
     plain = run.forward_backward([wide]).result(timeout=10)
     np.testing.assert_allclose(plain.outputs[0].logprobs, -0.1 * (targets + 1), rtol=1e-6)
     run.forward_backward_custom([wide], square_torch).result(timeout=10)
-    sent = [request.data[0].loss_fn_inputs for _, request in server.state.requests]
+    sent = [request.data[0].loss_inputs for _, request in server.state.requests]
     for inputs in sent:
         assert tensors.decode_tensor(inputs["target_tokens"]).tolist() == targets.tolist()
     weights = tensors.decode_tensor(sent[-1]["weights"])
@@ -90,7 +90,7 @@ def test_a_datum_that_the_loss_ignores_gets_no_gradient(
 
     run.forward_backward_custom([*data, *data], first_only).result(timeout=10)
     backward = server.state.requests[-1][1]
-    weights = [tensors.decode_tensor(datum.loss_fn_inputs["weights"]) for datum in backward.data]
+    weights = [tensors.decode_tensor(datum.loss_inputs["weights"]) for datum in backward.data]
     assert weights[0].tolist() == [-1, -1, -1]
     assert weights[1].tolist() == [0, 0, 0]
 

@@ -129,7 +129,7 @@ class SamplerCalls:
                 effect between tokens.
 
         Returns:
-            A future of the completions: tokens, natural-log probabilities, and version of each token.
+            A future of the completions: tokens, their natural-log probabilities and versions.
 
         Raises:
             InvalidArgumentError: If a parameter is out of range or the prompt too long.
