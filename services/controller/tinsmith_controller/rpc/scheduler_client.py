@@ -234,6 +234,7 @@ def _report(entry: job_pb2.TrainingJobReport) -> Report:
         checkpoint=saved,
         message=entry.message,
         has_succeeded=entry.outcome == job_pb2.TrainingJobReport.OUTCOME_SUCCEEDED,
+        has_failed=entry.outcome == job_pb2.TrainingJobReport.OUTCOME_FAILED,
     )
 
 

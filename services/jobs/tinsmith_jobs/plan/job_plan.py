@@ -38,12 +38,11 @@ from tinsmith_jobs.spec import (
     JobSpec,
     Method,
     Reaction,
+    Scheduling,
 )
 from tinsmith_jobs.status import Assignment, Failure, Status
 
 _FULL = "full"
-_DEFAULT_GRACE_S = 120
-"""To save in, for a job whose spec cannot be read any more."""
 
 
 def plan_job(job: Job, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
@@ -147,7 +146,7 @@ class _Planner:
             self._observed,
             since=since,
             now=self._now,
-            grace_s=spec.scheduling.grace_s if spec is not None else _DEFAULT_GRACE_S,
+            grace_s=(spec.scheduling if spec is not None else Scheduling()).grace_s,
             keeps_ended=True,
         )
         if left.is_done:
@@ -264,6 +263,8 @@ class _Planner:
             status = status.with_condition(
                 conditions.SUSPENDED, False, conditions.RESUMED, "the job goes on", self._now
             )
+        if self._observed.missing:
+            return self._wait_for_server(spec, status)
         needs_nodes = any(role.is_placed and role.replicas for role in spec.roles)
         obstacle = self._observed.obstacle
         pause_s = backoff_left_s(self._status, self._now, self._limits)
@@ -288,6 +289,26 @@ class _Planner:
         ).delete
         return self._planned(status, delete=delete, requeue_s=pause_s or None)
 
+    def _wait_for_server(self, spec: JobSpec, status: Status) -> Plan:
+        queued = status.queued_time or self._now
+        if (self._now - queued).total_seconds() >= spec.startup_deadline_s:
+            return self._fail(
+                Failure(
+                    conditions.STARTUP_DEADLINE_EXCEEDED,
+                    f"after {spec.startup_deadline_s} s the job still waits for "
+                    f"{self._observed.missing}",
+                )
+            )
+        status = replace(
+            status,
+            phase=Phase.PENDING,
+            queued_time=queued,
+            waiting_for=self._observed.missing,
+        ).with_condition(
+            conditions.READY, False, conditions.PODS_NOT_READY, self._observed.missing, self._now
+        )
+        return self._planned(status, requeue_s=float(spec.startup_deadline_s))
+
     # Holding nodes.
 
     def _hold(self, spec: JobSpec) -> Plan:
@@ -300,10 +321,13 @@ class _Planner:
             spec.roles,
             self._status,
             self._observed,
-            react=lambda pod: react(pod, _rules(spec)),
+            react=lambda pod: react(pod, _rules(spec), self._observed.report),
             groups=_groups(spec),
-            may_create=pause_s <= 0 and not self._observed.obstacle,
+            may_create=pause_s <= 0 and not self._observed.obstacle and not self._observed.missing,
         )
+        if self._observed.missing:
+            not_ready = (self._observed.missing, *kept.not_ready)
+            kept = replace(kept, is_ready=False, not_ready=not_ready)
         for why in kept.lost:
             self._events.append(Event(conditions.POD_LOST, why, is_warning=True))
         verdict = self._count_failures(spec, kept)

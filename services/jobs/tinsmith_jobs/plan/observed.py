@@ -82,6 +82,8 @@ class Report:
     message: str = ""
     has_succeeded: bool = False
     """Whether the driver said that it did what the job is for."""
+    has_failed: bool = False
+    """Whether the driver said that it cannot go on, however often it is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class Observed:
         report: The driver's last report.
         templates: What each pod of a pool would be made from now, by its name.
         obstacle: What keeps it from being started at all, besides nodes; one sentence.
+        missing: A server outside the workload that it needs and that is not there; one sentence.
+            Unlike an obstacle, it counts against the startup deadline.
         rejection: Why the cluster will never take one of its pods; one sentence.
     """
 
@@ -106,6 +110,7 @@ class Observed:
     report: Report | None = None
     templates: Mapping[str, str] = field(default_factory=dict)
     obstacle: str = ""
+    missing: str = ""
     rejection: str = ""
 
 
