@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, help="of scenarios that kill at random moments")
     arguments = parser.parse_args()
-    # Whoever ends this process ends its pods and databases as well.
+    # The end of this process ends its pods and databases as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = Path(tempfile.mkdtemp(prefix="tinsmith-chaos-"))
     model_dir = build_tiny_model(folder / "model")

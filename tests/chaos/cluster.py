@@ -93,7 +93,7 @@ class Pod:
         """Send SIGKILL and reap; return the last failpoint that it passed.
 
         Args:
-            hold_down: Whether nobody is to start it again but `start`.
+            hold_down: Whether it stays down until `start`.
         """
         with self._lock:
             self._is_wanted = self._is_wanted and not hold_down

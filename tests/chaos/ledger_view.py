@@ -73,7 +73,7 @@ class LedgerView:
     def rows_of(self, run: str) -> list[str]:
         """Return every row of a run, times and revisions included.
 
-        Without the snapshots of whoever holds the run: it writes one when the run comes to rest.
+        Without the snapshots of the run's holder: it writes one when the run comes to rest.
         """
         parts: list[str] = []
         for table in _TABLES:

@@ -185,7 +185,7 @@ class Tenants:
 
     Args:
         cluster: Where.
-        tenants: Who.
+        tenants: The tenants.
     """
 
     def __init__(self, cluster: Cluster, tenants: Sequence[Tenant]) -> None:

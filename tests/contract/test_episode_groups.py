@@ -60,7 +60,7 @@ def test_lost_episodes_are_replaced_and_never_worth_nothing(client: tinsmith.Cli
         else:
             episode.end(tinsmith.WorkflowOutput(reward=episode.task["number"]))
 
-    # Left over from a loop that was killed: nobody is to play it.
+    # Left over from a loop that was killed: it must not be played.
     client.episodes.create([tinsmith.EpisodeSpec({"number": 9})], queue="rl")
     groups = make_groups(client)
     with playing(client, play):

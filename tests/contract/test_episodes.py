@@ -143,7 +143,7 @@ async def test_a_claim_is_repeated_while_its_lease_lasts(rig: CoordinatorRig) ->
     request.client_id = "agent"
     await rig.submit(first)
     late = await rig.stub.ClaimEpisode(request, metadata=rig.mine)
-    # A late repeat takes no second episode, which nobody would play.
+    # A late repeat takes no second episode, which would stay unplayed.
     assert not late.HasField("episode")
     assert "new request id" in late.waiting_for
     assert (await rig.claim()).episode.num_attempts == 1
@@ -163,7 +163,7 @@ async def test_a_lost_lease_goes_back_to_its_place_and_fences_its_holder(
     for call in (rig.heartbeat, rig.submit, rig.abort):
         with expect_rpc_error(Code.ABORTED, reason="LEASE_LOST"):
             await call(lost)
-    # It is the oldest, so that it is next; who lost it still has no say in it.
+    # It is the oldest, so it is next; the agent that lost it is still refused.
     found = await rig.claim(client_id="found")
     assert (found.episode.name, found.episode.num_attempts) == (first.name, 2)
     await rig.restart()
@@ -284,7 +284,7 @@ async def test_a_client_that_holds_enough_waits_for_an_end(rig: CoordinatorRig) 
     assert "holds 2 episodes" in refused.waiting_for
     assert refused.retry_after.seconds == 1
     waiting = asyncio.create_task(rig.claim(max_held=2, timeout_s=20))
-    # Somebody else is not held up by it.
+    # Another caller is not held up by it.
     assert (await rig.claim(client_id="other", timeout_s=20)).HasField("episode")
     await rig.create()
     await rig.submit(first)

@@ -62,7 +62,7 @@ async def test_what_was_acknowledged_outlives_a_kill(pods: EpisodePods) -> None:
     ended = await call("SubmitEpisode", submit)
     await asyncio.to_thread(pods.kill_coordinator)
     await asyncio.to_thread(pods.start_coordinator)
-    # Whoever lost the answer to a call repeats it, and whoever held an episode goes on.
+    # An agent that lost an answer repeats the call; one that held an episode goes on.
     assert await call("CreateEpisodes", registration) == created
     assert (await call("ClaimEpisode", claims[1])).lease_token == second.lease_token
     assert await call("SubmitEpisode", submit) == ended

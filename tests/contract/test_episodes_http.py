@@ -134,7 +134,7 @@ def test_a_lease_that_ran_out_is_good_for_nothing(agent: Agent, registered: list
 def test_a_client_that_leaves_takes_no_episode(
     client: tinsmith.Client, deployment: Deployment, agent: Agent
 ) -> None:
-    """It would be held by nobody until its lease ran out, and that for every one who left."""
+    """It would stay claimed, unplayed, until its lease ran out, for every client that left."""
     body = {"client_uuid": "gone", "queue": agent.queue, "timeout_s": 20}
     headers = {"X-API-Key": deployment.api_key}
     before = _num_left()

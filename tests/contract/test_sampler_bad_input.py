@@ -536,7 +536,7 @@ async def test_bad_input(scene: Scene, name: str) -> None:
     for key, wanted in row.metadata.items():
         assert error.metadata[key] if wanted is ... else error.metadata[key] == wanted
     assert [violation.field for violation in error.violations] == ([row.field] * bool(row.field))
-    # Nobody else notices.
+    # No other caller notices.
     assert tokens_of(await rig.sample(scene.bystander)) == scene.tokens
     assert await rig.num_active() == 0
 

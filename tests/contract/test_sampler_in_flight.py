@@ -197,7 +197,7 @@ async def test_newer_weights_of_a_trainer_elsewhere(
         for call in (*calls, pinned):
             call.cancel()
         await until(lambda: _is_idle(rig))
-        # Nobody follows any more, so nobody asks.
+        # No request follows any more, so none asks.
         num_publishes = rig.trainer.num_publishes
         await rig.sample(rig.session(), max_tokens=200)
         assert rig.trainer.num_publishes == num_publishes

@@ -191,7 +191,7 @@ async def test_cancel_frees_the_rows_of_a_stream(
 ) -> None:
     async with running_sampler(tmp_path, engine_host, max_concurrent_sequences=3) as rig:
         session = rig.session(checkpoint=await rig.checkpoint("a"))
-        # Messages of over 1 KiB: more than the windows of a channel hold, if nobody reads.
+        # Messages of over 1 KiB: more than the windows of a channel hold without a reader.
         call = rig.stream(
             session, num_samples=3, max_tokens=4000, extras={"topk_sample_logprobs": 64}
         )

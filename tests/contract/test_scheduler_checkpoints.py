@@ -1,4 +1,4 @@
-"""Runs and sampling sessions that begin from checkpoints, and who may begin from which."""
+"""Runs and sampling sessions that begin from checkpoints, and which projects may do so."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_a_run_takes_model_and_adapter_from_its_source(rig: Rig, owner: Me
     standing = await rig.wait(owner, operation.name, 0)
     metadata = scheduler_pb2.CreateTrainingRunMetadata()
     assert standing.metadata.Unpack(metadata)
-    # Nobody sees the run as active before its weights are there.
+    # The run is not active before its weights are there.
     assert (standing.done, source in metadata.waiting_for) == (False, True)
     state = (await rig.get_run(owner, metadata.run)).state
     assert state == scheduler_pb2.TrainingRun.STATE_CREATING

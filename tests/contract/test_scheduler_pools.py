@@ -1,4 +1,4 @@
-"""A caller whose key is bound to a pool reaches the workers of the pool, and nobody else does."""
+"""A caller whose key is bound to a pool reaches the workers of the pool, and only that caller."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_runs_and_samples_of_a_bound_key_stay_in_its_pool(rig: Rig) -> Non
     await rig.register(name="shared")
     await rig.register_sampler(name="shared-sampler", address="shared:1")
     session, users = await rig.session(bound), await rig.session(user)
-    # Just after its start a scheduler does not know yet who comes back.
+    # Just after its start a scheduler does not know yet which workers come back.
     await rig.advance(20, keep=("shared", "shared-sampler"))
     with expect_rpc_error(Code.NOT_FOUND, reason="MODEL_NOT_FOUND") as found:
         await rig.begin_run(bound, session)
@@ -140,7 +140,7 @@ async def test_checkpoints_outlive_the_pool_that_made_them(rig: Rig) -> None:
     await rig.stub.DeregisterWorker(request, metadata=POD)
     locate = scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint)
     get = scheduler_pb2.GetTrainingRunRequest(name=run.name)
-    # That of another pool is not for everybody.
+    # That of another pool is not for all.
     await rig.register(name="foreign", incarnation="3", ledger="ledger", pool="other.pool")
     with expect_rpc_error(Code.UNAVAILABLE, reason="WORKER_UNAVAILABLE"):
         await rig.stub.LocateCheckpoint(locate, metadata=user)

@@ -52,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterat
             tiny_model,
             {
                 "gateway": {"max_body_bytes": MAX_BODY_BYTES, "long_poll_s": LONG_POLL_S},
-                # Nobody sends heartbeats.
+                # No heartbeats are sent.
                 "scheduler": {"session_timeout_s": 3600.0},
             },
         )
@@ -133,7 +133,7 @@ def test_a_numbered_call_sent_twice_is_one(ours: Wire, send: Callable[[Model, in
         assert len(set(sent)) == 1
         first = ours.retrieve(sent[0])
         assert b"error" not in first.content, first.text
-        # After its end as well, and as often as somebody asks.
+        # After its end as well, and as often as it is asked for.
         assert send(model, number) == sent[0]
         assert ours.retrieve(sent[0]).content == first.content
         ours.retrieve(model.step())
@@ -559,7 +559,7 @@ def test_other_projects_futures_are_unknown(
 def test_a_promise_to_another_project_takes_no_place_of_ours(
     ours: Wire, theirs: Wire, sampler: str
 ) -> None:
-    # They know our ids, as whoever was given a published path does, and are faster.
+    # They know our ids, as every reader of a published path does, and are faster.
     stolen = theirs.sample(sampler, 200)["request_id"]
     assert "error" in theirs.result(stolen)
     _custom_loss_of(theirs, 200, session_id=ours.session_id)
@@ -720,7 +720,7 @@ def test_a_number_of_a_handle_is_that_of_its_weights(
     path = ours.result(model.ask("save_weights_for_sampler", path="taken"))["path"]
     wanted = {"session_id": ours.session_id, "sampling_session_seq_id": 700}
     with deployment.scheduler_stub() as scheduler:
-        # As opened by a request that nobody remembers any more.
+        # As opened by a request that is forgotten.
         scheduler.CreateSamplingSession(
             scheduler_pb2.CreateSamplingSessionRequest(
                 parent=f"projects/default/sessions/{ours.session_id}",

@@ -1,4 +1,4 @@
-"""Bad input: each row is refused with its meaning, and nobody else notices."""
+"""Bad input: each row is refused with its meaning, and no other run notices."""
 
 from __future__ import annotations
 

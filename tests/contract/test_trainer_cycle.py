@@ -1,4 +1,4 @@
-"""Many runs on one engine: what shares a cycle, who waits for whom, and what is told meanwhile."""
+"""Many runs on one engine: what shares a cycle, what waits for what, and what is reported."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ async def test_a_run_without_a_place_waits_for_one_and_says_so(
         async with asyncio.timeout(TIMEOUT_S):
             while "a place in the engine" not in (await run.status()).waiting_for:
                 await asyncio.sleep(0.001)
-    # Nobody has to wait for a place in order to be deleted.
+    # A run needs no slot in order to be deleted.
     await release(deleted, DELETE)
     assert not (await outside.get(1)).done
     commit.opened.set()

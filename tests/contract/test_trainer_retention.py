@@ -129,7 +129,7 @@ async def test_reading_costs_no_write_and_a_lost_note_keeps_longer(rig: TrainerR
     assert query_ledger(rig.config.data_dir, noted) == [(1,)]
     rig.passed_s += 7 * DAY_S - HOUR_S
     await rig.recover_from(left_behind)
-    # Somebody may have got it from the process before, a moment before that died.
+    # A client may have got it from the process before, a moment before that died.
     await rig.sweep(2 * HOUR_S)
     assert query_ledger(rig.config.data_dir, "SELECT count(result) FROM operations") == [(1,)]
     await rig.sweep(DAY_S)

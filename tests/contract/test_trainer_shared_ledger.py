@@ -163,7 +163,7 @@ async def test_an_adoption_that_broke_off_at_its_end_is_completed_by_the_next_tr
     rig: TrainerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await rig.new_run()
-    # Nobody tells the cycle, so that the operation is left to the next process.
+    # The cycle is not told, so the operation is left to the next process.
     rig.pod._registry.on_work = lambda: None
     operation = await run.forward_backward(make_datum())
     await rig.restart()

@@ -1,4 +1,4 @@
-"""The controller against a real API server, with pods that run at once: who gets which nodes."""
+"""The controller against a real API server, with pods that run at once: placement."""
 
 from __future__ import annotations
 

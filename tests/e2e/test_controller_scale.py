@@ -1,4 +1,4 @@
-"""Many jobs of three projects at once: nobody gets what another has, all get their share and end.
+"""Many jobs of three projects at once: none gets what another has, all get their share and end.
 
 `TINSMITH_E2E_JOBS` and `TINSMITH_E2E_NODES` set the size; 200 and 50 are the long one.
 """

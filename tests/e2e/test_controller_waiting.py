@@ -1,4 +1,4 @@
-"""Who waits for what, and who gives way to whom."""
+"""What a job waits for, and which job gives way to which."""
 
 from __future__ import annotations
 

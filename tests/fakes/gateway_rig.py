@@ -42,7 +42,7 @@ class GatewayScheduler(FakeScheduler):
     def __init__(self) -> None:
         super().__init__()
         self.runs: dict[str, str] = {}
-        """Address of the trainer by run; empty if nobody holds it."""
+        """Address of the trainer by run; empty if no trainer holds it."""
         self.checkpoints: dict[str, str] = {}
         """Address of a trainer that knows it, by checkpoint."""
         self.keepers: dict[str, str] = {}

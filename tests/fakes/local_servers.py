@@ -1,4 +1,4 @@
-"""Servers that announce themselves on this machine, for tests of who is found."""
+"""Servers that announce themselves on this machine, for tests of which is found."""
 
 from __future__ import annotations
 

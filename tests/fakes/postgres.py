@@ -50,7 +50,7 @@ FAST: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off", "autovacuu
 
 
 class PostgresServer:
-    """One server on a free port; who reaches it may connect, as superuser.
+    """One server on a free port; every client that reaches it may connect, as superuser.
 
     Args:
         folder: What it keeps, its data folder included. Made by `initdb` if it is empty.
@@ -286,7 +286,7 @@ def _binaries() -> Path:
     root = Path(spec.origin).parent / "pginstall18"
     if _can_run(root / "bin" / "postgres"):
         return root / "bin"
-    # A virtual environment in the home of root: its files are nobody's to read.
+    # A virtual environment in the home of root: its files are not readable.
     copy = Path(tempfile.mkdtemp(prefix="pg-bin-", dir="/tmp"))
     copy.chmod(0o755)
     atexit.register(shutil.rmtree, copy, ignore_errors=True)

@@ -41,7 +41,7 @@ class Fault:
         delay_s: Waits before anything is forwarded.
         cut_request_after: Forwards so many bytes to the server, then resets both sides.
         cut_response_after: Forwards so many bytes of the answer, then closes both sides. 0 waits
-            until the server begins to answer: it did what was asked and nobody is told.
+            until the server begins to answer: it did what was asked and the client is not told.
         status: HTTP only: answers with this status instead of the server.
         code: HTTP only: error code in the body of that answer, as S3 writes it.
         matches: HTTP only: which requests.

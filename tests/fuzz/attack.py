@@ -1,8 +1,8 @@
 """Sends hostile requests to a gateway and looks whether it stays whole.
 
-What must hold: no request ends a connection without an answer, a user's mistake is never a 5xx,
-every refusal says in JSON what was wrong, a call that was refused has used up its number and
-nothing else, and training goes on: that of the attacker, and that of a neighbour to the bit.
+What must hold: no request ends a connection without an answer. A user's mistake is never a 5xx,
+and every refusal says in JSON what was wrong. A refused call has used up its number and nothing
+else. Training goes on: that of the attacker, and that of a neighbour to the bit.
 """
 
 from __future__ import annotations

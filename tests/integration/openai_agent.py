@@ -61,7 +61,7 @@ def play(url: str, key: str, queue: str, client: str) -> None:
         try:
             post(f"{url}/end_episode", key, ended)
         except urllib.error.HTTPError as error:
-            # The step was over before: somebody else's problem now.
+            # The step was over before: the next attempt's problem now.
             sys.stderr.write(error.read().decode())
 
 

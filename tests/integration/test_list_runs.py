@@ -1,4 +1,4 @@
-"""A list of runs says who holds them, what goes on in them, and what they wait for."""
+"""A list of runs says which trainer holds them, what goes on in them, and what they wait for."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_two_ranks_serve_and_survive_the_loss_of_one(
                 error = (found_full[name] - tensor).norm() / tensor.norm()
                 assert error <= FULL_TOLERANCE, name
 
-        # Accepted operations are computed by whoever runs after the loss.
+        # Accepted operations are computed by the ranks that run after the loss.
         follower = ranked.rank(1)
         during = train(lora, range(3, 6))
         follower.kill()

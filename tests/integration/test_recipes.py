@@ -238,7 +238,7 @@ def test_an_experiment_that_ended_is_not_repeated(
         assert recipe.main(config, client) == summary
         assert len(client.list_runs()) == num_runs
     [folder] = (tmp_path / "runs").iterdir()
-    # Who reads the end knows what came out and what to do with it.
+    # The last lines say what came out and what to do with it.
     for said in (
         summary.run,
         f"tinsmith sample --checkpoint {shorten(summary.checkpoint)}",

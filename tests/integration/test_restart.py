@@ -196,7 +196,7 @@ def test_an_expired_session_parks_its_runs(make_embedded: MakeEmbedded) -> None:
 
 
 def _create_run(deployment: Deployment, session: str) -> str:
-    """Create a run from a session that nobody keeps alive, and return its name."""
+    """Create a run from a session without heartbeats, and return its name."""
     metadata = bearer(deployment.api_key)
     with grpc.insecure_channel(deployment.address) as channel:
         scheduler: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)

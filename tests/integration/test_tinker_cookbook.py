@@ -1,8 +1,8 @@
 """The unmodified `tinker_cookbook` against the services: its own loops, driven by user programs.
 
 Each program of `cookbook/` runs in a process of its own that is told URL and key. The tiny model is
-served under the name of a model that the cookbook knows, and its tokenizer lies in a Hugging Face
-cache under that name, so that the cookbook picks renderer and tokenizer as it does for users.
+served under the name of a model that the cookbook knows. Its tokenizer lies in a Hugging Face cache
+under that name, so the cookbook picks renderer and tokenizer as it does for users.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def user(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory, model_
             "HF_HOME": str(hugging_face),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
-            # The cookbook asks its makers for their prices and does without: nobody listens here.
+            # The cookbook asks its makers for their prices and does without: no server listens
+            # here.
             "HTTPS_PROXY": "http://127.0.0.1:9",
         },
         folder,
@@ -275,7 +276,7 @@ def test_an_exported_checkpoint_answers_elsewhere_as_it_was_taught(
     ]
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
     with warnings.catch_warnings():
-        # PEFT warns of tied embeddings, which matter only to who merges; and of itself.
+        # PEFT warns of tied embeddings, which matter only when merging; and of itself.
         warnings.simplefilter("ignore")
         base = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
         model = peft.PeftModel.from_pretrained(base, folder / "peft")

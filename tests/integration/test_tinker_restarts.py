@@ -148,7 +148,7 @@ def test_the_gateway_is_killed_over_and_over(
 
 @contextlib.contextmanager
 def _killed_over_and_over(process: PodProcess, *, num_times: int) -> Iterator[None]:
-    """Kill a process and start it again, a few times, at moments that nobody chose."""
+    """Kill a process and start it again, a few times, at random moments."""
 
     def kill() -> None:
         for _ in range(num_times):

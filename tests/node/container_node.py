@@ -64,7 +64,7 @@ def prepare_namespaces(folder: Path) -> None:
             continue  # version 2, where runc makes what it needs
         group = hierarchy / folder.name
         group.mkdir()
-        for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group, which holds nobody
+        for name in ("cpuset.cpus", "cpuset.mems"):  # empty in a new group, which holds no process
             if (group / name).exists():
                 (group / name).write_text((hierarchy / name).read_text())
 
@@ -75,7 +75,7 @@ def control_groups() -> list[Path]:
 
 
 class ContainerNode:
-    """A node with GPUs that nobody has, and images that it does not pull.
+    """A node with GPUs that exist in its status alone, and images that it does not pull.
 
     Args:
         cluster: Where it is registered; must be our own.

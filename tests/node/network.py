@@ -1,7 +1,7 @@
 """The network of a real node: a bridge for pods, names and addresses of Services.
 
 It lies in a network namespace of its own. What DNS and kube-proxy are in a cluster is here: names
-come from dnsmasq, and whoever connects to a Service's address is passed on to one of its pods.
+come from dnsmasq, and a connection to a Service's address is passed on to one of its pods.
 Network policies are not enforced.
 """
 

@@ -1,6 +1,6 @@
 """A thin JSON client of the Kubernetes API: paths in, dictionaries out.
 
-The official client would hide what tests want to see (status codes, raw objects), and it refuses
+The official client hides what tests want to see: status codes and raw objects. It also refuses
 answers of servers whose schema differs from its own.
 """
 

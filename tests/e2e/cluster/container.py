@@ -1,9 +1,9 @@
 """A container without a container engine: namespaces, and this machine's files as its image.
 
-The process gets what containers get: a root file system (a layer over this machine's, so nothing
-that it writes outside its volumes reaches the machine), its volumes at their true paths, `/dev`,
-`/proc`, a host name and a process namespace, in which it is number 1. The network is the machine's.
-It takes root: a user namespace may not lay anything over this machine's root.
+The process gets what containers get. Its root file system is a layer over this machine's: what it
+writes outside its volumes never reaches the machine. It has its volumes at their true paths,
+`/dev`, `/proc`, a host name, and a process namespace, in which it is number 1. The network is the
+machine's. It takes root: a user namespace may not lay anything over this machine's root.
 
 What changes on the machine below the layer may or may not be seen: files are exchanged in volumes.
 """

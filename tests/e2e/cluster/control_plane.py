@@ -75,7 +75,7 @@ class ControlPlane:
         self.stop()
 
     def stop(self) -> None:
-        """End every server at once: nobody reads their data again."""
+        """End every server at once: their data is not read again."""
         for process in reversed(self.processes.values()):
             process.kill()
 

@@ -1,8 +1,8 @@
 """A newer server of custom resources behind the core server: the tier that evaluates CEL.
 
-The core server is of a version that drops `x-kubernetes-validations` in silence. This one is asked
-by the core server for the groups of its definitions, so one kubeconfig serves both, and it asks the
-core server who may do what. `kubectl explain` does not see its schemas.
+The core server is of a version that drops `x-kubernetes-validations` in silence. The core server
+asks this one for the groups of its definitions, so one kubeconfig serves both. This one asks the
+core server what a caller may do. `kubectl explain` does not see its schemas.
 """
 
 from __future__ import annotations

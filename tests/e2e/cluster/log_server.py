@@ -25,7 +25,7 @@ Raises KeyError for what it does not know."""
 
 
 class LogServer:
-    """Serves `/containerLogs/NAMESPACE/POD/CONTAINER` to the API server, and to nobody else."""
+    """Serves `/containerLogs/NAMESPACE/POD/CONTAINER` to the API server alone."""
 
     def __init__(self, address: str, authority: Authority, serving: KeyPair, find: FindLog) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -59,9 +59,9 @@ class LogServer:
 def _stamped(file: Path, data: bytes) -> bytes:
     """Return lines with a time before each, as the container runtime writes them.
 
-    Nobody noted when a line was printed. The times here are those of the first look at the file and
-    a microsecond for each line before; they grow, and are the same at every look. `sinceSeconds`
-    and `sinceTime` are not looked at: clients leave out what they have.
+    The time of a printed line is not recorded. The times here are those of the first look at the
+    file and a microsecond for each line before; they grow, and are the same at every look.
+    `sinceSeconds` and `sinceTime` are not looked at: clients leave out what they have.
     """
     begin = _FIRST_LOOKS.setdefault(file, datetime.datetime.now(datetime.UTC))
     lines = data.splitlines(keepends=True)

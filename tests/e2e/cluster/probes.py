@@ -25,7 +25,7 @@ class Probe:
         container: The specification, for the names of its ports.
         running: The container.
         address: The pod's.
-        executor: Runs the attempts, so that a slow one holds up nobody.
+        executor: Runs the attempts, so that a slow one holds up no other.
         initially: The verdict before there are enough attempts.
     """
 

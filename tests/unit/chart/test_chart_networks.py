@@ -1,4 +1,4 @@
-"""Who may talk to whom by the chart's policies, as Kubernetes adds them up."""
+"""Which pods may talk to which by the chart's policies, as Kubernetes adds them up."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _cluster(values: dict[str, Any]) -> Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Cluster:
-    """Where the gateway is for jobs alone, so that the table says who reaches what."""
+    """Where the gateway is for jobs alone, so that the table says which pod reaches which."""
     closed = {"networkPolicy": {"gatewayFrom": []}}
     return _cluster(merge(load_values("trial-values"), closed))
 

@@ -236,7 +236,7 @@ def test_scalers_point_at_something_that_scales(manifests: list[Manifest]) -> No
 
 
 def test_references_between_objects_lead_somewhere(manifests: list[Manifest]) -> None:
-    """Of ConfigMaps and of Secrets, but for those that the values say are somebody else's."""
+    """Of ConfigMaps and of Secrets, but for those that the values leave to others."""
     known = {identity(manifest) for manifest in manifests}
     for template in pod_templates(manifests):
         namespace = template.owner["metadata"]["namespace"]

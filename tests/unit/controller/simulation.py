@@ -202,7 +202,7 @@ class Simulation:
         """Run until nothing is left to happen.
 
         Raises:
-            TimeoutError: If that takes more passes: somebody waits for ever.
+            TimeoutError: If that takes more passes: a job waits for ever.
         """
         while self.step():
             if self.log.num_passes > max_passes:

@@ -230,7 +230,7 @@ def test_second_pass_changes_nothing(
 @settings(max_examples=100, deadline=None)
 @for_all(some_workloads(), some_nodes())
 def test_no_priority_inversion(workloads: list[Workload], nodes: list[Node]) -> None:
-    """Who fits on what is free after the pass is kept from it by somebody before it, or got it."""
+    """A job that fits on what is free after the pass got it, or one before it keeps it away."""
     decisions = decide(workloads, nodes, Policy(backfill_patience_s=600), NOW)
     after = apply(workloads, decisions, NOW)
     holding = [w for w in after if w.placed]
@@ -367,7 +367,7 @@ def _check_preemption(workloads: list[Workload], decisions: Decisions) -> None:
 def _check_victims_are_needed(
     workloads: list[Workload], nodes: list[Node], policy: Policy, decisions: Decisions
 ) -> None:
-    """Whoever victims go for fits without them, and does not with one of them."""
+    """A job that preempts fits without its victims, and does not with one of them."""
     after = apply(workloads, decisions, NOW)
     for for_key in set(decisions.preempt.values()):
         wanting = next(w for w in after if w.key == for_key)

@@ -48,7 +48,7 @@ def test_all_jobs_end_whatever_happens(seed: int) -> None:
     ("projects", "num_generations"),
     [
         pytest.param(["red"], 1, id="one-project"),
-        # Those of other projects who are overdue as well go first while their project has less.
+        # Overdue jobs of other projects go first while their project has less.
         pytest.param(["red", "green", "blue"], 2, id="three-projects"),
     ],
 )

@@ -1,7 +1,7 @@
 """The promise of the packed engine: a run gets the bits that it would get alone.
 
 Everything here is compared byte for byte. What runs alone has an engine of its own, one call for
-each operation; what is mixed shares passes, stacks and head chunks with whoever else is there.
+each operation; what is mixed shares passes, stacks and head chunks with all others that are there.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def loaded(request: pytest.FixtureRequest, long_dir: Path) -> Threads:
             engine.create_run(ABSENT, LoraConfig(rank=8, seed=0))
             state = filled_state(engine.export_state(ABSENT), np.random.default_rng(0))
             engine.import_state(ABSENT, with_gradient(state))
-        # Whoever is alone has one thread: the number of them changes no bit.
+        # A run that is alone has one thread: the number of them changes no bit.
         return Threads(Rig(load(long_dir, dtype=dtype, num_threads=1), mixing), num_threads)
     finally:
         torch.set_num_threads(1)

@@ -180,7 +180,7 @@ def test_attention_buckets(
         packed = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
         assert list(packed) == [row for one in wanted for row in one]
         if bucket.source is not None:
-            # Padding repeats the last row of the sequence itself, never somebody else's.
+            # Padding repeats the last row of the sequence itself, never another's.
             filled = [one + [one[-1]] * (bucket.length - len(one)) for one in wanted]
             assert bucket.source.view(len(members), -1).tolist() == filled
         if bucket.places is not None and bucket.source is not None:

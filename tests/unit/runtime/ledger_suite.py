@@ -406,7 +406,7 @@ class LedgerSuite:
         assert await numbers(1) == [1, 2]
         assert await numbers(0, limit=2) == [9, 1]
         assert await numbers(1, limit_bytes=100) == [1]
-        assert await numbers(1, limit_bytes=1) == [1]  # at least one, or nobody would get it
+        assert await numbers(1, limit_bytes=1) == [1]  # at least one, or it would never be read
         assert await numbers(3) == []
 
     # Snapshots.

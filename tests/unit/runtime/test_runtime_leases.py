@@ -1,4 +1,4 @@
-"""Who holds a run on a shared ledger: leases, take-overs, and writes that come too late."""
+"""Ownership of a run on a shared ledger: leases, take-overs, and writes that come too late."""
 
 from __future__ import annotations
 

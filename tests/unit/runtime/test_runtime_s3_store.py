@@ -678,7 +678,7 @@ def test_conditions_that_are_ignored_are_noticed(proxy: HttpFaultProxy, server: 
             store.write_new("a", b"2")
 
 
-# Who one is, and who the server is.
+# The identity of the client, and that of the server.
 
 
 class StsHandler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Newer weights for requests that follow a run: who asks, how often, and who is told."""
+"""Newer weights for requests that follow a run: when a request asks, and what it is told."""
 
 from __future__ import annotations
 

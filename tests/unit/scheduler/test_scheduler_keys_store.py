@@ -1,4 +1,4 @@
-"""Keys of jobs, when whoever asks for them is killed while the database commits."""
+"""Keys of jobs, when the process that asks is killed while the database commits."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_a_new_key_is_shown_once_in_both_spellings(
     shown = capsys.readouterr().out
     assert "secret: tsk_k1_secret\n" in shown
     assert "tinker_secret: tml-k1_secret\n" in shown
-    # Whoever gets it needs no more than to paste a line.
+    # The reader needs no more than to paste a line.
     assert f"export TINSMITH_ADDRESS={local.address} TINSMITH_API_KEY=tsk_k1_secret\n" in shown
     assert f"export TINKER_BASE_URL=http://{local.address} TINKER_API_KEY=tml-k1_secret\n" in shown
     request = local.state.last["CreateKey"]

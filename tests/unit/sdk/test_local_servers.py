@@ -56,7 +56,7 @@ def run_command(*arguments: str) -> int:
 
 
 def leave_file(state: Path, address: str, *, pid: int) -> Path:
-    """Leave what a server that was killed leaves: a file that nobody holds."""
+    """Leave what a server that was killed leaves: a file without a lock."""
     with Announcement(state, local_server(address, pid=pid, start_time=later(9))):
         path = state / "servers" / f"{pid}.json"
         content = path.read_text()

@@ -71,7 +71,15 @@ def test_a_number_is_at_least_one(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_id", ["", "x", new_id().upper(), new_id() + "\n", "0" * 32, new_id()[:-1]]
+    "request_id",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("x", id="a-letter"),
+        pytest.param(new_id().upper(), id="upper-case"),
+        pytest.param(new_id() + "\n", id="trailing-newline"),
+        pytest.param("0" * 32, id="no-hyphens"),
+        pytest.param(new_id()[:-1], id="too-short"),
+    ],
 )
 def test_a_request_id_is_a_uuid(request_id: str) -> None:
     training_codec.check_request_id(new_id())

@@ -175,7 +175,7 @@ def test_work_within_its_share_waits_for_one_cycle_at_most(
     st.dictionaries(RUNS, st.integers(1, 3 * CYCLE), min_size=1, max_size=7),
 )
 def test_a_large_operation_is_begun_within_its_bound(cost: int, others: dict[str, int]) -> None:
-    """Everybody else has work without end, so that nothing is begun for lack of other work."""
+    """All other runs have work without end, so that nothing is begun for lack of other work."""
     simulation = simulate({"z": [cost], **{run: [each] * 2000 for run, each in others.items()}})
     runs = list(simulation.queues)
     num_large = sum(queue[0] > share(runs, run) for run, queue in simulation.queues.items())

@@ -119,7 +119,7 @@ async def test_a_lock_knows_whether_it_can_be_had_at_once_and_tells_its_release(
         assert not lock.is_free
         waiting = asyncio.create_task(lock.acquire())
         await asyncio.sleep(0)
-    # Nobody holds it, and still it is promised to who waited.
+    # No task holds it, and still it is promised to the one that waited.
     assert (lock.is_free, released) == (False, ["released"])
     await waiting
     lock.release()

@@ -50,7 +50,7 @@ def test_parts(letters: str, max_cost: int, wanted: list[list[int]]) -> None:
         ("o", [FIXED_COST], False),
         ("s", [FIXED_COST], False),
         ("B", [TOKENS], True),
-        ("S", [FIXED_COST], False),  # it shares no engine call with anybody
+        ("S", [FIXED_COST], False),  # it shares no engine call
     ],
 )
 def test_what_the_fair_queue_is_told(letters: str, costs: list[int], is_alone: bool) -> None:

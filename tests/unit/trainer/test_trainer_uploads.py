@@ -1,4 +1,4 @@
-"""Uploads that nobody writes to go; those that somebody writes to at the moment stay."""
+"""Idle uploads go; those that are being written stay."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _neighbours(engine: Engine, folder: Path) -> None:
 
 
 def _errors(engine: Engine) -> dict[str, str]:
-    """Errors of operations: typed, and nobody else's."""
+    """Errors of operations: typed, and of their own run alone."""
     requests = all_requests()
     bad = requests["large"]
     bad.batch[3].loss_inputs["weights"][-1] = 3e38

@@ -1,4 +1,4 @@
-"""Who computes which piece, and how calls travel: decided without a process group."""
+"""Which rank computes which microbatch, and how calls travel: decided without a process group."""
 
 from __future__ import annotations
 
