@@ -274,6 +274,25 @@ def test_the_end_of_a_driver(
         assert "the learning rate is negative" in status.failure.message
 
 
+@pytest.mark.parametrize(
+    ("role", "rules", "phase"),
+    [
+        pytest.param("driver", [], Phase.FAILED, id="driver"),
+        pytest.param("sampler", [], Phase.RESTARTING, id="another-role"),
+        pytest.param("driver", [{"action": "RestartRole"}], Phase.RESTARTING, id="policy-wins"),
+    ],
+)
+def test_a_driver_that_reports_that_it_can_not_go_on_is_not_restarted(
+    role: str, rules: list[dict[str, Any]], phase: Phase
+) -> None:
+    life = Life(make_job(failurePolicy={"rules": rules}))
+    life.run()
+    life.report = Report(9, 10, "r", life.now, has_failed=True)
+    life.fail(role, 7)
+
+    assert life.step().status.phase is phase
+
+
 def test_restarts_pause_longer_each_time_and_end() -> None:
     life = Life(make_job(backoffLimit=2))
     life.run()
