@@ -20,10 +20,10 @@ from tinsmith_controller.assignment.capacity import (
     seconds,
 )
 from tinsmith_controller.assignment.gang_placement import Gang, place_soonest
-from tinsmith_controller.assignment.types import Policy, Workload
+from tinsmith_controller.assignment.types import QueueConfig, Workload
 
 
-def is_overdue(workload: Workload, policy: Policy, now: datetime.datetime) -> bool:
+def is_overdue(workload: Workload, policy: QueueConfig, now: datetime.datetime) -> bool:
     """Whether the workload has waited for its patience, and lets nobody ahead any more."""
     return seconds(now) - seconds(workload.queued) >= policy.backfill_patience_s
 
@@ -50,7 +50,7 @@ def reserve(
 
 
 def _ranking(cluster: Cluster, gang: Gang, kept: Room, overdue_since_s: float) -> Indices:
-    soon = cluster.free + cluster.leaving - kept
+    soon = cluster.free + cluster.releasing - kept
     largest = gang.groups[0].amounts
     fits = ((largest[:, None] <= soon) | (largest[:, None] == 0)).all(axis=0)
     lateness_s = np.where(fits, 0.0, np.maximum(cluster.youngest - overdue_since_s, 0.0))

@@ -7,14 +7,17 @@ import datetime
 from collections.abc import Iterable, Sequence
 
 from tinsmith_controller.assignment.ordering import unique
-from tinsmith_controller.assignment.placement_pass import Round
-from tinsmith_controller.assignment.types import Decisions, Node, Policy, Stage, Workload
+from tinsmith_controller.assignment.placement_pass import PlacementPass
+from tinsmith_controller.assignment.types import Decisions, Node, QueueConfig, Stage, Workload
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.status import Placement
 
 
 def decide(
-    workloads: Sequence[Workload], nodes: Sequence[Node], policy: Policy, now: datetime.datetime
+    workloads: Sequence[Workload],
+    nodes: Sequence[Node],
+    policy: QueueConfig,
+    now: datetime.datetime,
 ) -> Decisions:
     """Return what one pass decides. Pure; the order of its arguments does not matter.
 
@@ -27,7 +30,7 @@ def decide(
     preempt: dict[NamespacedName, NamespacedName] = {}
     state = workloads
     while True:
-        added = Round(state, nodes, policy, now).run()
+        added = PlacementPass(state, nodes, policy, now).run()
         if not added.assign and not added.preempt:
             return Decisions(assign, preempt, added.waiting)
         for key, placements in added.assign.items():
@@ -51,7 +54,7 @@ def apply(
 def _apply_one(workload: Workload, decisions: Decisions, now: datetime.datetime) -> Workload:
     if workload.key in decisions.preempt:
         return dataclasses.replace(
-            workload, stage=Stage.LEAVING, leaving_for=decisions.preempt[workload.key]
+            workload, stage=Stage.RELEASING, preempted_by=decisions.preempt[workload.key]
         )
     placements = decisions.assign.get(workload.key, ())
     if not placements:

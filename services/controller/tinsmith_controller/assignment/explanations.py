@@ -49,7 +49,7 @@ class UnknownQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class Releasing:
     """Others are about to make room.
 
     Attributes:
@@ -81,7 +81,7 @@ class NoRoom:
     empty: Room | None
 
 
-Verdict = UnknownQueue | Excess | Leaving | Behind | NoRoom
+Verdict = UnknownQueue | Excess | Releasing | Behind | NoRoom
 
 
 def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
@@ -91,7 +91,7 @@ def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
             return f"queue {workload.queue} does not exist; {_there_are(verdict.queues)}"
         case Excess():
             return _explain_excess(workload, verdict)
-        case Leaving():
+        case Releasing():
             if not verdict.is_preempted:
                 return f"waits for what is ending: {_list(verdict.who)}"
             jobs = "a lower-priority job" if len(verdict.who) == 1 else "lower-priority jobs"

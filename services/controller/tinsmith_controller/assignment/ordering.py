@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from tinsmith_controller.assignment.capacity import seconds
-from tinsmith_controller.assignment.types import Policy, Stage, Workload
+from tinsmith_controller.assignment.types import QueueConfig, Stage, Workload
 from tinsmith_jobs.naming import NamespacedName
 
 Tier = tuple[bool, int]
@@ -43,13 +43,13 @@ class Order:
         policy: The weights.
     """
 
-    def __init__(self, workloads: Sequence[Workload], policy: Policy) -> None:
+    def __init__(self, workloads: Sequence[Workload], policy: QueueConfig) -> None:
         self._policy = policy
         self._held: dict[str, int] = defaultdict(int)
         queues: dict[Tier, dict[str, list[Workload]]] = defaultdict(lambda: defaultdict(list))
         for workload in workloads:
             self._held[workload.project] += workload.num_gpus_held
-            if workload.pods and workload.stage is not Stage.LEAVING:
+            if workload.pods and workload.stage is not Stage.RELEASING:
                 queues[tier(workload)][workload.project].append(workload)
         self._tiers = [queues[each] for each in sorted(queues, reverse=True)]
         self._queues: dict[str, list[Workload]] = {}

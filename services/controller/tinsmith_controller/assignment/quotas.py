@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tinsmith_controller.assignment.types import Policy, Workload
+from tinsmith_controller.assignment.types import QueueConfig, Workload
 from tinsmith_jobs.naming import NamespacedName
 
 _Scope = tuple[str, str]
@@ -43,7 +43,7 @@ class Quotas:
         workloads: All workloads; those that are leaving still hold what they have.
     """
 
-    def __init__(self, policy: Policy, workloads: Sequence[Workload]) -> None:
+    def __init__(self, policy: QueueConfig, workloads: Sequence[Workload]) -> None:
         self._policy = policy
         self._held: dict[_Scope, int] = defaultdict(int)
         self._kept: dict[_Scope, tuple[int, NamespacedName]] = {}

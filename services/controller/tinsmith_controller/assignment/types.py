@@ -71,7 +71,7 @@ class Stage(enum.Enum):
     """It holds nothing and wants `pods` placed, all or none."""
     HOLDING = "holding"
     """It holds `placed`; `pods` are replacements that are missing, all or none."""
-    LEAVING = "leaving"
+    RELEASING = "releasing"
     """It still holds `placed` and is about to give it back: preempted, suspended, ending."""
 
 
@@ -86,14 +86,14 @@ class Workload:
         priority: Higher goes first, and may preempt lower.
         created: When the object was made.
         queued: Since when it waits; that of a preempted job is the time of its first waiting.
-        stage: Whether it waits, holds or leaves.
+        stage: Whether it waits, holds or releases.
         pods: Pods that want a node now.
         placed: Pods that have one.
         rules: Which nodes will do.
         is_gang: Whether `pods` are placed all or none; those of a pool are placed one by one.
         is_preemptible: Whether it may be asked to give way to a higher priority.
         assigned: When it last got a node; None if it holds nothing.
-        leaving_for: On a leaving workload, the one that it gives way to.
+        preempted_by: On a releasing workload, the one that it gives way to.
     """
 
     key: NamespacedName
@@ -109,7 +109,7 @@ class Workload:
     is_gang: bool = True
     is_preemptible: bool = True
     assigned: datetime.datetime | None = None
-    leaving_for: NamespacedName | None = None
+    preempted_by: NamespacedName | None = None
 
     @property
     def num_gpus_wanted(self) -> int:
@@ -136,7 +136,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class QueueConfig:
     """The operators' settings.
 
     Attributes:

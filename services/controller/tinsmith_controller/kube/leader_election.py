@@ -45,7 +45,7 @@ class NotLeaderError(Exception):
     """This replica may not act, or not any more."""
 
 
-class Election:
+class LeaderElection:
     """One replica's part in the election.
 
     Args:

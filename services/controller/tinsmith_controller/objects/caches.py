@@ -34,7 +34,7 @@ _EVERYWHERE = ("",)
 OnWorkload = Callable[[NamespacedName], None]
 
 
-class Stores:
+class Caches:
     """The informers, and what is looked up in them.
 
     Args:

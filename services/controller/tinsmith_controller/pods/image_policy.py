@@ -18,7 +18,7 @@ EVERYTHING = "*"
 _SETTING = "TINSMITH_"
 
 
-def distrust(
+def check_images(
     roles: Sequence[Role], trusted_images: Sequence[str], own_secrets: Sequence[str]
 ) -> str:
     """Return why a job cannot be run, in one sentence; empty if it can.

@@ -10,7 +10,7 @@ from typing import Any
 
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, Deployment
 from tinsmith_controller.pods.pod_volumes import CACHE, DATA, data_path, model_path
-from tinsmith_controller.pods.workload_context import Owner
+from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.method import describe_method
 from tinsmith_jobs.naming import job_resource, pool_id, secret_name, worker_id
 from tinsmith_jobs.spec import (
@@ -33,7 +33,7 @@ API_KEY = "api-key"
 
 
 def variables_of(
-    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+    owner: WorkloadContext, role: Role, assignment: Assignment, deployment: Deployment
 ) -> list[dict[str, Any]]:
     """Return the variables of a container; the controller's own win over the template's."""
     own = (
@@ -52,7 +52,7 @@ def variables_of(
 
 
 def _server_env(
-    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+    owner: WorkloadContext, role: Role, assignment: Assignment, deployment: Deployment
 ) -> list[dict[str, Any]]:
     spec = owner.spec
     is_job = isinstance(spec, JobSpec)
@@ -89,7 +89,7 @@ def _server_env(
 
 
 def _client_env(
-    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+    owner: WorkloadContext, role: Role, assignment: Assignment, deployment: Deployment
 ) -> list[dict[str, Any]]:
     epoch = assignment.epoch if role.kind == DRIVER else None
     url = f"http://{deployment.gateway_address}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinsmith_controller.pods.workload_context import Owner
+from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
@@ -50,7 +50,7 @@ def data_path(data: Data) -> str:
     return data.name
 
 
-def volumes_of(owner: Owner, role: Role) -> list[dict[str, Any]]:
+def volumes_of(owner: WorkloadContext, role: Role) -> list[dict[str, Any]]:
     """Return the volumes of a pod."""
     volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
     if role.kind in (TRAINER, COORDINATOR):

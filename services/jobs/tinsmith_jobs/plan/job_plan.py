@@ -26,9 +26,9 @@ from tinsmith_jobs.plan.failure_policy import (
 )
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView
-from tinsmith_jobs.plan.pod_maintenance import Upkeep, tend
-from tinsmith_jobs.plan.status_transitions import grant
-from tinsmith_jobs.plan.teardown import leave
+from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
+from tinsmith_jobs.plan.status_transitions import assign_nodes
+from tinsmith_jobs.plan.teardown import tear_down
 from tinsmith_jobs.spec import (
     DRIVER,
     SAMPLER,
@@ -142,7 +142,7 @@ class _Planner:
     def _clean_up(self) -> Plan:
         spec = self._job.spec
         since = self._status.stop_time or self._status.completion_time or self._now
-        left = leave(
+        left = tear_down(
             self._observed,
             since=since,
             now=self._now,
@@ -178,7 +178,7 @@ class _Planner:
         self._status = self._status.with_condition(
             conditions.READY, False, reason, message, self._now
         )
-        left = leave(
+        left = tear_down(
             self._observed,
             since=self._status.stop_time or self._now,
             now=self._now,
@@ -269,8 +269,8 @@ class _Planner:
         obstacle = self._observed.obstacle
         pause_s = backoff_left_s(self._status, self._now, self._limits)
         if not needs_nodes and not obstacle and pause_s <= 0:
-            granted = grant(replace(self._job, status=status), (), self._now)
-            return self._planned(granted, requeue_s=0.0)
+            assigned = assign_nodes(replace(self._job, status=status), (), self._now)
+            return self._planned(assigned, requeue_s=0.0)
         is_new = status.phase is not Phase.QUEUED
         status = replace(
             status,
@@ -284,7 +284,7 @@ class _Planner:
                 conditions.READY, False, conditions.WAITING_FOR_NODES, "has no nodes", self._now
             )
         # Pods of an earlier life that nobody wants.
-        delete = leave(
+        delete = tear_down(
             self._observed, since=self._now, now=self._now, grace_s=spec.scheduling.grace_s
         ).delete
         return self._planned(status, delete=delete, requeue_s=pause_s or None)
@@ -316,7 +316,7 @@ class _Planner:
         if too_long is not None:
             return self._fail(too_long)
         pause_s = backoff_left_s(self._status, self._now, self._limits)
-        kept = tend(
+        kept = maintain_pods(
             self._job.key.name,
             spec.roles,
             self._status,
@@ -360,7 +360,7 @@ class _Planner:
             requeue_s=next_look_s(spec, status, self._now, pause_s=pause_s),
         )
 
-    def _count_failures(self, spec: JobSpec, kept: Upkeep) -> Failure | None:
+    def _count_failures(self, spec: JobSpec, kept: PodMaintenance) -> Failure | None:
         """Count the failures of this look; return one that ends the job."""
         counted = [pod for pod, reaction in kept.failures if reaction is not Reaction.IGNORE]
         for pod, reaction in kept.failures:
@@ -387,7 +387,9 @@ class _Planner:
         )
         return None
 
-    def _readiness(self, spec: JobSpec, status: Status, kept: Upkeep, pause_s: float) -> Status:
+    def _readiness(
+        self, spec: JobSpec, status: Status, kept: PodMaintenance, pause_s: float
+    ) -> Status:
         if kept.is_ready:
             if status.phase is not Phase.RUNNING:
                 self._events.append(Event(conditions.PODS_READY, "all pods are ready"))

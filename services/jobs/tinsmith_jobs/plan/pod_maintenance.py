@@ -25,7 +25,7 @@ _Wanted = dict[tuple[str, int], Role]
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class PodMaintenance:
     """What one look at the pods came to.
 
     Attributes:
@@ -57,7 +57,7 @@ class Upkeep:
     role_statuses: tuple[RoleStatus, ...]
 
 
-def tend(
+def maintain_pods(
     workload: str,
     roles: Sequence[Role],
     status: Status,
@@ -66,7 +66,7 @@ def tend(
     react: Callable[[PodView], Reaction],
     groups: Collection[str] = (),
     may_create: bool = True,
-) -> Upkeep:
+) -> PodMaintenance:
     """Look at the pods of a workload that holds nodes.
 
     Args:
@@ -83,7 +83,7 @@ def tend(
     view.examine(react)
     view.spread(groups)
     assignments = view.renewed()
-    return Upkeep(
+    return PodMaintenance(
         assignments=assignments,
         epoch=view.epoch,
         create=_to_create(status, observed, wanted, assignments) if may_create else (),
