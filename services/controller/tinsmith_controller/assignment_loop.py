@@ -1,4 +1,4 @@
-"""One decision about nodes for the whole cluster, written to the statuses that it changes."""
+"""Assigns nodes for the whole cluster, and writes the decisions into the statuses of workloads."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _SENTENCE_INTERVAL_S = 5.0
 
 
 class AssignmentLoop:
-    """Decides about nodes.
+    """Assigns nodes, again and again: reads all objects, decides, and writes statuses.
 
     Args:
         stores: Copies of the cluster's objects.
-        reconciler: Writes statuses, and knows who waits for something else.
+        reconciler: Writes statuses, and knows which workloads wait for something else.
         policy: The operators' settings.
         defaults: Requests by kind of role.
         projects: Project by namespace.
@@ -127,7 +127,7 @@ class AssignmentLoop:
                 self._reconciler.write_status(records[key], status)
             except ApiError as error:
                 if error.is_invalid:
-                    # Nobody else waits for a job whose status the server will not have.
+                    # Other workloads do not wait for one whose status the server refuses.
                     logger.error(
                         "status refused", extra={"workload": str(key), "problem": str(error)}
                     )

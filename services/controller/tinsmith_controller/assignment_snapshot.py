@@ -1,4 +1,4 @@
-"""From what the cluster has to what the assignment decides about, and its decisions to statuses."""
+"""Turns cached objects into the values of the assignment, and its decisions into statuses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The controller as one object, which `__main__` and tests start alike.
 
-One replica works at a time. It looks at workloads in a few threads, each workload in one at a time,
-and decides about nodes in one: a key of the queue like any other.
+One replica works at a time. A few threads reconcile workloads, each workload in one at a time. The
+assignment of nodes is one more key of their queue.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One look at one workload: what there is, what is to be done, and doing it.
+"""Reconciles one workload: observes it, asks the pure plan, and carries the plan out.
 
-The order of the effects is what makes it safe to be killed between any two of them: names of pods
-are stored before pods are made, keys are good before drivers that have them are made, and the
-status is written once, at the end, with the version that it was planned from as precondition.
+The order of the effects makes it safe to be killed between any two of them. Names of pods are
+stored before pods are made, and keys are good before drivers that have them are made. The status is
+written once, at the end, with the version that it was planned from as precondition.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Reconciler:
             SchedulerError: If that is not known to have happened.
         """
         holders = self._scheduler.key_holders()
-        # In this order: whoever has a key was among our jobs before, and is gone if it is not now.
+        # In this order: a job with a key was in the cache before, and is gone if it is not now.
         live = {record.item.uid for record in self._stores.jobs()}
         for key, job in holders.items():
             if job.uid in live or job.name.split("/")[1] not in self._own_projects:
@@ -248,7 +248,7 @@ class Reconciler:
         }
 
     def _check_images(self, item: Job | Pool) -> str:
-        """Return why a job of an author whom nobody needs to trust cannot be run."""
+        """Return why a job cannot be run whose author the operators need not trust."""
         if not isinstance(item, Job) or item.spec is None:
             return ""
         deployment = self._deployment
@@ -420,7 +420,7 @@ class Reconciler:
                 raise
 
     def _look_at_namesake(self, item: Job | Pool, assignment: Assignment, memory: _Memory) -> None:
-        """Find out whose pod has a name: ours of an earlier look, or somebody else's."""
+        """Find out whether a pod that has a name is ours, of an earlier look, or foreign."""
         found = self._cluster.get(PODS, item.key.namespace, assignment.pod)
         if _is_owned_by(item, found):
             self._stores.note(PODS, found)

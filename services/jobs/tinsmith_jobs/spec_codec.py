@@ -1,8 +1,8 @@
-"""The `spec` of our resources as JSON, read into dataclasses.
+"""The `spec` of a resource: reads its JSON into dataclasses, and checks all rules.
 
-The API server has checked it against the schema, but not every version with all rules, and an older
-definition may be installed. So everything is checked here again: whatever comes in, what
-comes out is a spec or one sentence for its author.
+The API server checks the schema, but old servers drop its CEL rules, and an older definition may be
+installed. So every rule is checked here too, and one machine has no API server. The result is a
+spec, or one sentence for its author.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def decode_pool(name: str, spec: object) -> PoolSpec:
 
 
 def is_left_alone(spec: object) -> bool:
-    """Whether somebody else manages a job, however wrong the rest of its spec may be."""
+    """Whether another controller manages a job; the rest of its spec may be wrong."""
     managed_by = spec.get("managedBy", MANAGED_BY) if isinstance(spec, Mapping) else MANAGED_BY
     return bool(managed_by != MANAGED_BY)
 

@@ -1,4 +1,4 @@
-"""The room on all nodes as arrays, so that a pass over thousands of them stays short."""
+"""The free and used capacity of all nodes as arrays: a pass over thousands of nodes stays short."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Spread:
 
 
 class Cluster:
-    """Nodes in the order of their names, and who takes how much of them.
+    """Nodes in the order of their names, and how much of them is taken.
 
     Attributes:
         nodes: The nodes; of several with one name, one.

@@ -1,4 +1,4 @@
-"""Who is asked first."""
+"""The order in which workloads are placed: by tier, then by the fair share of projects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Entry = tuple[float, float, NamespacedName, Workload]
 def tier(workload: Workload) -> Tier:
     """Return what fairness never overrules; lower goes first.
 
-    A job that lost a pod goes before everybody: until it has another, all that it holds is idle.
+    A job that lost a pod goes first: until it has another, all that it holds is idle.
     The missing replicas of a pool are no such loss, and wait by the pool's priority.
     """
     is_replacement = workload.is_gang and workload.stage is Stage.HOLDING
@@ -68,7 +68,7 @@ class Order:
         self._held[workload.project] += num_gpus
 
     def next(self) -> Workload | None:
-        """Return who is asked next, or None after the last."""
+        """Return the workload that is placed next, or None after the last."""
         if self._last is not None:
             # Only now: what the last one got counts against the next of its project.
             self._push_head(self._last.project)

@@ -1,4 +1,4 @@
-"""One round of a pass: every workload is asked once, in order."""
+"""One placement pass: every workload is considered once, in order."""
 
 from __future__ import annotations
 
@@ -219,7 +219,8 @@ class PlacementPass:
             self._cluster.release(victim)
             self._cluster.spread(victim.placed).add_to(soon)
             self._preempt[victim.key] = workload.key
-        # Who others leave for is spared until it has its place: else they would leave for nothing.
+        # A workload that others give way to is spared until it has its nodes: else they would
+        # give way for nothing.
         spared = {workload.key, *self._preempt}
         self._victims = [other for other in self._victims if other.key not in spared]
         self._releasing += victims

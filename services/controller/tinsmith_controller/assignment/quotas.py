@@ -1,4 +1,4 @@
-"""What queues and projects may hold."""
+"""Quotas: the GPUs that queues and projects hold, and may hold."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Excess:
         num_held: GPUs that it holds.
         max_gpus: GPUs that it may hold.
         num_wanted: GPUs that are asked for.
-        is_own: Whether that is too much even when nobody else holds any.
-        behind: Who waits for the rest; None if the rest would not do.
+        is_own: Whether that is too much even when no other workload holds any.
+        behind: The workload that waits for the rest; None if the rest would not do.
     """
 
     what: str
@@ -71,7 +71,7 @@ class Quotas:
         """Return what is in the way of so many GPUs more, or None.
 
         Args:
-            workload: Who wants them.
+            workload: The workload that wants them.
             num_gpus: How many.
             without: Workloads to count as gone.
         """

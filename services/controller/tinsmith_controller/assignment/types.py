@@ -1,4 +1,4 @@
-"""What the assignment knows of nodes and workloads, and what it decides.
+"""Values of the assignment: nodes, workloads, the operators' settings, and decisions.
 
 A workload is a job or a pool. Only pods that want a node chosen for them are here: those with a
 GPU, and all trainers and samplers. Drivers and environments go wherever the cluster's scheduler
@@ -157,8 +157,8 @@ class Decisions:
 
     Attributes:
         assign: New placements by workload, in the order in which they were given.
-        preempt: Workloads that have to give way, and to whom.
-        waiting: One sentence for each workload that wants nodes and got none (or, a pool, not all).
+        preempt: Workloads that have to give way, each with the one that it gives way to.
+        waiting: One sentence for each workload that wants nodes and got none; a pool, not all.
     """
 
     assign: Mapping[NamespacedName, tuple[Placement, ...]]

@@ -1,7 +1,7 @@
 """The plan for one pool: a pure function, like that of a job, but it never ends.
 
-Replicas are kept, and brought up to date, one by one: each that has a node has a pod, and one that
-failed is made again after a pause that grows with failures in a row.
+Each replica that has a node has a pod. Replicas are replaced one by one: those out of date, and
+those that failed, after a pause that grows with failures in a row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the containers of a workload are told, as variables.
+"""Environment variables of the containers of a workload.
 
 Only pods of Tinsmith itself are given the deployment's secrets; drivers and players get the job's
 own key alone.
@@ -130,8 +130,8 @@ def _hub_env(model: Model) -> list[dict[str, Any]]:
 def _value(name: str, value: str) -> dict[str, Any]:
     """Return a variable with just this text.
 
-    Kubernetes would replace `$(OTHER)` by the value of another variable, a secret one too, and much
-    of what stands here was written by the author of a job.
+    Kubernetes would replace `$(OTHER)` by the value of another variable, a secret one too. The
+    author of a job writes much of this text.
     """
     return {"name": name, "value": value.replace("$", "$$")}
 

@@ -1,4 +1,4 @@
-"""Where the files of a pod come from, and where they are in it."""
+"""Volumes of a pod: the sources of its files, and their mount paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the controller asks of the scheduler: keys of jobs, and what their drivers report."""
+"""Client of the scheduler: keys of jobs, and the reports of their drivers."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class GrpcSchedulerClient:
                 ]
             )
             answer = self._call("ListTrainingJobReports", request)
-            # A report begins empty, with the first key of its job; nobody reported that.
+            # A report begins empty, with the first key of its job; no driver reported that.
             found |= {
                 entry.uid: _report(entry)
                 for entry in answer.reports

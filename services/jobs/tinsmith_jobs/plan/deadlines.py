@@ -1,4 +1,4 @@
-"""What a job is late with: its end, its start, its reports."""
+"""Deadlines of a job: of its end, its start and its reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the end of a pod means: the failure policy, and the pause before a restart."""
+"""The failure policy: what the end of a pod means, and the pause before a restart."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def with_refusals(
 ) -> Status:
     """Return the status with the nodes that refused a pod just now, without those of long ago.
 
-    What a node says that it has can be wrong, and nobody corrects it: a GPU that broke. Without a
-    memory the pod would go there again until its job has failed.
+    A node may report what it does not have, such as a GPU that broke. Without these entries the
+    pod would be placed there again until its job has failed.
     """
     earlier = [
         entry
@@ -103,7 +103,7 @@ def avoided_nodes(status: Status, now: datetime.datetime, limits: Limits) -> fro
 
 
 def _is_over(refusal: Refusal, now: datetime.datetime, limits: Limits) -> bool:
-    # Of a time that is yet to come nobody knows where it is from.
+    # A time in the future comes from a wrong clock, and counts as over once it is far enough.
     return abs((now - refusal.time).total_seconds()) >= limits.refusal_s
 
 

@@ -1,8 +1,8 @@
 """The plan for one job: a pure function of the job, what is observed, and the time.
 
-A job is told to stop by its author, by a job of higher priority, or by its own end; then it gives
-back what it has (`teardown`). Otherwise it waits for nodes, which the assignment gives it, or holds
-some, and its pods are kept (`pod_maintenance`).
+Its author, a job of higher priority, or its own end stops a job; then it gives its nodes back
+(`teardown`). Otherwise it waits until nodes are assigned, or it holds nodes, and its pods are kept
+(`pod_maintenance`).
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class _Planner:
         status = status.with_condition(kind, True, reason, message, self._now)
         self._status = status.with_condition(conditions.READY, False, reason, message, self._now)
         self._events.append(Event(phase.value, message, is_warning=phase is Phase.FAILED))
-        # Pods go once the end is stored: without them nobody could tell that it was reached.
+        # Pods go once the end is stored: a plan that sees neither could not tell that it was
+        # reached.
         return self._planned(self._status, keys=self._keys(), requeue_s=0.0)
 
     def _clean_up(self) -> Plan:
@@ -283,7 +284,7 @@ class _Planner:
             status = status.with_condition(
                 conditions.READY, False, conditions.WAITING_FOR_NODES, "has no nodes", self._now
             )
-        # Pods of an earlier life that nobody wants.
+        # Pods of an earlier attempt are not wanted.
         delete = tear_down(
             self._observed, since=self._now, now=self._now, grace_s=spec.scheduling.grace_s
         ).delete
@@ -429,8 +430,8 @@ class _Planner:
     def _keys(self) -> frozenset[int | None]:
         """Return whose keys are good: the current driver's, and the agents'.
 
-        A key is good once the assignment that it belongs to is stored: of one that never was,
-        nobody would know later that there is something to take back.
+        A key is good once the assignment that it belongs to is stored. A key made earlier could
+        not be revoked later, because nothing would name it.
         """
         spec = self._job.spec
         driver = self._status.assigned_to(DRIVER, 0)

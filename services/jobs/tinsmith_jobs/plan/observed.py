@@ -1,4 +1,7 @@
-"""What the controller sees of a workload when it plans: pods, nodes, reports."""
+"""The observation that a plan starts from: pods, nodes and reports of a workload.
+
+The driver process of one machine is observed as a pod too.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statuses of workloads that were given nodes."""
+"""Transitions of a status when nodes are assigned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job gives its nodes back: first the driver saves and ends, then the rest goes."""
+"""Teardown: the driver saves and ends first, because it needs the other pods for that."""
 
 from __future__ import annotations
 

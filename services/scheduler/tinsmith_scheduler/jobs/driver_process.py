@@ -1,8 +1,8 @@
 """The driver of a job as a process of this machine, which may outlive its scheduler.
 
-A driver holds a lock on a file of its folder, inherited from its start and given back by its end in
-whatever way. So a scheduler that starts again can tell one that still runs, whose process id it can
-signal without fear that somebody else has it by now.
+A driver inherits a lock on a file of its folder; its end releases the lock, even after a kill. So a
+scheduler that starts again can tell whether the driver still runs. Only then may it signal the
+process id, which another process could have by now.
 """
 
 from __future__ import annotations

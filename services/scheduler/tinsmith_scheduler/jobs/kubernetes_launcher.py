@@ -344,7 +344,7 @@ def _connect() -> client.ApiClient:
                 f"job_launcher kubernetes found no cluster: {error}; run it in a pod, or with a "
                 "kubeconfig"
             ) from error
-    # Calls are sent again by whoever made them, who knows what is left of the time.
+    # The caller sends a call again, because it knows how much of its time is left.
     settings.retries = False
     return client.ApiClient(settings)
 

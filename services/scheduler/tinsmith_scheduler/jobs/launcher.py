@@ -1,4 +1,4 @@
-"""What runs jobs: this machine, or a cluster."""
+"""The protocol of a launcher, which runs jobs on this machine or in a cluster."""
 
 from __future__ import annotations
 

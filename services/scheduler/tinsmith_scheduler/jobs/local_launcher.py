@@ -1,8 +1,8 @@
 """Jobs on one machine: drivers are processes of it, trainers and samplers are the pods that serve.
 
-A pass over all jobs is made as often as something can have changed. What it decides is written down
-before it is done: a scheduler that is killed in between takes the driver for one that ended, or
-finds it running by its lock.
+Each pass observes every driver as a pod, asks the plan of the cluster's controller, and carries it
+out. The status is stored first: a scheduler that is killed in between finds the driver running by
+its lock, or sees by the stored pod name that it ended.
 """
 
 from __future__ import annotations
