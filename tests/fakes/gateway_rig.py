@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
 
 from tinsmith.v1 import (
+    checkpoint_pb2,
     environment_pb2,
     environment_pb2_grpc,
     sampler_pb2,
@@ -134,15 +135,15 @@ class FakePod(
         if self.fail:
             raise self.fail.pop(0)
 
-    async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
+    async def GetCheckpoint(self, request: Any, context: Any) -> checkpoint_pb2.Checkpoint:
         await self._take(request, context)
-        return trainer_pb2.Checkpoint(name=request.name)
+        return checkpoint_pb2.Checkpoint(name=request.name)
 
     async def ListCheckpoints(
         self, request: Any, context: Any
-    ) -> trainer_pb2.ListCheckpointsResponse:
+    ) -> checkpoint_pb2.ListCheckpointsResponse:
         await self._take(request, context)
-        return trainer_pb2.ListCheckpointsResponse()
+        return checkpoint_pb2.ListCheckpointsResponse()
 
     async def ListEnvironments(
         self, request: Any, context: Any

@@ -28,11 +28,13 @@ from tests.integration.servers import (
 import tinsmith
 from tinsmith.tensors import encode_tokens
 from tinsmith.v1 import (
+    checkpoint_pb2,
     models_pb2,
     sampler_pb2,
     sampler_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    trainer_control_pb2,
     trainer_pb2,
     trainer_pb2_grpc,
 )
@@ -369,20 +371,20 @@ def test_a_foreign_key_is_refused_by_every_pod(
             (
                 "CHECKPOINT_NOT_FOUND",
                 lambda: trainer.GetCheckpoint(
-                    trainer_pb2.GetCheckpointRequest(name=saved.name), metadata=metadata
+                    checkpoint_pb2.GetCheckpointRequest(name=saved.name), metadata=metadata
                 ),
             ),
             (
                 "SCOPE_MISSING",
-                lambda: trainer.PublishWeights(
-                    trainer_pb2.PublishWeightsRequest(run=run.name), metadata=metadata
+                lambda: trainer.ExportWeights(
+                    trainer_control_pb2.ExportWeightsRequest(run=run.name), metadata=metadata
                 ),
             ),
             (
                 "SCOPE_MISSING",
                 lambda: trainer.ReleaseRun(
-                    trainer_pb2.ReleaseRunRequest(
-                        run=run.name, epoch=1, mode=trainer_pb2.ReleaseRunRequest.MODE_DELETE
+                    trainer_control_pb2.ReleaseRunRequest(
+                        run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
                     ),
                     metadata=metadata,
                 ),

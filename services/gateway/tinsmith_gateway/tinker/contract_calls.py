@@ -11,7 +11,7 @@ from typing import Any
 from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2, timestamp_pb2
 
-from tinsmith.v1 import scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.services import Services
@@ -90,23 +90,23 @@ class Native:
         )
         return found
 
-    async def checkpoints(self, run: str) -> list[trainer_pb2.Checkpoint]:
+    async def checkpoints(self, run: str) -> list[checkpoint_pb2.Checkpoint]:
         """Return the checkpoints of a run, or of all runs of a project, newest first."""
-        found: list[trainer_pb2.Checkpoint] = []
+        found: list[checkpoint_pb2.Checkpoint] = []
         token = ""
         while True:
-            request = trainer_pb2.ListCheckpointsRequest(
+            request = checkpoint_pb2.ListCheckpointsRequest(
                 parent=run, page_size=_PAGE_SIZE, page_token=token
             )
             page = await self.trainer(
-                "ListCheckpoints", request, trainer_pb2.ListCheckpointsResponse
+                "ListCheckpoints", request, checkpoint_pb2.ListCheckpointsResponse
             )
             found += page.checkpoints
             token = page.next_page_token
             if not token:
                 return found
 
-    async def checkpoint(self, path: ids.TinkerPath) -> trainer_pb2.Checkpoint:
+    async def checkpoint(self, path: ids.TinkerPath) -> checkpoint_pb2.Checkpoint:
         """Return the checkpoint that a path means: of the caller's project, or published.
 
         Raises:
@@ -129,11 +129,11 @@ class Native:
         Raises:
             CheckpointNotFoundError: If the caller may not read it.
         """
-        request = trainer_pb2.GetCheckpointRequest(name=checkpoint)
-        found = await self.trainer("GetCheckpoint", request, trainer_pb2.Checkpoint)
+        request = checkpoint_pb2.GetCheckpointRequest(name=checkpoint)
+        found = await self.trainer("GetCheckpoint", request, checkpoint_pb2.Checkpoint)
         return ids.path_of(found)
 
-    async def _published(self, path: ids.TinkerPath) -> trainer_pb2.Checkpoint:
+    async def _published(self, path: ids.TinkerPath) -> checkpoint_pb2.Checkpoint:
         """Return a checkpoint of another project; its trainer decides whether it may be read."""
         pods = self._services.callers.for_pods("-")
         request = scheduler_pb2.GetTrainingRunRequest(name=ids.run_name_anywhere(path.model_id))
@@ -145,10 +145,10 @@ class Native:
             found = ids.newest_match(path, theirs)
             if found is None:
                 raise _not_found(path)
-            granted: trainer_pb2.Checkpoint = await self.trainer(
+            granted: checkpoint_pb2.Checkpoint = await self.trainer(
                 "GetCheckpoint",
-                trainer_pb2.GetCheckpointRequest(name=found.name),
-                trainer_pb2.Checkpoint,
+                checkpoint_pb2.GetCheckpointRequest(name=found.name),
+                checkpoint_pb2.Checkpoint,
             )
         except TinsmithError as error:
             if error.code is ErrorCode.NOT_FOUND:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2_grpc
 from tinsmith_runtime.errors import WorkerUnavailableError
 from tinsmith_runtime.rpc.scheduler_client import open_channel, pod_metadata, typed_errors
 from tinsmith_sampler.trainer_protocol import StoredWeights
@@ -32,8 +32,8 @@ class TrainerClient:
             RunNotFoundError: If the trainer does not hold the run.
             WorkerUnavailableError: If it cannot be reached.
         """
-        request = trainer_pb2.PublishWeightsRequest(run=run)
-        answer = await self._call(address, "PublishWeights", request)
+        request = trainer_control_pb2.ExportWeightsRequest(run=run)
+        answer = await self._call(address, "ExportWeights", request)
         return StoredWeights(answer.version, answer.manifest_uri, answer.manifest_sha256)
 
     async def checkpoint(self, address: str, name: str) -> StoredWeights:
@@ -43,13 +43,13 @@ class TrainerClient:
             CheckpointNotFoundError: If there is none of this name.
             WorkerUnavailableError: If the trainer cannot be reached.
         """
-        request = trainer_pb2.GetCheckpointRequest(name=name)
+        request = checkpoint_pb2.GetCheckpointRequest(name=name)
         answer = await self._call(address, "GetCheckpoint", request)
         return StoredWeights(
             answer.version,
             answer.manifest_uri,
             answer.manifest_sha256,
-            is_published=answer.state == trainer_pb2.Checkpoint.STATE_PUBLISHED,
+            is_published=answer.state == checkpoint_pb2.Checkpoint.STATE_PUBLISHED,
         )
 
     async def _call(self, address: str, method: str, request: Any) -> Any:

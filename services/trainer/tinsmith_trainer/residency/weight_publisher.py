@@ -32,7 +32,7 @@ class Publisher:
         self._residency = residency
 
     async def publish(self, run: LiveRun) -> checkpoint_manifests.WrittenManifest:
-        """Write the current weights for samplers of other processes; see `PublishWeights`."""
+        """Write the current weights for samplers of other processes; see `ExportWeights`."""
         async with run.lock:
             await self._residency.ensure(run)
             previous = run.published

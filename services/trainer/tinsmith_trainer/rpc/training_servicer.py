@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from google.longrunning import operations_pb2
 
 from tinsmith import names
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import trainer_control_pb2, trainer_pb2
 from tinsmith_engine import LOSS_NAMES, validate_batch
 from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_engine.contract.model_catalog import ModelCatalog
@@ -39,9 +39,9 @@ from tinsmith_trainer.runs.run import LiveRun
 MAX_WAIT_S = 20.0
 _LARGE_BYTES = 64 * 1024
 _RELEASE_MODES = {
-    trainer_pb2.ReleaseRunRequest.MODE_PARK: ReleaseMode.PARK,
-    trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER: ReleaseMode.HAND_OVER,
-    trainer_pb2.ReleaseRunRequest.MODE_DELETE: ReleaseMode.DELETE,
+    trainer_control_pb2.ReleaseRunRequest.MODE_PARK: ReleaseMode.PARK,
+    trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER: ReleaseMode.HAND_OVER,
+    trainer_control_pb2.ReleaseRunRequest.MODE_DELETE: ReleaseMode.DELETE,
 }
 
 Context = Any
@@ -100,8 +100,8 @@ class TrainerServicer(CheckpointServicer):
         )
 
     async def AdoptRun(
-        self, request: trainer_pb2.AdoptRunRequest, context: Context
-    ) -> trainer_pb2.AdoptRunResponse:
+        self, request: trainer_control_pb2.AdoptRunRequest, context: Context
+    ) -> trainer_control_pb2.AdoptRunResponse:
         current_caller().require_scope(POD_SCOPE)
         name = training_codec.decode_run(request.run)
         version = await self._placement.adopt(
@@ -110,18 +110,18 @@ class TrainerServicer(CheckpointServicer):
             engine_codec.decode_adapter(request.adapter),
             request.epoch,
         )
-        return trainer_pb2.AdoptRunResponse(version=version)
+        return trainer_control_pb2.AdoptRunResponse(version=version)
 
     async def ReleaseRun(
-        self, request: trainer_pb2.ReleaseRunRequest, context: Context
-    ) -> trainer_pb2.ReleaseRunResponse:
+        self, request: trainer_control_pb2.ReleaseRunRequest, context: Context
+    ) -> trainer_control_pb2.ReleaseRunResponse:
         current_caller().require_scope(POD_SCOPE)
         if request.mode not in _RELEASE_MODES:
             raise InvalidFieldError("mode", "must be MODE_PARK, MODE_HAND_OVER or MODE_DELETE")
         await self._placement.release(
             str(training_codec.decode_run(request.run)), request.epoch, _RELEASE_MODES[request.mode]
         )
-        return trainer_pb2.ReleaseRunResponse()
+        return trainer_control_pb2.ReleaseRunResponse()
 
     async def GetRunStatus(
         self, request: trainer_pb2.GetRunStatusRequest, context: Context
@@ -130,11 +130,11 @@ class TrainerServicer(CheckpointServicer):
         return self._status(run, next_sequence_number=run.next_free_number)
 
     async def ListRunStatuses(
-        self, request: trainer_pb2.ListRunStatusesRequest, context: Context
-    ) -> trainer_pb2.ListRunStatusesResponse:
+        self, request: trainer_control_pb2.ListRunStatusesRequest, context: Context
+    ) -> trainer_control_pb2.ListRunStatusesResponse:
         current_caller().require_scope(POD_SCOPE)
         project = training_codec.decode_all_runs(request.parent).project
-        return trainer_pb2.ListRunStatusesResponse(
+        return trainer_control_pb2.ListRunStatusesResponse(
             statuses=[
                 trainer_pb2.RunStatus(
                     run=run.name,
@@ -149,7 +149,7 @@ class TrainerServicer(CheckpointServicer):
         )
 
     async def ResumeRun(
-        self, request: trainer_pb2.ResumeRunRequest, context: Context
+        self, request: trainer_control_pb2.ResumeRunRequest, context: Context
     ) -> trainer_pb2.RunStatus:
         current_caller().require_scope(POD_SCOPE)
         run = await self._registry.find(str(training_codec.decode_run(request.run)))
@@ -177,14 +177,14 @@ class TrainerServicer(CheckpointServicer):
             latest_revision=run.latest_revision,
         )
 
-    async def PublishWeights(
-        self, request: trainer_pb2.PublishWeightsRequest, context: Context
-    ) -> trainer_pb2.PublishWeightsResponse:
+    async def ExportWeights(
+        self, request: trainer_control_pb2.ExportWeightsRequest, context: Context
+    ) -> trainer_control_pb2.ExportWeightsResponse:
         current_caller().require_scope(POD_SCOPE)
         run = await self._registry.find(str(training_codec.decode_run(request.run)))
         self._lease.require()
         written = await self._publisher.publish(run)
-        return trainer_pb2.PublishWeightsResponse(
+        return trainer_control_pb2.ExportWeightsResponse(
             version=written.manifest.attributes["version"],
             manifest_uri=written.uri,
             manifest_sha256=written.sha256,
