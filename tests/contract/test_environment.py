@@ -245,7 +245,7 @@ async def test_a_stream_outlives_failed_steps() -> None:
         names = [(await rig.create()).name for _ in range(8)]
         steps = [(name, 0, "raise" if i % 2 else "go") for i, name in enumerate(names)]
         steps += [("nonsense", 0, "go"), ("projects/theirs/environments/a/instances/b", 0, "go")]
-        answers = await stream(rig, sampling_params=steps)
+        answers = await stream(rig, steps)
         assert len(answers) == 10
         for i, name in enumerate(names):
             answer = answers[name]
@@ -281,7 +281,7 @@ async def test_killing_a_worker_in_the_middle_of_steps_fails_its_episodes_alone(
         while len(rig.pod.workers.workers) < 2:
             await asyncio.sleep(0.02)
     fresh = [(await rig.create()).name for _ in range(4)]
-    answers = await stream(rig, sampling_params=[(name, 0, "go") for name in fresh])
+    answers = await stream(rig, [(name, 0, "go") for name in fresh])
     assert {pid_of(answer.step) for answer in answers.values()} == {
         worker.pid for worker in rig.pod.workers.workers
     }

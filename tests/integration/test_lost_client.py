@@ -14,7 +14,7 @@ from tests.integration.lost_client import NUM_FIRST_STEPS, create_run, make_datu
 from tests.integration.servers import TIMEOUT_S, Deployment, EmbeddedThread, weight_files
 
 import tinsmith
-from tinsmith.training.training_run import OperationResult
+from tinsmith.training.run_calls import OperationResult
 
 MakeEmbedded = Callable[..., EmbeddedThread]
 ROOT = Path(__file__).resolve().parents[2]

@@ -48,7 +48,7 @@ REMEDIES = MappingProxyType(
         "EPISODE_ENDED": "claim another episode",
         "KEY_NOT_FOUND": "check the name of the key",
         "CHECKPOINT_ALREADY_EXISTS": "choose another name, or delete the old checkpoint first",
-        "SESSION_FINISHED": "open a new Client; runs.get(name) continues a run, and session= resumes"
+        "SESSION_FINISHED": "open a new Client; runs.get(name) continues a run, session= resumes"
         " a session that lost its heartbeat",
         "RUN_CLOSED": "create a new run",
         "NO_GRADIENT": "send a forward_backward before optim_step",
@@ -57,7 +57,7 @@ REMEDIES = MappingProxyType(
         "CHECKPOINT_INCOMPATIBLE": "load it into a run of the same base model and adapter",
         "CHECKPOINT_CORRUPT": "use another checkpoint",
         "STORE_MISMATCH": "give trainer and sampler one storage_uri, and restore the whole store",
-        "SEQUENCE_NUMBER_REUSED": "another client uses the run; continue with Client.runs.get(name)",
+        "SEQUENCE_NUMBER_REUSED": "another client uses the run; go on with Client.runs.get(name)",
         "SEQUENCE_GAP": "send the failed operations again",
         "POISON_OPERATION": "change the request before sending it again",
         "QUEUE_FULL": "wait for results before sending more",

@@ -235,7 +235,7 @@ def test_runs_are_listed_and_deleted(server: FakeServer, client: tinsmith.Client
     assert (run.name, run.state, run.adapter, run.rank) == (RUN, "active", "lora", 32)
     client.runs.delete("run-1")
     assert server.state.last["DeleteTrainingRun"].name == RUN
-    with pytest.raises(tinsmith.NotFoundError, match="list_runs"):
+    with pytest.raises(tinsmith.NotFoundError, match=r"runs\.list"):
         client.runs.get("other")
     assert client.list_models()[0].base_model == "tiny"
 

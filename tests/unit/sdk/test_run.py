@@ -237,7 +237,7 @@ def test_an_undeliverable_operation_fails_all_later_ones(server: FakeServer, dat
         server.state.refusals = [unavailable()] * 1000
         futures = [run.forward_backward(data), run.optim_step()]
         for future in futures:
-            with pytest.raises(tinsmith.RunUndeliverableError, match=r"operation 2 .*get_run"):
+            with pytest.raises(tinsmith.RunUndeliverableError, match=r"operation 2 .*runs\.get"):
                 future.result(timeout=10)
         server.state.refusals = []
         with pytest.raises(tinsmith.RunUndeliverableError):
