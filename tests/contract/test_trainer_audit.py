@@ -23,7 +23,7 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 
-from tinsmith.v1 import audit_pb2, trainer_control_pb2, trainer_pb2
+from tinsmith.v1 import audit_pb2, checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, ApiKey
@@ -87,7 +87,9 @@ async def copy(run: RunClient, source: str, checkpoint_id: str, request_id: str 
     return await run.wait(await run.call("CopyCheckpoint", request))
 
 
-async def export(run: RunClient, name: str, request_id: str = "") -> checkpoint_pb2.CheckpointExport:
+async def export(
+    run: RunClient, name: str, request_id: str = ""
+) -> checkpoint_pb2.CheckpointExport:
     request = checkpoint_pb2.ExportCheckpointRequest(
         name=name, format=PEFT, request_id=request_id or new_id()
     )

@@ -768,7 +768,9 @@ async def test_bad_input(scene: Scene, name: str) -> None:
 async def test_random_bytes_are_never_an_untyped_error(scene: Scene) -> None:
     rig, run = scene.rig, await scene.rig.new_run("random-bytes")
     random = np.random.default_rng(0)
-    for method in trainer_pb2.DESCRIPTOR.services_by_name["TrainerService"].methods:
+    files = (trainer_pb2, checkpoint_pb2, trainer_control_pb2)
+    services = [each for file in files for each in file.DESCRIPTOR.services_by_name.values()]
+    for method in [method for service in services for method in service.methods]:
         call = rig.channel.unary_unary(f"/{method.full_name.rpartition('.')[0]}/{method.name}")
         for _ in range(5):
             body = random.bytes(int(random.integers(1, 40)))

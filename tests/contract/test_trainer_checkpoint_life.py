@@ -105,7 +105,9 @@ async def test_an_expired_checkpoint_is_told_from_one_that_never_was(rig: Traine
     rig.passed_s += 61
     assert await reason(get(run, saved.name)) == "CHECKPOINT_EXPIRED"
     assert await reason(get(other, saved.name)) == "CHECKPOINT_NOT_FOUND"
-    listed = await run.call("ListCheckpoints", checkpoint_pb2.ListCheckpointsRequest(parent=run.name))
+    listed = await run.call(
+        "ListCheckpoints", checkpoint_pb2.ListCheckpointsRequest(parent=run.name)
+    )
     assert not listed.checkpoints
     error = error_of(await run.wait(await run.load(saved.name)))
     assert (error.code.name, error.reason) == ("NOT_FOUND", "CHECKPOINT_EXPIRED")
@@ -200,7 +202,9 @@ async def test_labels_and_expiry_are_changed_by_mask(rig: TrainerRig) -> None:
 
     async def update(*paths: str, **fields: Any) -> checkpoint_pb2.Checkpoint:
         mask = field_mask_pb2.FieldMask(paths=paths)
-        request = checkpoint_pb2.UpdateCheckpointRequest(name=saved.name, update_mask=mask, **fields)
+        request = checkpoint_pb2.UpdateCheckpointRequest(
+            name=saved.name, update_mask=mask, **fields
+        )
         return await run.call("UpdateCheckpoint", request)
 
     found = await update("labels", labels={"y": "2"})
@@ -248,7 +252,8 @@ async def test_a_published_checkpoint_is_read_by_all_and_changed_by_its_owner(
                 ),
             ),
             guest.call(
-                "CreateCheckpointDownload", checkpoint_pb2.CreateCheckpointDownloadRequest(name=name)
+                "CreateCheckpointDownload",
+                checkpoint_pb2.CreateCheckpointDownloadRequest(name=name),
             ),
         ]
         found = []
@@ -428,7 +433,9 @@ async def test_tasks_and_exports_go_with_their_run(rig: TrainerRig) -> None:
 
 
 async def read_file(run: RunClient, name: str, token: str, offset: int = 0) -> bytes:
-    request = checkpoint_pb2.DownloadCheckpointFileRequest(name=name, token=token, offset_bytes=offset)
+    request = checkpoint_pb2.DownloadCheckpointFileRequest(
+        name=name, token=token, offset_bytes=offset
+    )
     content = b""
     call = run.rig.stub.DownloadCheckpointFile(request, metadata=run.metadata, timeout=TIMEOUT_S)
     async for piece in call:

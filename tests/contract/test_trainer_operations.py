@@ -422,9 +422,7 @@ async def test_published_weights_are_pods_only_and_stay_while_unchanged(
     assert published[0] == published[1]
     assert published[0].version == 1
     assert Path(published[0].manifest_uri.removeprefix("file://")).is_file()
-    error = await refusal(
-        rig.stub.ExportWeights(request, metadata=run.metadata, timeout=TIMEOUT_S)
-    )
+    error = await refusal(rig.stub.ExportWeights(request, metadata=run.metadata, timeout=TIMEOUT_S))
     assert error.reason == "SCOPE_MISSING"
 
 

@@ -198,7 +198,9 @@ async def test_a_run_that_was_let_go_does_not_come_back_into_the_engine(rig: Tra
     live = rig.pod._registry.get(run.name)
     await live.lock.acquire()
     publication = asyncio.ensure_future(rig.pod._publisher.publish(live))
-    leaving = asyncio.ensure_future(release(rig, run, trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER))
+    leaving = asyncio.ensure_future(
+        release(rig, run, trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER)
+    )
     while not live.is_leaving:
         await asyncio.sleep(0.01)
     live.lock.release()

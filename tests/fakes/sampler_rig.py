@@ -21,10 +21,12 @@ from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
 from tinsmith.tensors import decode_tensor, encode_tokens
 from tinsmith.v1 import (
     checkpoint_pb2,
+    checkpoint_pb2_grpc,
     sampler_pb2,
     sampler_pb2_grpc,
     scheduler_pb2,
     trainer_control_pb2,
+    trainer_control_pb2_grpc,
     trainer_pb2_grpc,
     trajectories_pb2,
 )
@@ -55,7 +57,11 @@ TIMEOUT_S = 20.0
 PROMPT = (5, 6, 7, 8)
 
 
-class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
+class FakeTrainer(
+    trainer_pb2_grpc.TrainerServiceServicer,
+    checkpoint_pb2_grpc.CheckpointServiceServicer,
+    trainer_control_pb2_grpc.TrainerControlServiceServicer,
+):
     """Knows the checkpoints and published weights that a test gives it."""
 
     def __init__(self) -> None:
@@ -67,7 +73,12 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
             domain="trainer.tinsmith",
             authenticator=Authenticator(self, pod_key=POD_KEY),
         )
-        self.server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, self)
+        for add in (
+            trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
+            checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server,
+            trainer_control_pb2_grpc.add_TrainerControlServiceServicer_to_server,
+        ):
+            self.server.add(add, self)
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
         raise KeyInvalidError("only pods call this trainer")

@@ -17,12 +17,14 @@ from grpc_status import rpc_status
 
 from tinsmith.v1 import (
     checkpoint_pb2,
+    checkpoint_pb2_grpc,
     job_pb2,
     job_pb2_grpc,
     models_pb2,
     scheduler_pb2,
     scheduler_pb2_grpc,
     trainer_control_pb2,
+    trainer_control_pb2_grpc,
     trainer_pb2,
     trainer_pb2_grpc,
 )
@@ -53,7 +55,11 @@ Metadata = tuple[tuple[str, str], ...]
 POD: Metadata = (("authorization", f"Bearer {POD_KEY}"),)
 
 
-class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
+class FakeTrainer(
+    trainer_pb2_grpc.TrainerServiceServicer,
+    checkpoint_pb2_grpc.CheckpointServiceServicer,
+    trainer_control_pb2_grpc.TrainerControlServiceServicer,
+):
     """Adopts and releases runs in memory.
 
     `adopt_errors` are raised first, one for each AdoptRun; while `gate` is cleared, AdoptRun waits.
@@ -87,7 +93,12 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
             domain="trainer.tinsmith",
             authenticator=Authenticator(self, pod_key=POD_KEY),
         )
-        self.server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, self)
+        for add in (
+            trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
+            checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server,
+            trainer_control_pb2_grpc.add_TrainerControlServiceServicer_to_server,
+        ):
+            self.server.add(add, self)
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
         raise KeyInvalidError("only pods call this trainer")
@@ -104,7 +115,9 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
         self.adopted[request.run] = request
         return trainer_control_pb2.AdoptRunResponse()
 
-    async def ReleaseRun(self, request: Any, context: Any) -> trainer_control_pb2.ReleaseRunResponse:
+    async def ReleaseRun(
+        self, request: Any, context: Any
+    ) -> trainer_control_pb2.ReleaseRunResponse:
         current_caller().require_scope(POD_SCOPE)
         if self.release_errors:
             raise self.release_errors.pop(0)

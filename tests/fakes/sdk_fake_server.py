@@ -25,6 +25,7 @@ from grpc_status import rpc_status
 from tinsmith import tensors
 from tinsmith.v1 import (
     checkpoint_pb2,
+    checkpoint_pb2_grpc,
     environment_pb2,
     environment_pb2_grpc,
     sampler_pb2,
@@ -245,7 +246,9 @@ class FakeServer:
         self._changed = asyncio.Condition()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(Scheduler(self), self._server)  # type: ignore[abstract]
-        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(Trainer(self), self._server)  # type: ignore[abstract]
+        trainer: Any = Trainer(self)  # type: ignore[abstract]
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(trainer, self._server)
+        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(trainer, self._server)
         sampler_pb2_grpc.add_SamplerServiceServicer_to_server(Sampler(self), self._server)  # type: ignore[abstract]
         environments: Any = Environments
         environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(
@@ -341,7 +344,9 @@ class FakeServer:
             await abort(context, self.state.fail_calls[method].pop(0))
 
 
-class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
+class Trainer(
+    trainer_pb2_grpc.TrainerServiceServicer, checkpoint_pb2_grpc.CheckpointServiceServicer
+):
     def __init__(self, server: FakeServer) -> None:
         self._server = server
 

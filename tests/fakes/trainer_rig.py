@@ -24,8 +24,10 @@ from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import (
     checkpoint_pb2,
+    checkpoint_pb2_grpc,
     models_pb2,
     trainer_control_pb2,
+    trainer_control_pb2_grpc,
     trainer_pb2,
     trainer_pb2_grpc,
     trajectories_pb2,
@@ -251,6 +253,18 @@ def logprobs_of(operation: Any) -> list[list[float]]:
     return [decode_tensor(output.logprobs).tolist() for output in response.outputs]
 
 
+class TrainerStubs:
+    """The methods of all services of a trainer, by their names."""
+
+    def __init__(self, channel: Any) -> None:
+        for stub in (
+            trainer_pb2_grpc.TrainerServiceStub,
+            checkpoint_pb2_grpc.CheckpointServiceStub,
+            trainer_control_pb2_grpc.TrainerControlServiceStub,
+        ):
+            vars(self).update(vars(stub(channel)))
+
+
 class TrainerRig:
     """A pod, the scheduler that it asks for keys, and a channel."""
 
@@ -327,7 +341,7 @@ class TrainerRig:
         )
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)
-        self.stub = trainer_pb2_grpc.TrainerServiceStub(self.channel)
+        self.stub = TrainerStubs(self.channel)
         self.operations = operations_pb2_grpc.OperationsStub(self.channel)
 
     async def _stop_pod(self) -> None:

@@ -384,7 +384,9 @@ def test_a_foreign_key_is_refused_by_every_pod(
                 "SCOPE_MISSING",
                 lambda: trainer.ReleaseRun(
                     trainer_control_pb2.ReleaseRunRequest(
-                        run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
+                        run=run.name,
+                        epoch=1,
+                        mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE,
                     ),
                     metadata=metadata,
                 ),

@@ -14,7 +14,12 @@ from collections.abc import Callable
 
 from google.longrunning import operations_pb2_grpc
 
-from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
+from tinsmith.v1 import (
+    checkpoint_pb2_grpc,
+    scheduler_pb2,
+    trainer_control_pb2_grpc,
+    trainer_pb2_grpc,
+)
 from tinsmith_engine import Engine, Published
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
@@ -47,7 +52,8 @@ from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.rpc.checkpoint_codec import StoredTasks
-from tinsmith_trainer.rpc.checkpoint_servicer import CheckpointDomain
+from tinsmith_trainer.rpc.checkpoint_servicer import CheckpointDomain, CheckpointServicer
+from tinsmith_trainer.rpc.control_servicer import TrainerControlServicer
 from tinsmith_trainer.rpc.operations_servicer import OperationsServicer
 from tinsmith_trainer.rpc.training_servicer import TrainerServicer
 
@@ -185,17 +191,16 @@ class TrainerPod:
             domain=training_codec.DOMAIN,
             authenticator=self._scheduler.authenticator(),
         )
-        servicer = TrainerServicer(
-            config,
-            self._registry,
-            self._placement,
-            self._lease,
-            reader,
-            domain,
-            self._publisher,
-            self._catalog,
-        )
+        servicer = TrainerServicer(config, self._registry, reader, domain.registry, self._catalog)
         self._server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer)
+        self._server.add(
+            checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server,
+            CheckpointServicer(self._registry, domain),
+        )
+        self._server.add(
+            trainer_control_pb2_grpc.add_TrainerControlServiceServicer_to_server,
+            TrainerControlServicer(self._registry, self._placement, self._lease, self._publisher),
+        )
         self._server.add(
             operations_pb2_grpc.add_OperationsServicer_to_server,
             OperationsServicer(self._registry, reader, self._tasks),

@@ -298,7 +298,7 @@ class CheckpointCalls:
         """Call a method that answers with a checkpoint, at the trainer that knows it."""
         endpoint = await endpoint_of(self._core, name)
         answer = await self._core.transport.call(
-            endpoint, lambda c: getattr(c.trainer, method), request
+            endpoint, lambda c: getattr(c.checkpoint, method), request
         )
         return codec.decode_checkpoint(answer)
 

@@ -100,8 +100,12 @@ async def import_adapter(
     meter = _Meter(progress, sum(file.size_bytes for file in files))
     for state in upload.files:
         await _send(core, endpoint, upload.name, state, folder / state.file.file, meter)
-    request = checkpoint_pb2.ImportCheckpointRequest(upload=upload.name, request_id=str(uuid.uuid4()))
-    operation = await core.transport.call(endpoint, lambda c: c.checkpoint.ImportCheckpoint, request)
+    request = checkpoint_pb2.ImportCheckpointRequest(
+        upload=upload.name, request_id=str(uuid.uuid4())
+    )
+    operation = await core.transport.call(
+        endpoint, lambda c: c.checkpoint.ImportCheckpoint, request
+    )
     message = await tasks.wait_task(core, endpoint, operation, checkpoint_pb2.Checkpoint(), None)
     return codec.decode_checkpoint(message)
 
@@ -183,7 +187,9 @@ async def _read_stream(
         raise UnavailableError(f"the download of {source.file.file} ended early")
 
 
-def _read_url(source: checkpoint_pb2.CheckpointDownload.Source, file: BinaryIO, meter: _Meter) -> None:
+def _read_url(
+    source: checkpoint_pb2.CheckpointDownload.Source, file: BinaryIO, meter: _Meter
+) -> None:
     if not source.url.startswith(("https://", "http://")):
         raise InternalError(f"the server names a URL that is none: {source.url[:64]}")
     request = urllib.request.Request(source.url, headers={"Range": f"bytes={file.tell()}-"})
@@ -220,7 +226,9 @@ async def _send(
                 offset_bytes=file.tell() - len(piece),
                 data=piece,
             )
-            await core.transport.call(endpoint, lambda c: c.checkpoint.UploadCheckpointFile, request)
+            await core.transport.call(
+                endpoint, lambda c: c.checkpoint.UploadCheckpointFile, request
+            )
             meter.add(len(piece))
 
 

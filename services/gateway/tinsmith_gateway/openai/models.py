@@ -15,7 +15,7 @@ from tinsmith_gateway.openai.model_calls import ModelCalls
 from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LiveRun, latest_of
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.upstream.pod_client import Upstream
-from tinsmith_gateway.upstream.routing import SCHEDULER_SERVICE, TRAINER_SERVICE
+from tinsmith_gateway.upstream.routing import CHECKPOINT_SERVICE, SCHEDULER_SERVICE
 from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError
 
 _PAGE_SIZE = 1000
@@ -112,11 +112,13 @@ class ModelList:
             if not token:
                 return
 
-    async def _checkpoints(self, credential: Credential) -> AsyncIterator[checkpoint_pb2.Checkpoint]:
+    async def _checkpoints(
+        self, credential: Credential
+    ) -> AsyncIterator[checkpoint_pb2.Checkpoint]:
         token = ""
         while True:
             page = await self._upstream.call(
-                TRAINER_SERVICE,
+                CHECKPOINT_SERVICE,
                 "ListCheckpoints",
                 checkpoint_pb2.ListCheckpointsRequest(
                     parent=f"{credential.project}/trainingRuns/-",
@@ -143,7 +145,7 @@ class ModelList:
 
     async def _checkpoint(self, credential: Credential, name: str) -> checkpoint_pb2.Checkpoint:
         return await self._upstream.call(
-            TRAINER_SERVICE,
+            CHECKPOINT_SERVICE,
             "GetCheckpoint",
             checkpoint_pb2.GetCheckpointRequest(name=name),
             checkpoint_pb2.Checkpoint,

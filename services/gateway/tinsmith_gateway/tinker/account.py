@@ -138,7 +138,7 @@ class Account:
             scheduler_pb2.ListAuditEventsRequest(**wanted),
         )
         events += await _all_pages(
-            lambda request: native.trainer(
+            lambda request: native.checkpoint_service(
                 "ListCheckpointEvents", request, checkpoint_pb2.ListCheckpointEventsResponse
             ),
             checkpoint_pb2.ListCheckpointEventsRequest(**wanted),

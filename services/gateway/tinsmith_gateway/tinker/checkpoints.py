@@ -86,7 +86,9 @@ class Checkpoints:
             raise CheckpointNotFoundError(f"{path} does not exist", checkpoint=path)
         for match in matches:
             request = checkpoint_pb2.DeleteCheckpointRequest(name=match.name)
-            await native.trainer("DeleteCheckpoint", request, checkpoint_pb2.DeleteCheckpointResponse)
+            await native.checkpoint_service(
+                "DeleteCheckpoint", request, checkpoint_pb2.DeleteCheckpointResponse
+            )
         return JSONResponse({})
 
     async def publish(self, call: Call) -> Response:
@@ -94,7 +96,7 @@ class Checkpoints:
         native = user_native(call)
         name = await _own(native, _path(call))
         request = checkpoint_pb2.PublishCheckpointRequest(name=name)
-        await native.trainer("PublishCheckpoint", request, _Checkpoint)
+        await native.checkpoint_service("PublishCheckpoint", request, _Checkpoint)
         return JSONResponse({})
 
     async def unpublish(self, call: Call) -> Response:
@@ -102,7 +104,7 @@ class Checkpoints:
         native = user_native(call)
         name = await _own(native, _path(call))
         request = checkpoint_pb2.UnpublishCheckpointRequest(name=name)
-        await native.trainer("UnpublishCheckpoint", request, _Checkpoint)
+        await native.checkpoint_service("UnpublishCheckpoint", request, _Checkpoint)
         return JSONResponse({})
 
     async def set_ttl(self, call: Call) -> Response:
@@ -114,7 +116,7 @@ class Checkpoints:
             update_mask=field_mask_pb2.FieldMask(paths=["ttl"]),
             ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
         )
-        await native.trainer("UpdateCheckpoint", request, _Checkpoint)
+        await native.checkpoint_service("UpdateCheckpoint", request, _Checkpoint)
         return JSONResponse({})
 
     async def external_urls(self, call: Call) -> Response:
@@ -160,7 +162,9 @@ class Checkpoints:
             },
             ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
         )
-        operation = await native.trainer("CopyCheckpoint", save, operations_pb2.Operation)
+        operation = await native.checkpoint_service(
+            "CopyCheckpoint", save, operations_pb2.Operation
+        )
         copied = await _finished(native, operation)
         made = _Checkpoint()
         copied.response.Unpack(made)

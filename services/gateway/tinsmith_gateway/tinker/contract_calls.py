@@ -16,7 +16,12 @@ from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker import ids
-from tinsmith_gateway.upstream.routing import OPERATIONS_SERVICE, SCHEDULER_SERVICE, TRAINER_SERVICE
+from tinsmith_gateway.upstream.routing import (
+    CHECKPOINT_SERVICE,
+    OPERATIONS_SERVICE,
+    SCHEDULER_SERVICE,
+    TRAINER_SERVICE,
+)
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
     ErrorCode,
@@ -65,6 +70,12 @@ class Native:
             TRAINER_SERVICE, method, request, response, self._credential, timeout_s=timeout_s
         )
 
+    async def checkpoint_service(self, method: str, request: Any, response: type[Any]) -> Any:
+        """Call the trainer that answers for the checkpoint that the request names first."""
+        return await self._services.upstream.call(
+            CHECKPOINT_SERVICE, method, request, response, self._credential
+        )
+
     async def wait(self, name: str, timeout_s: float) -> operations_pb2.Operation:
         """Wait for an operation, at most as long as servers let one wait."""
         waited_s = min(timeout_s, _SERVER_POLL_S)
@@ -98,7 +109,7 @@ class Native:
             request = checkpoint_pb2.ListCheckpointsRequest(
                 parent=run, page_size=_PAGE_SIZE, page_token=token
             )
-            page = await self.trainer(
+            page = await self.checkpoint_service(
                 "ListCheckpoints", request, checkpoint_pb2.ListCheckpointsResponse
             )
             found += page.checkpoints
@@ -130,7 +141,7 @@ class Native:
             CheckpointNotFoundError: If the caller may not read it.
         """
         request = checkpoint_pb2.GetCheckpointRequest(name=checkpoint)
-        found = await self.trainer("GetCheckpoint", request, checkpoint_pb2.Checkpoint)
+        found = await self.checkpoint_service("GetCheckpoint", request, checkpoint_pb2.Checkpoint)
         return ids.path_of(found)
 
     async def _published(self, path: ids.TinkerPath) -> checkpoint_pb2.Checkpoint:
@@ -145,7 +156,7 @@ class Native:
             found = ids.newest_match(path, theirs)
             if found is None:
                 raise _not_found(path)
-            granted: checkpoint_pb2.Checkpoint = await self.trainer(
+            granted: checkpoint_pb2.Checkpoint = await self.checkpoint_service(
                 "GetCheckpoint",
                 checkpoint_pb2.GetCheckpointRequest(name=found.name),
                 checkpoint_pb2.Checkpoint,

@@ -27,7 +27,7 @@ from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker import age_encryption, ids
 from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
-from tinsmith_gateway.upstream.routing import TRAINER_SERVICE
+from tinsmith_gateway.upstream.routing import CHECKPOINT_SERVICE
 from tinsmith_runtime.errors import DownloadTokenInvalidError
 from tinsmith_runtime.rpc.error_codec import decode_status
 
@@ -73,7 +73,9 @@ async def export(
         request_id=ids.request_id(checkpoint.name, "export", _today()),
         format=layout,
     )
-    operation = await native.trainer("ExportCheckpoint", request, operations_pb2.Operation)
+    operation = await native.checkpoint_service(
+        "ExportCheckpoint", request, operations_pb2.Operation
+    )
     if not operation.done:
         operation = await native.wait(operation.name, timeout_s)
     if not operation.done:
@@ -108,7 +110,7 @@ class Downloads:
         request = checkpoint_pb2.CreateCheckpointDownloadRequest(
             name=made.name, without_urls=bool(recipients)
         )
-        download = await native.trainer(
+        download = await native.checkpoint_service(
             "CreateCheckpointDownload", request, checkpoint_pb2.CheckpointDownload
         )
         urls = {}
@@ -135,7 +137,7 @@ class Downloads:
     async def _read(self, ticket: Ticket) -> AsyncGenerator[bytes]:
         request = checkpoint_pb2.DownloadCheckpointFileRequest(name=ticket.name, token=ticket.token)
         async for piece in self._services.upstream.stream(
-            TRAINER_SERVICE,
+            CHECKPOINT_SERVICE,
             "DownloadCheckpointFile",
             request,
             checkpoint_pb2.DownloadCheckpointFileResponse,

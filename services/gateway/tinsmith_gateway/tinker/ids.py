@@ -207,7 +207,9 @@ def all_matches(
     return sorted(matches, key=lambda one: _split(one.name, one.kind)[2], reverse=True)
 
 
-def _split(checkpoint_id: str, kind: checkpoint_pb2.Checkpoint.Kind.ValueType) -> tuple[str, str, int]:
+def _split(
+    checkpoint_id: str, kind: checkpoint_pb2.Checkpoint.Kind.ValueType
+) -> tuple[str, str, int]:
     """Return kind, name and number of the save."""
     versioned = _VERSIONED.fullmatch(checkpoint_id)
     stem, save = (versioned[1], int(versioned[2])) if versioned else (checkpoint_id, 0)

@@ -240,7 +240,7 @@ async def _remove_older(
         if older.sequence_number < checkpoint.sequence_number:
             request = checkpoint_pb2.DeleteCheckpointRequest(name=older.name)
             try:
-                await native.trainer(
+                await native.checkpoint_service(
                     "DeleteCheckpoint", request, checkpoint_pb2.DeleteCheckpointResponse
                 )
             except TinsmithError as error:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from tinsmith import names
-from tinsmith.v1 import audit_pb2
+from tinsmith.v1 import audit_pb2, checkpoint_pb2
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.ledger import (
     AuditEvent,
@@ -185,7 +185,9 @@ def decode_upload_name(value: str) -> names.CheckpointUploadName:
         ) from error
 
 
-def decode_upload(run: names.RunName, request: checkpoint_pb2.CreateCheckpointUploadRequest) -> Upload:
+def decode_upload(
+    run: names.RunName, request: checkpoint_pb2.CreateCheckpointUploadRequest
+) -> Upload:
     """Return the upload that a request begins.
 
     Raises:

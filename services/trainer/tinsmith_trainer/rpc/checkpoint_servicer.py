@@ -1,4 +1,4 @@
-"""The part of TrainerService that concerns checkpoints, but for saves and loads."""
+"""Maps CheckpointService onto the checkpoints of the ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from google.longrunning import operations_pb2
 
 from tinsmith import names
-from tinsmith.v1 import checkpoint_pb2, trainer_pb2_grpc
+from tinsmith.v1 import checkpoint_pb2, checkpoint_pb2_grpc
 from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
 from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_trainer.checkpoints.audit import AuditTrail
@@ -52,7 +52,7 @@ class CheckpointDomain:
     clock: Callable[[], float]
 
 
-class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
+class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     """Maps the checkpoint calls onto the domain.
 
     Args:
