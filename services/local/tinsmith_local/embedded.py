@@ -25,9 +25,9 @@ from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
 from tinsmith_engine.base.hardware import placement_of
-from tinsmith_engine.host import EngineHost
+from tinsmith_engine.host import EngineHost, load_engines
 from tinsmith_environment.config import EnvironmentConfig
-from tinsmith_environment.deployment import EnvironmentDeployment
+from tinsmith_environment.pod import EnvironmentPod
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
 from tinsmith_runtime.config import parse_models
@@ -41,7 +41,7 @@ from tinsmith_sampler.pod import SamplerPod
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.pod import TrainerPod, load_engines
+from tinsmith_trainer.pod import TrainerPod
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,9 @@ class EmbeddedServer:
             trainer_config = replace(
                 trainer_config, device=self.placement.device, dtype=self.placement.dtype
             )
-            self._engines = await asyncio.to_thread(load_engines, trainer_config)
+            self._engines = await asyncio.to_thread(
+                load_engines, trainer_config, max_rows=trainer_config.max_resident_runs
+            )
             trainer = TrainerPod(
                 trainer_config, self._engines, on_fenced=_exit_fenced, on_failed=_exit_failed
             )
@@ -149,7 +151,7 @@ class EmbeddedServer:
             sampler_config = self._sampler_config(trainer_config.storage())
             sampler = SamplerPod(sampler_config, self._engines, publish_live=trainer.publish_live)
             await self._start(sampler)
-            environment = EnvironmentDeployment(self._environment_config())
+            environment = EnvironmentPod(self._environment_config())
             await self._start(environment)
             coordinator = CoordinatorPod(self._coordinator_config())
             await self._start(coordinator)

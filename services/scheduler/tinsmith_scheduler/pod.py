@@ -14,7 +14,7 @@ from tinsmith.v1 import job_pb2_grpc, scheduler_pb2_grpc
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.rpc.auth import ApiKey, Authenticator
 from tinsmith_runtime.rpc.server import PodServer
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import Database, open_store
 from tinsmith_scheduler.auth.api_keys import BOOTSTRAP_SCOPES, Keys
 from tinsmith_scheduler.auth.audit import AuditTrail
 from tinsmith_scheduler.config import SchedulerConfig
@@ -34,8 +34,8 @@ from tinsmith_scheduler.runs.run_listing import RunListing
 from tinsmith_scheduler.runs.runs import Runs
 from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions
 from tinsmith_scheduler.runs.sessions import Sessions
-from tinsmith_scheduler.store.database import open_database
 from tinsmith_scheduler.store.job_reports import JobReports
+from tinsmith_scheduler.store.tables import STORE
 from tinsmith_scheduler.workers.workers import Workers
 
 Clock = Callable[[], float]
@@ -95,8 +95,8 @@ class SchedulerPod:
         Raises:
             ConfigError: If the data folder or an address is in use, or the bootstrap key clashes.
         """
-        self._database = await open_database(
-            self._config.data_dir, self._config.database_url, on_lost=self._on_lost
+        self._database = await open_store(
+            STORE, self._config.data_dir, self._config.database_url, on_lost=self._on_lost
         )
         try:
             await self._serve(self._database)

@@ -12,11 +12,12 @@ import sys
 
 from tinsmith_engine.base.hardware import placed
 from tinsmith_engine.distributed.process_group import end_process
+from tinsmith_engine.host import load_engines
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.pod.main import leave_word, run_pod
 from tinsmith_runtime.rpc.server import wait_for_signal
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.pod import TrainerPod, load_engines
+from tinsmith_trainer.pod import TrainerPod
 from tinsmith_trainer.torchrun import RankedTrainer, check_alone, runs_ranked, serve_follower
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,10 @@ async def _serve(config: TrainerConfig) -> None:
 async def _serve_clients(config: TrainerConfig, *, is_ranked: bool) -> None:
     stopped = asyncio.create_task(wait_for_signal())
     ranked = await RankedTrainer.start(config, stopped) if is_ranked else None
-    host = await asyncio.to_thread(load_engines, config) if ranked is None else ranked.host
+    if ranked is not None:
+        host = ranked.host
+    else:
+        host = await asyncio.to_thread(load_engines, config, max_rows=config.max_resident_runs)
     pod = TrainerPod(config, host, on_fenced=_exit_fenced, on_failed=_exit_failed)
     await pod.start()
     await stopped
