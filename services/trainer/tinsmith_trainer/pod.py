@@ -171,7 +171,7 @@ class TrainerPod(WorkerPod):
             operations_pb2_grpc.add_OperationsServicer_to_server,
             OperationsServicer(self._registry, reader, self._tasks),
         )
-        self._is_open = False
+        self._has_ledger = False
 
     async def _open(self) -> None:
         """Recover.
@@ -182,6 +182,7 @@ class TrainerPod(WorkerPod):
         """
         await asyncio.to_thread(storage.probe_at_start, self._store)
         await self._ledger.open()
+        self._has_ledger = True
         if self._ledger.is_shared:
             await self._lease.renew()
         else:
@@ -194,13 +195,12 @@ class TrainerPod(WorkerPod):
             self._ledger.watch_lease(self._lease.look),
             self._retention.watch(),
         )
-        self._is_open = True
 
     async def _close(self) -> None:
         """End the slice that is being computed, and park what is resident."""
-        if not self._is_open:
+        if not self._has_ledger:
             return
-        self._is_open = False
+        self._has_ledger = False
         await self._sweeper.stop()
         await self._tasks.stop()
         await self._cycle.stop()
