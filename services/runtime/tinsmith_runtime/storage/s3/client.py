@@ -48,7 +48,7 @@ _TRANSIENT_CODES = frozenset(
         "IncompleteBody",
         "XAmzContentSHA256Mismatch",
         "RequestTimeout",
-        # Somebody else writes the same object at the same time.
+        # Another writer puts the same object at the same time.
         "ConditionalRequestConflict",
         "OperationAborted",
         "InternalError",
@@ -234,7 +234,7 @@ class S3Client:
             body: Content.
             headers: Further headers.
             query: Parameters.
-            is_streamed: Whether to leave the content of the answer to the caller, who closes it.
+            is_streamed: Whether to leave the content of the answer to the caller, which closes it.
             expected: Error codes that the caller deals with: raised as `AnswerError`.
 
         Raises:
@@ -458,7 +458,7 @@ def _status_and_code(error: Exception) -> tuple[int | None, str]:
 
 
 def _name_of(error: Exception) -> str:
-    """Return a short text: an error of a connection quotes objects that nobody wants to read."""
+    """Return a short text: an error of a connection quotes objects of no interest."""
     status, code = _status_and_code(error)
     if isinstance(error, CredentialsError):
         return str(error)

@@ -90,7 +90,7 @@ class Uploader:
                     key, source, upload_id, there, part_bytes, deadline, progress
                 )
             except _UploadGoneError:
-                # Somebody else completed or aborted it, or writes to it as well.
+                # Another writer completed or aborted it, or writes to it as well.
                 self._abort(key, upload_id)
             except StorageUnavailableError as error:
                 if isinstance(error, StorageRefusedError):
@@ -100,7 +100,7 @@ class Uploader:
                 self._abort(key, upload_id)
                 raise
         raise StorageUnavailableError(
-            f"uploads of {key} to {self._client.where} are ended by somebody else; send the "
+            f"uploads of {key} to {self._client.where} are ended by another writer; send the "
             "request again"
         )
 
