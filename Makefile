@@ -4,8 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH_INDEX_URL ?=
 PIP_TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL),)
-# One thread for each core is torch's own choice; the tests run beside each other and take one.
+# Tests run in a process for each core, with one thread of torch each; TEST_WORKERS=0 is one process.
 TEST_THREADS ?= 1
+TEST_WORKERS ?= logical
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal
 SEEDS ?= 0
 KILLS ?= 8
 FUZZ_COUNT ?= 20000
@@ -49,7 +51,7 @@ demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR D
 		$(if $(MODEL),--model $(MODEL),) $(if $(DATA),--data $(DATA),)
 
 test: venv ## Run the unit, contract and integration tests
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST)
 
 test-postgres: venv ## Run the tests of the database on other binaries, in POSTGRES_BIN
 	OMP_NUM_THREADS=$(TEST_THREADS) TINSMITH_TEST_POSTGRES_BIN=$(POSTGRES_BIN) $(BIN)/python -m pytest -q \
@@ -59,7 +61,7 @@ test-real: venv ## Real families at their widths, a layer deep; REAL="0.5b or sm
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/real $(if $(REAL),-k "$(REAL)",)
 
 unit: venv ## Run the unit tests alone
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/unit
+	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) tests/unit
 
 verify: lint types proto-check manifests-check thin-client test ## Run every check that CI runs but chaos and demo
 
