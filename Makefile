@@ -28,7 +28,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
 
 .PHONY: help venv demo test test-cluster test-node test-images test-postgres test-real unit verify lint format types proto proto-check proto-baseline \
-	docs manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
+	docs sdk manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client clean
 
 help: ## List the targets
@@ -70,6 +70,7 @@ lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff check -q $(SOURCES)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/architecture.py --check
+	$(BIN)/python clients/python/generate_forms.py --check
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf breaking --against proto/baseline.binpb
 
@@ -78,7 +79,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py
+	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -99,6 +100,9 @@ proto-baseline: node_modules ## Accept today's contract as what must not be brok
 
 docs: venv ## Draw docs/architecture.svg from the code
 	$(BIN)/python docs/architecture.py
+
+sdk: venv ## Write the public forms of the SDK's calls from their coroutines
+	$(BIN)/python clients/python/generate_forms.py
 
 manifests: venv ## Copy the CRDs into the chart and render k8s/install.yaml
 	$(BIN)/python helm/render.py
