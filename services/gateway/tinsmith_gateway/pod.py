@@ -25,6 +25,7 @@ from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.pod_directory import Directory
 from tinsmith_gateway.upstream.routing import EPISODE_SERVICE
 from tinsmith_runtime.observability.metrics import MetricsServer
+from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient
 from tinsmith_runtime.rpc.server import ServerConfig
@@ -38,7 +39,7 @@ _MAX_CALLS = 100_000
 """Of all keys together; the limits are those of each key."""
 
 
-class GatewayPod:
+class GatewayPod(Pod):
     """One gateway, from its settings to its server.
 
     Args:
@@ -87,7 +88,7 @@ class GatewayPod:
             self.address = f"{scheme}{host}:{port}"
         return self.address
 
-    async def start(self) -> None:
+    async def _start(self) -> None:
         """Recover what was promised, and serve.
 
         Raises:

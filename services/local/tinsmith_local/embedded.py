@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tinsmith.local_servers import LocalServer
 from tinsmith.names import DEFAULT_PROJECT
@@ -34,6 +34,7 @@ from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.devices import Placement, check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.rpc.server import check_address
 from tinsmith_sampler.config import SamplerConfig
@@ -88,18 +89,6 @@ class EmbeddedConfig:
         check_device(self.device)
         check_dtype(self.dtype)
         check_address("listen_address", f"{self.host}:{self.port}")
-
-
-class Pod(Protocol):
-    """What the embedded server starts and stops."""
-
-    async def start(self) -> None:
-        """Serve."""
-        ...
-
-    async def stop(self) -> None:
-        """Drain and close."""
-        ...
 
 
 class EmbeddedServer:

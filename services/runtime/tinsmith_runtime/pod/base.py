@@ -1,8 +1,10 @@
-"""What is the same in every pod that the scheduler lists: server, credentials, listing, end.
+"""What is the same in all pods, and in those that the scheduler lists.
 
-The order is that of the base: what a pod needs is opened before it serves, and it is listed after.
-At the end the listing goes first, then the server, then what was opened. A pod adds its services to
-`server` in its constructor, or in `_open` if they need what is opened there.
+A pod whose start fails or is cancelled gives back what it opened, so that another one can have it.
+
+The order of a listed pod is that of its base. What it needs is opened before it serves, and it is
+listed after. At the end the listing goes first, then the server, then what was opened. It adds its
+services to the server in its constructor, or in `_open` if they need what is opened there.
 """
 
 from __future__ import annotations
@@ -17,7 +19,34 @@ from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistr
 from tinsmith_runtime.rpc.server import PodServer
 
 
-class WorkerPod(abc.ABC):
+class Pod(abc.ABC):
+    """What a process serves until a signal."""
+
+    async def start(self) -> None:
+        """Serve; where one process works at a time, wait for the one before to end.
+
+        Raises:
+            ConfigError: If an address is in use, or something that the pod needs cannot be used.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    @abc.abstractmethod
+    async def stop(self) -> None:
+        """Refuse new calls, let running ones finish, close; repeating it changes nothing.
+
+        Also right after a start that failed.
+        """
+
+    @abc.abstractmethod
+    async def _start(self) -> None:
+        """Open what calls need, and serve."""
+
+
+class WorkerPod(Pod):
     """A pod that the scheduler lists.
 
     Args:
@@ -60,18 +89,9 @@ class WorkerPod(abc.ABC):
         """`host:port` of the Prometheus endpoint; empty if there is none."""
         return self._server.metrics_address
 
-    async def start(self) -> None:
-        """Open what the pod needs, serve, and have the scheduler list it.
-
-        Raises:
-            ConfigError: If an address is in use, or something that the pod needs cannot be used.
-        """
-        try:
-            await self._open()
-            await self._server.start()
-        except BaseException:
-            await self.stop()
-            raise
+    async def _start(self) -> None:
+        await self._open()
+        await self._server.start()
         self._listing.address = self.address
         self._listing.MergeFrom(self._describe())
         self._registration = WorkerRegistration(self._scheduler, self._listing, self._tokenizers)
@@ -83,7 +103,7 @@ class WorkerPod(abc.ABC):
             await self._registration.wait_listed(timeout_s)
 
     async def stop(self) -> None:
-        """Refuse new calls, let running ones finish, close; repeating it changes nothing."""
+        """Leave the listing, refuse new calls, let running ones finish, close."""
         if self._registration is not None:
             await self._registration.stop()
         await self._server.stop()

@@ -103,7 +103,7 @@ class AnswerError(Exception):
         self.message = message
 
     @classmethod
-    def of(cls, method: str, response: BaseHTTPResponse, *, has_key: bool = True) -> AnswerError:
+    def of(cls, method: str, response: BaseHTTPResponse) -> AnswerError:
         """Return what an answer says; reads its body.
 
         Raises:
@@ -111,8 +111,6 @@ class AnswerError(Exception):
         """
         if method == "HEAD":
             code = _HEAD_CODES.get(response.status, "")
-            if response.status == 404 and not has_key:
-                code = "NoSuchBucket"
             region = response.headers.get("x-amz-bucket-region")
             return cls(response.status, code, f"use region {region}" if region else "")
         content = response.data
