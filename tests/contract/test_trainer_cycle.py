@@ -265,7 +265,7 @@ async def test_a_restore_holds_up_nobody_else(
     await parked.step()
     await release(parked, PARK)
     restore = Gate()
-    restore.hold_first(monkeypatch, rig.pod._registry.residency._replayer, "replay")
+    restore.hold_first(monkeypatch, rig.pod._residency._replayer, "replay")
     await parked.forward_backward()
     await restore.began.wait()
     assert metadata_of(await parked.get(3)).waiting_for == "the run to be restored"

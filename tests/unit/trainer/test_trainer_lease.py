@@ -45,7 +45,7 @@ class SharedLedger:
 
 
 def make_run(name: str, **changes: Any) -> Any:
-    return SimpleNamespace(**{"name": name, "is_leaving": False, "is_closed": False, **changes})
+    return SimpleNamespace(**{"name": name, "is_staying": True, **changes})
 
 
 @pytest.fixture
@@ -59,13 +59,13 @@ def ledger() -> SharedLedger:
 
 
 @pytest.fixture
-def registry() -> Any:
-    return SimpleNamespace(runs=[])
+def runs() -> dict[str, Any]:
+    return {}
 
 
 @pytest.fixture
-def keeper(ledger: Any, registry: Any, clock: Clock) -> LeaseKeeper:
-    return LeaseKeeper(ledger, registry, ttl_s=TTL_S, clock=clock)
+def keeper(ledger: Any, runs: dict[str, Any], clock: Clock) -> LeaseKeeper:
+    return LeaseKeeper(ledger, runs, ttl_s=TTL_S, clock=clock)
 
 
 async def test_a_lease_is_believed_in_for_six_tenths_of_its_life(
@@ -119,9 +119,9 @@ async def test_who_waits_for_the_lease_goes_on_after_a_late_renewal(
 
 
 async def test_a_run_that_somebody_else_holds_ends_the_process(
-    keeper: LeaseKeeper, ledger: SharedLedger, registry: Any
+    keeper: LeaseKeeper, ledger: SharedLedger, runs: dict[str, Any]
 ) -> None:
-    registry.runs = [make_run("mine"), make_run("taken")]
+    runs.update({name: make_run(name) for name in ("mine", "taken")})
     ledger.held = {"mine": 3}
     with pytest.raises(FencedError, match="taken"):
         await keeper.renew()
@@ -129,17 +129,16 @@ async def test_a_run_that_somebody_else_holds_ends_the_process(
 
 
 async def test_a_run_that_came_or_went_during_the_renewal_is_not_missed(
-    keeper: LeaseKeeper, ledger: SharedLedger, registry: Any
+    keeper: LeaseKeeper, ledger: SharedLedger, runs: dict[str, Any]
 ) -> None:
-    gone = make_run("gone")
-    registry.runs = [
-        gone,
-        make_run("leaving", is_leaving=True),
-        make_run("deleted", is_closed=True),
-    ]
+    runs["gone"] = make_run("gone")
+    runs["again"] = make_run("again")
+    runs["leaving"] = make_run("leaving", is_staying=False)
 
     def change() -> None:
-        registry.runs = [*registry.runs[1:], make_run("new")]
+        del runs["gone"]
+        runs["again"] = make_run("again")
+        runs["new"] = make_run("new")
 
     ledger.during = change
     await keeper.renew()

@@ -34,10 +34,10 @@ def test_what_an_operation_waits_for_in_its_run(
 
 def test_what_runs_has_no_position_and_waits_for_nothing_but_an_obstacle() -> None:
     run = make_run("bob")
-    run.running = frozenset({1, 2})
+    run.queue.start([1, 2])
     assert standing(run, 2) == Standing(is_running=True)
     assert standing(run, 3).position == 2
-    run.obstacle = "space on the disk of the trainer"
+    run.block("space on the disk of the trainer")
     for number in (1, 3):
         assert standing(run, number).waiting_for == "space on the disk of the trainer"
     assert standing(run, 4) == Standing()
@@ -46,11 +46,10 @@ def test_what_runs_has_no_position_and_waits_for_nothing_but_an_obstacle() -> No
 def test_the_turn_counts_other_runs_and_their_tokens() -> None:
     run = make_run("bb")
     busy = make_run("bb", name="projects/q/trainingRuns/busy")
-    busy.running = frozenset({1})
+    busy.queue.start([1])
     ready = make_run("bbobb", name="projects/q/trainingRuns/ready")
     held = make_run(".b", name="projects/q/trainingRuns/held")
-    elsewhere = make_run("b", name="projects/q/trainingRuns/elsewhere")
-    elsewhere.engine = object()  # type: ignore[assignment]
+    elsewhere = make_run("b", name="projects/q/trainingRuns/elsewhere", engine=object())
     others = (busy, ready, held, elsewhere)
     # One batch runs, and the ready run has two before its step.
     assert standing(run, 1, *others).waiting_for == (

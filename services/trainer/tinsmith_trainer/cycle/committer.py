@@ -9,7 +9,6 @@ an object store that is away waits in the same way.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,7 +34,8 @@ from tinsmith_trainer.execution.engine_calls import Computed, SliceResult
 from tinsmith_trainer.execution.numerics_plan import Plan
 from tinsmith_trainer.metrics import OPERATION_SECONDS, OPERATIONS, TRAINED_TOKENS
 from tinsmith_trainer.runs.operations import ForwardWork, Kind, WireCodec
-from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 from tinsmith_trainer.runs.storage_retry import STORAGE_RETRY_S
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Committer:
     def _commit_of(self, result: SliceResult) -> Commit:
         run = result.slice.run
         # Before the commit, which adds the refused calls that follow.
-        run.failures = result.failures
+        run.queue.set_failures(result.failures)
         return Commit(
             run=run.name, epoch=run.record.epoch, outcomes=self._outcomes(run, result.computed)
         )
@@ -187,7 +187,7 @@ class Committer:
                 await asyncio.sleep(STORAGE_RETRY_S)
             else:
                 for run in runs:
-                    run.obstacle = ""
+                    run.unblock()
                 return result
 
     def outcome(
@@ -237,9 +237,9 @@ class Committer:
 
     def _take(self, run: LiveRun, records: list[OperationRecord], version: int) -> None:
         """Note what is durable, and tell who waits."""
-        run.obstacle = ""
-        run.running = frozenset()
-        run.record = dataclasses.replace(run.record, version=version)
+        run.unblock()
+        run.queue.stop()
+        run.commit_version(version)
         self._finish(run, records)
 
     def _waits(self, runs: Sequence[LiveRun], error: TinsmithError) -> bool:
@@ -248,7 +248,7 @@ class Committer:
             return False
         is_away = isinstance(error, StorageUnavailableError)
         for run in runs:
-            run.obstacle = error.message if is_away else f"the trainer's disk: {error.message}"
+            run.block(error.message if is_away else f"the trainer's disk: {error.message}")
         logger.warning(
             "waiting for the object store" if is_away else "waiting for the disk",
             extra={"problem": error.message},

@@ -44,8 +44,10 @@ from tinsmith_trainer.metrics import (
 )
 from tinsmith_trainer.ownership.lease import LeaseKeeper
 from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
-from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +58,12 @@ class Cycle:
     Args:
         config: Limits.
         registry: The runs.
+        residency: Which of them are in an engine.
         host: The engines.
         committer: Makes intents and results durable.
         solo: What runs do beside the cycles.
         lease: Whether this process may compute.
+        has_work: Set when a run may have something to do.
         on_end: Called when a task ends by a bug or because another process holds a run: this
             process must not go on as if it served.
     """
@@ -68,29 +72,30 @@ class Cycle:
         self,
         config: TrainerConfig,
         registry: RunRegistry,
+        residency: Residency,
         host: EngineHost,
         committer: Committer,
         solo: SoloWork,
         lease: LeaseKeeper,
         *,
+        has_work: asyncio.Event,
         on_end: Callable[[Exception], None],
     ) -> None:
         self._config = config
         self._registry = registry
-        self._residency = registry.residency
+        self._residency = residency
         self._host = host
         self._committer = committer
         self._solo = solo
         self._lease = lease
         self._on_end = on_end
-        self._turns = TurnTaker(config.cycle_tokens, config.max_attempts, registry.residency)
-        self._has_work = asyncio.Event()
+        self._turns = TurnTaker(config.cycle_tokens, config.max_attempts, residency)
+        self._has_work = has_work
         self._main: asyncio.Task[None] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         """Work that a stop waits for: its results exist, so let them be committed."""
         self._restores: set[asyncio.Task[None]] = set()
-        registry.on_work = self._has_work.set
 
     def start(self, *watchers: Coroutine[Any, Any, None]) -> None:
         """Begin to execute; what recovery found is first.
@@ -159,15 +164,15 @@ class Cycle:
     ) -> None:
         """Let the work of a run go on beside the cycles; its lock, which is held, ends with it."""
         task = self._spawn(work, group)
-        task.add_done_callback(lambda _: _put_back(run))
+        task.add_done_callback(lambda _: run.put_back())
 
     async def _execute(self, slices: Sequence[Slice]) -> None:
         """Compute the slices of locked runs; their locks end with their commits."""
-        results = [SliceResult(each, list(each.run.failures)) for each in slices]
+        results = [SliceResult(each, list(each.run.queue.failures)) for each in slices]
         for each in slices:
             self._residency.touch(each.run)
-            each.run.has_had_turn = True
-            each.run.running = frozenset(o.sequence_number for o in each.operations)
+            each.run.state.compute()
+            each.run.queue.start(o.sequence_number for o in each.operations)
         intents = [
             asyncio.create_task(self._committer.begin([(s.run, s.operations) for s in slices]))
         ]
@@ -208,7 +213,7 @@ class Cycle:
                 step = step_behind(run, last)
                 if step is not None:
                     joined.append((run, [step]))
-                    run.running |= {step.sequence_number}
+                    run.queue.start([step.sequence_number])
             if step is not None and isinstance(step.work, OptimStepWork):
                 steps.add(run.name, step.work, result.failures)
                 stepping.append((result, step))
@@ -248,17 +253,19 @@ class Cycle:
         if error is not None:
             self._go_on(run, self._solo.undo(run, error, is_alone=True), self._ending)
             return
-        run.weights_serial += result.is_boundary
-        run.state_sequence_number = result.computed[-1].operation.sequence_number
-        run.replay_cost_s += result.duration_s
+        run.state.commit(
+            result.computed[-1].operation.sequence_number,
+            duration_s=result.duration_s,
+            is_step=result.is_boundary,
+        )
         # An accumulation without end is cut as well, with its gradient in the snapshot.
         limit_s = self._config.snapshot_replay_s * (1 if result.is_boundary else 2)
-        is_due = run.replay_cost_s >= limit_s and not run.is_being_saved
-        if is_due and not run.is_closed and not run.is_leaving:
-            run.is_being_saved = True
+        is_due = run.state.replay_cost_s >= limit_s and not run.state.is_being_saved
+        if is_due and run.is_staying:
+            run.state.begin_save()
             self._go_on(run, self._snapshot(run), self._ending)
         else:
-            _put_back(run)
+            run.put_back()
 
     async def _snapshot(self, run: LiveRun) -> None:
         """Copy the state of a run, which then goes on while the copy is written."""
@@ -266,12 +273,6 @@ class Cycle:
             copied = await self._residency.copy_state(run)
         except Exception as error:
             logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
-            run.is_being_saved = False
+            run.state.end_save()
         else:
             self._spawn(self._solo.write_snapshot(run, copied), self._ending)
-
-
-def _put_back(run: LiveRun) -> None:
-    run.obstacle = ""
-    run.running = frozenset()
-    run.lock.release()

@@ -60,16 +60,18 @@ class TurnTaker:
         ready: defaultdict[str, list[LiveRun]] = defaultdict(list)
         num_placeless = num_held = 0
         for run in runs:
-            if not run.queue or run.is_closed or run.is_leaving:
+            if not run.queue or not run.is_staying:
                 continue
             model = run.record.base_model
             working[model].append(run)
             if not run.is_ready or not run.lock.is_free:
-                num_placeless += not run.is_resident
-                num_held += not run.is_ready and not run.running
-            elif run.queue[run.next_sequence_number].record.num_attempts >= self._max_attempts:
-                turns.aside.append(Slice(run, [run.queue[run.next_sequence_number]]))
-            elif run.is_resident:
+                num_placeless += not run.state.is_resident
+                num_held += not run.is_ready and not run.queue.running
+            elif (
+                run.queue[run.queue.next_sequence_number].record.num_attempts >= self._max_attempts
+            ):
+                turns.aside.append(Slice(run, [run.queue[run.queue.next_sequence_number]]))
+            elif run.state.is_resident:
                 ready[model].append(run)
             else:
                 turns.to_restore.append(run)

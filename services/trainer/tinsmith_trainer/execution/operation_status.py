@@ -54,10 +54,10 @@ def standing_of(
     """
     if sequence_number not in run.queue:
         return Standing()
-    if sequence_number in run.running:
+    if sequence_number in run.queue.running:
         return Standing(waiting_for=run.obstacle, is_running=True)
-    missing = next((n for n in run.missing_numbers() if n < sequence_number), None)
-    position = run.num_before(sequence_number)
+    missing = next((n for n in run.queue.missing_numbers() if n < sequence_number), None)
+    position = run.queue.num_before(sequence_number)
     num_runs, num_tokens = _ahead(run, runs, cycle_tokens) if looks_around else (0, 0)
     own_tokens = sum(o.num_tokens for n, o in run.queue.items() if n < sequence_number)
     if obstacle:
@@ -89,8 +89,8 @@ def _ahead(run: LiveRun, runs: Iterable[LiveRun], cycle_tokens: int) -> tuple[in
     for other in runs:
         if other is run or other.engine is not run.engine:
             continue
-        if other.running:
-            queued = (other.queue.get(number) for number in other.running)
+        if other.queue.running:
+            queued = (other.queue.get(number) for number in other.queue.running)
             num_runs += 1
             num_tokens += sum(each.num_tokens for each in queued if each is not None)
         elif other.is_ready:

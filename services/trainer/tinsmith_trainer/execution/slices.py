@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from tinsmith_trainer.execution.deficit_round_robin import Backlog
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
-from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 FIXED_COST = 64
 """What an optimizer step, a save or a load costs, in tokens: little, but not nothing."""
@@ -57,7 +58,7 @@ def next_parts(run: LiveRun, *, max_cost: int) -> list[Part]:
     """
     parts: list[Part] = []
     cost = 0
-    number = max(run.running, default=run.next_sequence_number - 1) + 1
+    number = max(run.queue.running, default=run.queue.next_sequence_number - 1) + 1
     while number in run.queue and cost < max_cost:
         operation = run.queue[number]
         is_computed = isinstance(operation.work, ForwardWork | OptimStepWork)
@@ -95,7 +96,7 @@ def is_suspect(run: LiveRun, operation: QueuedOperation) -> bool:
     """Whether an operation was begun before and did not end."""
     is_computed = isinstance(operation.work, ForwardWork | OptimStepWork)
     was_begun = operation.record.num_attempts > 0
-    return is_computed and (was_begun or operation.sequence_number <= run.suspect_number)
+    return is_computed and (was_begun or operation.sequence_number <= run.queue.suspect_number)
 
 
 def step_behind(run: LiveRun, last: QueuedOperation) -> QueuedOperation | None:

@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import TinsmithError, UnavailableError
 from tinsmith_runtime.ledger import Ledger
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_trainer.metrics import LEASE_AGE_SECONDS
-from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.runs.run import LiveRun
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class LeaseKeeper:
 
     Args:
         ledger: Where leases are.
-        registry: The runs that this process believes to hold.
+        runs: The runs that this process believes to hold, by name.
         ttl_s: How long others wait before they take the runs of a silent process.
         clock: Monotonic seconds.
     """
@@ -44,13 +44,13 @@ class LeaseKeeper:
     def __init__(
         self,
         ledger: Ledger,
-        registry: RunRegistry,
+        runs: Mapping[str, LiveRun],
         *,
         ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
-        self._registry = registry
+        self._runs = runs
         self._ttl_s = ttl_s
         self._clock = clock
         self._renewed_s = float("-inf")
@@ -119,14 +119,14 @@ class LeaseKeeper:
             StorageUnavailableError: If the database cannot be reached.
         """
         begin_s = self._clock()
-        believed = self._registry.runs
+        believed = list(self._runs.values())
         failpoints.passing("trainer.renew")
         held = await self._ledger.renew(self._ttl_s)
         failpoints.passing("trainer.renewed")
-        still = self._registry.runs
         for run in believed:
             # One that was let go meanwhile is not missed.
-            if run.name not in held and run in still and not run.is_leaving and not run.is_closed:
+            is_ours = self._runs.get(run.name) is run and run.is_staying
+            if is_ours and run.name not in held:
                 raise FencedError(
                     f"another trainer holds {run.name}; this process must stop", run=run.name
                 )

@@ -212,4 +212,4 @@ class RetentionSweeper:
 
 def _is_ours(registry: RunRegistry, run: LiveRun) -> bool:
     """Whether this process goes on with a run."""
-    return run in registry.runs and not run.is_closed and not run.is_leaving
+    return run in registry.runs and run.is_staying

@@ -124,9 +124,9 @@ class Residency:
             # The engine knows runs by name: this could be the place of the one that came after it.
             raise RunMovedError(f"{run.name} is handed over", run=run.name)
         self.touch(run)
-        if run.is_resident:
+        if run.state.is_resident:
             return
-        run.obstacle = _RESTORING
+        run.block(_RESTORING)
         begin_s = time.perf_counter()
         try:
             await self._restore(run, wait_s)
@@ -137,10 +137,8 @@ class Residency:
             dropped.add_done_callback(lambda _: _tell(loop, lambda: self.note_free(run)))
             raise
         finally:
-            run.obstacle = ""
-        run.is_resident = True
-        run.has_had_turn = False
-        run.weights_serial += 1
+            run.unblock()
+        run.state.enter()
         RESIDENT_RUNS.inc()
         logger.info(
             "run restored",
@@ -149,11 +147,11 @@ class Residency:
 
     async def park(self, run: LiveRun) -> None:
         """Snapshot a run if it changed, and take it out of the engine, keeping a copy."""
-        if not run.is_resident:
+        if not run.state.is_resident:
             await self.evict(run)
             return
         state = await self._host.call(run.engine.export_state, run.name)
-        if run.replay_cost_s > 0:
+        if run.state.replay_cost_s > 0:
             try:
                 await self.write_copy(run, self._note_copy(run, state))
             except FencedError:
@@ -165,15 +163,14 @@ class Residency:
                 )
         await self.evict(run)
         self._parked.put(
-            run.name, ParkedState(state, run.state_sequence_number, self._known_failures(run))
+            run.name, ParkedState(state, run.state.sequence_number, self._known_failures(run))
         )
         PARKED_BYTES.set(self._parked.size_bytes)
 
     async def evict(self, run: LiveRun) -> None:
         """Take a run out of the engine as it is; the ledger has everything."""
         self._parked.drop(run.name)
-        if run.is_resident:
-            run.is_resident = False
+        if run.state.leave():
             RESIDENT_RUNS.dec()
         # Submitted before it is waited for: a caller that goes away does not keep the place.
         await asyncio.wrap_future(self._host.thread.submit(_drop, run.engine, run.name))
@@ -185,11 +182,12 @@ class Residency:
         return self._note_copy(run, state)
 
     def _note_copy(self, run: LiveRun, state: RunState) -> StateCopy:
-        copied = StateCopy(
-            state, run.state_sequence_number, self._known_failures(run), run.replay_cost_s
+        return StateCopy(
+            state,
+            run.state.sequence_number,
+            self._known_failures(run),
+            run.state.take_replay_cost(),
         )
-        run.replay_cost_s = 0.0
-        return copied
 
     async def write_copy(self, run: LiveRun, copied: StateCopy) -> None:
         """Make a copy the snapshot that a restore begins with; the run need not be locked."""
@@ -199,7 +197,7 @@ class Residency:
             )
             await self._add_snapshot(run, record)
         except BaseException:
-            run.replay_cost_s += copied.replay_cost_s
+            run.state.add_replay_cost(copied.replay_cost_s)
             raise
         failpoints.passing("trainer.snapshotted")
         await self._delete_old_snapshots(run)
@@ -244,7 +242,7 @@ class Residency:
 
     def _known_failures(self, run: LiveRun) -> tuple[int, ...]:
         """Return the failures up to the state; refused calls that follow the replay finds again."""
-        return tuple(number for number in run.failures if number <= run.state_sequence_number)
+        return tuple(number for number in run.queue.failures if number <= run.state.sequence_number)
 
     async def _delete_old_snapshots(self, run: LiveRun) -> None:
         kept = (await self._ledger.list_snapshots(run.name))[:NUM_KEPT_SNAPSHOTS]
@@ -253,9 +251,8 @@ class Residency:
 
     async def _restore(self, run: LiveRun, wait_s: float | None) -> None:
         await self._take_place(run, wait_s)
-        run.failures = []
-        run.state_sequence_number = 0
-        run.replay_cost_s = 0.0
+        run.queue.set_failures([])
+        run.state.start_restore()
         state = self._take_parked(run) or await self._load_snapshot(run)
         if state is not None:
             await self._host.call(run.engine.import_state, run.name, state)
@@ -268,8 +265,8 @@ class Residency:
         RESTORED_RUNS.labels("disk" if parked is None else "memory").inc()
         if parked is None:
             return None
-        run.failures = list(parked.failures)
-        run.state_sequence_number = parked.sequence_number
+        run.queue.set_failures(parked.failures)
+        run.state.start_restore(parked.sequence_number)
         return parked.state
 
     async def _load_snapshot(self, run: LiveRun) -> RunState | None:
@@ -292,8 +289,8 @@ class Residency:
                     extra={"run": run.name, "snapshot": record.folder, "problem": error.message},
                 )
                 continue
-            run.failures = [int(number) for number in manifest.attributes["failures"]]
-            run.state_sequence_number = record.sequence_number
+            run.queue.set_failures(int(number) for number in manifest.attributes["failures"])
+            run.state.start_restore(record.sequence_number)
             return state
         return None
 
@@ -314,13 +311,13 @@ class Residency:
                         retry_after_s=_PLACE_RETRY_S,
                         base_model=base_model,
                     )
-                run.obstacle = f"a place in the engine; all {self._max_resident_runs} are in use"
+                run.block(f"a slot of the engine; all {self._max_resident_runs} are in use")
                 await waiting.sleep(left_s)
                 if run.is_leaving:
                     raise RunMovedError(f"{run.name} is handed over", run=run.name)
                 if run.is_closed:
                     raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
-            run.obstacle = _RESTORING
+            run.block(_RESTORING)
             # A run that was lost half-way may still be there.
             await self._host.call(_drop, run.engine, run.name)
             config = engine_codec.adapter_from_json(run.record.adapter)
@@ -339,11 +336,11 @@ class Residency:
         free = [
             other
             for other in resident
-            if other.lock.is_free and (other.has_had_turn or not other.is_ready)
+            if other.lock.is_free and (other.state.was_computed or not other.is_ready)
         ]
         if not free:
             return False
-        chosen = min(free, key=lambda other: (bool(other.queue), other.last_used))
+        chosen = min(free, key=lambda other: (bool(other.queue), other.state.last_used))
         async with chosen.lock:
             await self.park(chosen)
         return True
@@ -351,23 +348,23 @@ class Residency:
     def touch(self, run: LiveRun) -> None:
         """Note that a run is used now."""
         self._clock += 1
-        run.last_used = self._clock
+        run.state.use(self._clock)
 
     def gives_way(self, ready: Sequence[LiveRun]) -> LiveRun | None:
         """Return the one of these runs of an engine that is to be parked for who waits, if any.
 
         Runs that always have work would else never let anybody in.
         """
-        candidates = [run for run in ready if run.has_had_turn]
+        candidates = [run for run in ready if run.state.was_computed]
         if not candidates or not self._line.wants_place(candidates[0].record.base_model):
             return None
         self._line.wake_first(candidates[0].record.base_model)
-        return min(candidates, key=lambda run: run.last_used)
+        return min(candidates, key=lambda run: run.state.last_used)
 
     def note_free(self, run: LiveRun) -> None:
         """Note that a run is at rest or gone: its place may be somebody else's now."""
         self._line.wake_first(run.record.base_model)
-        if run.is_closed or run.is_leaving:
+        if not run.is_staying:
             self._line.wake(run.record.base_model, run.name)
 
 

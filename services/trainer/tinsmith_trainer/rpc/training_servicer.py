@@ -96,7 +96,7 @@ class TrainerServicer(CheckpointServicer):
             max_queued_tokens=self._config.max_queued_tokens,
             max_project_queued_tokens=self._config.max_project_queued_tokens,
             max_resident_runs=self._config.max_resident_runs,
-            num_resident_runs=sum(run.is_resident for run in self._registry.runs),
+            num_resident_runs=sum(run.state.is_resident for run in self._registry.runs),
         )
 
     async def AdoptRun(
@@ -127,7 +127,7 @@ class TrainerServicer(CheckpointServicer):
         self, request: trainer_pb2.GetRunStatusRequest, context: Context
     ) -> trainer_pb2.RunStatus:
         run = await self._owned_run(training_codec.decode_run(request.run))
-        return self._status(run, next_sequence_number=run.next_free_number)
+        return self._status(run, next_sequence_number=run.queue.next_free_number)
 
     async def ListRunStatuses(
         self, request: trainer_pb2.ListRunStatusesRequest, context: Context
@@ -141,7 +141,7 @@ class TrainerServicer(CheckpointServicer):
                     version=run.record.version,
                     num_pending_operations=len(run.queue),
                     waiting_for=self._waiting_for(run),
-                    resident=run.is_resident,
+                    resident=run.state.is_resident,
                 )
                 for run in self._registry.runs
                 if run.queue and run.name.split("/")[1] == project
@@ -155,7 +155,7 @@ class TrainerServicer(CheckpointServicer):
         run = await self._registry.find(str(training_codec.decode_run(request.run)))
         self._lease.require()
         await self._registry.resume(run)
-        return self._status(run, next_sequence_number=run.highest_number + 1)
+        return self._status(run, next_sequence_number=run.queue.highest_number + 1)
 
     def _waiting_for(self, run: LiveRun) -> str:
         """Return what the next operation of a run waits for; empty if it runs or there is none."""
@@ -168,13 +168,13 @@ class TrainerServicer(CheckpointServicer):
             next_sequence_number=next_sequence_number,
             num_pending_operations=len(run.queue),
             waiting_for=self._waiting_for(run),
-            resident=run.is_resident,
+            resident=run.state.is_resident,
             replay_diverged=run.record.replay_diverged,
             pending_operations=[
                 trainer_pb2.PendingOperation(sequence_number=number, kind=operation.record.kind)
                 for number, operation in sorted(run.queue.items())
             ],
-            latest_revision=run.latest_revision,
+            latest_revision=run.queue.latest_revision,
         )
 
     async def PublishWeights(
