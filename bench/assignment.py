@@ -30,13 +30,13 @@ from tests.unit.controller.simulation import (
 from bench import report
 from bench.machine_load import NoiseMeter
 from tinsmith_controller.assignment.decide import apply, decide
-from tinsmith_controller.assignment.types import PodRequest, Policy, Share, Stage, Workload
+from tinsmith_controller.assignment.types import PodRequest, QueueConfig, Share, Stage, Workload
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.quantities import Resources
 
 NUM_NODES = 50
 WEIGHTS = {"red": 1.0, "green": 1.0, "blue": 2.0}
-POLICY = Policy(projects={name: Share(weight=weight) for name, weight in WEIGHTS.items()})
+POLICY = QueueConfig(projects={name: Share(weight=weight) for name, weight in WEIGHTS.items()})
 SIZES = ((1,), (2,), (8,), (8,) * 2, (8,) * 4, (8,) * 8, (8,) * 16, (8,) * 32)
 Row = report.Row
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.e2e.cluster import ApiError, CrdServer, Json, TestCluster, path
+from tests.fakes.job_specs import REFUSED, TRAINING
 
 _CRD = Path(__file__).parents[2] / "k8s" / "crd" / "trainingjobs.tinsmith.dev.yaml"
 # A group and names of their own: the other tests have theirs at the server without rules, and
@@ -23,12 +24,6 @@ _NAMES = {
     "listKind": "RuledJobList",
     "plural": "ruledjobs",
     "singular": "ruledjob",
-}
-MODEL = {"name": "tiny", "source": "hf://org/tiny"}
-TRAINING: Json = {
-    "method": {"type": "rl"},
-    "model": MODEL,
-    "roles": {"trainer": {"gpus": 1}, "sampler": {"gpus": 1}},
 }
 
 
@@ -52,39 +47,7 @@ def _job(name: str, spec: Json) -> Json:
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "spec", "message"),
-    [
-        pytest.param("x" * 41, TRAINING, "at most 40 characters", id="long-name"),
-        pytest.param(
-            "none",
-            {"method": {"type": "supervised"}, "roles": {"trainer": {}}},
-            "one of spec.model and spec.poolRef is needed",
-            id="no-model",
-        ),
-        pytest.param(
-            "both", {**TRAINING, "poolRef": {"name": "p"}}, "has no trainer or sampler", id="pool"
-        ),
-        pytest.param(
-            "custom",
-            {"method": {"type": "custom"}, "model": MODEL},
-            "custom needs roles.driver.template",
-            id="custom",
-        ),
-        pytest.param(
-            "blind",
-            {**TRAINING, "roles": {"trainer": {"gpus": 1}}},
-            "this method samples",
-            id="no-sampler",
-        ),
-        pytest.param(
-            "source",
-            {**TRAINING, "model": {"name": "tiny", "source": "http://example.com"}},
-            "spec.model.source",
-            id="source",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "spec", "message"), REFUSED)
 def test_a_job_that_can_not_be_run_is_refused(
     cluster: TestCluster, jobs: str, name: str, spec: Json, message: str
 ) -> None:

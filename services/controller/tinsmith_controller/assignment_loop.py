@@ -1,4 +1,4 @@
-"""One decision about nodes for the whole cluster, written to the statuses that it changes."""
+"""Assigns nodes for the whole cluster, and writes the decisions into the statuses of workloads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import time
 from collections.abc import Callable, Mapping
 
 from tinsmith_controller.assignment.decide import decide
-from tinsmith_controller.assignment.queue_config import PolicyFile
+from tinsmith_controller.assignment.queue_config import QueueConfigFile
 from tinsmith_controller.assignment.types import Decisions
-from tinsmith_controller.assignment_snapshot import View, decided_statuses, policy_of, view_of
+from tinsmith_controller.assignment_snapshot import (
+    Snapshot,
+    decided_statuses,
+    policy_of,
+    take_snapshot,
+)
 from tinsmith_controller.kube.api_client import ApiError
 from tinsmith_controller.metrics import (
     ASSIGNMENT_SECONDS,
@@ -20,7 +25,7 @@ from tinsmith_controller.metrics import (
     NODES,
     WAITING_JOBS,
 )
-from tinsmith_controller.objects.caches import Stores
+from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import WorkloadRecord
 from tinsmith_controller.reconciler import Reconciler
 from tinsmith_jobs.conditions import Phase
@@ -36,12 +41,12 @@ _SENTENCE_INTERVAL_S = 5.0
 """Numbers in the sentences of waiting jobs change all the time; each is written this often."""
 
 
-class Assigner:
-    """Decides about nodes.
+class AssignmentLoop:
+    """Assigns nodes, again and again: reads all objects, decides, and writes statuses.
 
     Args:
         stores: Copies of the cluster's objects.
-        reconciler: Writes statuses, and knows who waits for something else.
+        reconciler: Writes statuses, and knows which workloads wait for something else.
         policy: The operators' settings.
         defaults: Requests by kind of role.
         projects: Project by namespace.
@@ -52,9 +57,9 @@ class Assigner:
 
     def __init__(
         self,
-        stores: Stores,
+        stores: Caches,
         reconciler: Reconciler,
-        policy: PolicyFile,
+        policy: QueueConfigFile,
         *,
         defaults: Mapping[str, Mapping[str, str]],
         projects: Mapping[str, str],
@@ -83,7 +88,7 @@ class Assigner:
         records = {record.item.key: record for record in self._stores.workloads()}
         blocked_uids = self._reconciler.blocked()
         now = self._now()
-        view = view_of(
+        view = take_snapshot(
             records.values(),
             self._stores.pods(),
             self._stores.nodes(),
@@ -122,7 +127,7 @@ class Assigner:
                 self._reconciler.write_status(records[key], status)
             except ApiError as error:
                 if error.is_invalid:
-                    # Nobody else waits for a job whose status the server will not have.
+                    # Other workloads do not wait for one whose status the server refuses.
                     logger.error(
                         "status refused", extra={"workload": str(key), "problem": str(error)}
                     )
@@ -157,7 +162,7 @@ class Assigner:
             )
 
 
-def _measure(records: Mapping[NamespacedName, WorkloadRecord], view: View) -> None:
+def _measure(records: Mapping[NamespacedName, WorkloadRecord], view: Snapshot) -> None:
     phases = dict.fromkeys((phase.value for phase in Phase), 0)
     queues: dict[str, int] = {}
     for record in records.values():

@@ -1,4 +1,4 @@
-"""From what the cluster has to what the assignment decides about, and its decisions to statuses."""
+"""Turns cached objects into the values of the assignment, and its decisions into statuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tinsmith_controller.assignment.types import (
     Decisions,
     Node,
     PodRequest,
-    Policy,
+    QueueConfig,
     Share,
     Stage,
     Workload,
@@ -21,12 +21,12 @@ from tinsmith_controller.objects.conversion import (
     PriorityRecord,
     WorkloadRecord,
 )
-from tinsmith_jobs.conditions import ENDED, LEAVING, Phase
+from tinsmith_jobs.conditions import ENDED, STOPPING, Phase
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.plan.failure_policy import avoided_nodes, backoff_left_s
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Pool
-from tinsmith_jobs.plan.status_transitions import grant, grant_pool
+from tinsmith_jobs.plan.status_transitions import assign_nodes, assign_pool_nodes
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec import JobSpec, PoolSpec, requested
 from tinsmith_jobs.status import Placement, Status
@@ -36,7 +36,7 @@ _ELSEWHERE = ""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Snapshot:
     """The cluster, as far as the assignment is concerned.
 
     Attributes:
@@ -48,7 +48,7 @@ class View:
     nodes: tuple[Node, ...]
 
 
-def view_of(
+def take_snapshot(
     records: Iterable[WorkloadRecord],
     pods: Iterable[PodRecord],
     nodes: Iterable[NodeRecord],
@@ -59,7 +59,7 @@ def view_of(
     projects: Mapping[str, str],
     limits: Limits,
     now: datetime.datetime,
-) -> View:
+) -> Snapshot:
     """Return what the assignment decides about.
 
     Args:
@@ -91,10 +91,10 @@ def view_of(
             for entry in item.status.assignments
             if (entry.role, entry.index) in held
         )
-    return View(tuple(workloads), tuple(_nodes(nodes, pods, counted)))
+    return Snapshot(tuple(workloads), tuple(_nodes(nodes, pods, counted)))
 
 
-def policy_of(policy: Policy) -> Policy:
+def policy_of(policy: QueueConfig) -> QueueConfig:
     """Return the operators' settings with the queue of jobs that others queue."""
     if not policy.queues:
         return policy
@@ -109,9 +109,9 @@ def decided_statuses(
     for key, placements in decisions.assign.items():
         item = items.get(key)
         if isinstance(item, Job):
-            changed[key] = grant(item, placements, now)
+            changed[key] = assign_nodes(item, placements, now)
         elif item is not None:
-            changed[key] = grant_pool(item, placements, now)
+            changed[key] = assign_pool_nodes(item, placements, now)
     for key, by in decisions.preempt.items():
         item = items.get(key)
         if isinstance(item, Job) and key not in changed and item.status.preempted_by is None:
@@ -160,13 +160,13 @@ def _workload(
         created=item.created,
         queued=status.queued_time or item.created,
         stage=stage,
-        pods=() if stage is Stage.LEAVING or item.key in blocked else missing,
+        pods=() if stage is Stage.RELEASING or item.key in blocked else missing,
         placed=placed,
         rules=replace(spec.scheduling.rules, avoided=avoided_nodes(status, now, limits)),
         is_gang=is_job,
         is_preemptible=is_job and spec.scheduling.is_preemptible,
         assigned=status.assigned_time,
-        leaving_for=status.preempted_by,
+        preempted_by=status.preempted_by,
     )
 
 
@@ -177,8 +177,8 @@ def _stage(
     if isinstance(item, Pool):
         return Stage.HOLDING if status.assignments else Stage.WAITING
     is_stopping = status.stop_time is not None or status.preempted_by is not None
-    if status.phase in ENDED or status.phase in LEAVING or is_stopping:
-        return Stage.LEAVING if status.assignments else None
+    if status.phase in ENDED or status.phase in STOPPING or is_stopping:
+        return Stage.RELEASING if status.assignments else None
     if status.assigned_time is not None:
         return Stage.HOLDING
     pause_s = backoff_left_s(status, now, limits)

@@ -1,7 +1,7 @@
 """The controller as one object, which `__main__` and tests start alike.
 
-One replica works at a time. It looks at workloads in a few threads, each workload in one at a time,
-and decides about nodes in one: a key of the queue like any other.
+One replica works at a time. A few threads reconcile workloads, each workload in one at a time. The
+assignment of nodes is one more key of their queue.
 """
 
 from __future__ import annotations
@@ -12,18 +12,22 @@ import threading
 import time
 from collections.abc import Callable
 
-from tinsmith_controller.assignment.queue_config import PolicyFile
-from tinsmith_controller.assignment_loop import Assigner
+from tinsmith_controller.assignment.queue_config import QueueConfigFile
+from tinsmith_controller.assignment_loop import AssignmentLoop
 from tinsmith_controller.config import ControllerConfig
 from tinsmith_controller.kube.api_client import ApiError, Cluster
-from tinsmith_controller.kube.leader_election import Election, NotLeaderError
+from tinsmith_controller.kube.leader_election import LeaderElection, NotLeaderError
 from tinsmith_controller.kube.work_queue import WorkQueue
 from tinsmith_controller.metrics import QUEUE_LENGTH, RECONCILE_SECONDS, RECONCILES
-from tinsmith_controller.objects.caches import Stores
+from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.reconciler import Reconciler, RetryLaterError
-from tinsmith_controller.rpc.scheduler_client import DeskError, JobDesk, SchedulerDesk
+from tinsmith_controller.rpc.scheduler_client import (
+    GrpcSchedulerClient,
+    SchedulerClient,
+    SchedulerError,
+)
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_runtime.errors import ConfigError
 
@@ -42,7 +46,7 @@ class ControllerPod:
     Args:
         config: Its settings.
         on_lost: Called if another replica took over, or may have; the process must end.
-        desk: The scheduler; by default the one of the settings.
+        scheduler: The scheduler; by default the one of the settings.
         now: The time of day.
     """
 
@@ -51,23 +55,25 @@ class ControllerPod:
         config: ControllerConfig,
         *,
         on_lost: Callable[[], None] = lambda: None,
-        desk: JobDesk | None = None,
+        scheduler: SchedulerClient | None = None,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._config = config
         self._on_lost = on_lost
         self._now = now
         self._cluster = Cluster(config.kubeconfig, num_connections=16 + 2 * config.num_workers)
-        self._desk = desk or SchedulerDesk(config.scheduler_address, pod_key=config.pod_key)
+        self._scheduler = scheduler or GrpcSchedulerClient(
+            config.scheduler_address, pod_key=config.pod_key
+        )
         self._queue: WorkQueue[NamespacedName] = WorkQueue(time.monotonic)
-        self._election = Election(
+        self._election = LeaderElection(
             self._cluster,
             namespace=config.lease_namespace,
             name=config.lease_name,
             identity=config.replica(),
             ttl_s=config.lease_ttl_s,
         )
-        self._stores = Stores(
+        self._stores = Caches(
             self._cluster,
             config.namespace_list(),
             on_workload=self._queue.add,
@@ -80,7 +86,7 @@ class ControllerPod:
             self._cluster,
             self._stores,
             self._election,
-            self._desk,
+            self._scheduler,
             EventRecorder(self._cluster, identity=config.replica()),
             deployment=deployment,
             limits=limits,
@@ -89,10 +95,10 @@ class ControllerPod:
             node_lost_s=config.node_lost_s,
             now=now,
         )
-        self._assigner = Assigner(
+        self._assigner = AssignmentLoop(
             self._stores,
             self._reconciler,
-            PolicyFile(config.queues_path),
+            QueueConfigFile(config.queues_path),
             defaults=deployment.requests,
             projects=config.project_map(),
             limits=limits,
@@ -194,11 +200,11 @@ class ControllerPod:
                 jobs = self._reconciler.identities()
                 if not jobs:
                     continue
-                reports = self._desk.reports([identity for _, identity in jobs.values()])
+                reports = self._scheduler.reports([identity for _, identity in jobs.values()])
                 for uid in self._reconciler.take_reports(reports):
                     if uid in jobs:
                         self._queue.add(jobs[uid][0])
-            except DeskError as error:
+            except SchedulerError as error:
                 logger.warning("no reports", extra={"problem": str(error)})
             except Exception:
                 logger.exception("reports failed by a bug")
@@ -210,7 +216,7 @@ class ControllerPod:
             self._queue.add(_ASSIGN)
             try:
                 self._reconciler.revoke_orphans()
-            except (DeskError, NotLeaderError) as error:
+            except (SchedulerError, NotLeaderError) as error:
                 logger.warning("keys of deleted jobs may be good", extra={"problem": str(error)})
             except Exception:
                 logger.exception("keys of deleted jobs were not revoked by a bug")

@@ -1,8 +1,8 @@
-"""One look at one workload: what there is, what is to be done, and doing it.
+"""Reconciles one workload: observes it, asks the pure plan, and carries the plan out.
 
-The order of the effects is what makes it safe to be killed between any two of them: names of pods
-are stored before pods are made, keys are good before drivers that have them are made, and the
-status is written once, at the end, with the version that it was planned from as precondition.
+The order of the effects makes it safe to be killed between any two of them. Names of pods are
+stored before pods are made, and keys are good before drivers that have them are made. The status is
+written once, at the end, with the version that it was planned from as precondition.
 """
 
 from __future__ import annotations
@@ -24,21 +24,26 @@ from tinsmith_controller.kube.api_client import (
     Json,
     Resource,
 )
-from tinsmith_controller.kube.leader_election import Election
-from tinsmith_controller.objects.caches import Stores
+from tinsmith_controller.kube.leader_election import LeaderElection
+from tinsmith_controller.objects.caches import Caches
 from tinsmith_controller.objects.conversion import NodeRecord, WorkloadRecord
 from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.plan.pool_plan import plan_pool
 from tinsmith_controller.pods.deployment import Deployment
-from tinsmith_controller.pods.image_policy import distrust
+from tinsmith_controller.pods.image_policy import check_images
 from tinsmith_controller.pods.pod_manifests import (
     make_key_secret,
     make_pod,
     make_services,
     template_of,
 )
-from tinsmith_controller.pods.workload_context import Owner
-from tinsmith_controller.rpc.scheduler_client import DeskError, JobDesk, JobIdentity, KeySpentError
+from tinsmith_controller.pods.workload_context import WorkloadContext
+from tinsmith_controller.rpc.scheduler_client import (
+    JobIdentity,
+    KeySpentError,
+    SchedulerClient,
+    SchedulerError,
+)
 from tinsmith_jobs.conditions import ENDED
 from tinsmith_jobs.naming import JOB_KIND, NamespacedName, job_resource, pool_id, secret_name
 from tinsmith_jobs.plan.actions import Plan
@@ -82,7 +87,7 @@ class Reconciler:
         cluster: The API server.
         stores: Copies of its objects.
         election: Says whether this replica may act.
-        desk: The scheduler.
+        scheduler: The scheduler.
         events: Writes events.
         deployment: What pods are told.
         limits: Settings of plans.
@@ -95,9 +100,9 @@ class Reconciler:
     def __init__(
         self,
         cluster: Cluster,
-        stores: Stores,
-        election: Election,
-        desk: JobDesk,
+        stores: Caches,
+        election: LeaderElection,
+        scheduler: SchedulerClient,
         events: EventRecorder,
         *,
         deployment: Deployment,
@@ -110,7 +115,7 @@ class Reconciler:
         self._cluster = cluster
         self._stores = stores
         self._election = election
-        self._desk = desk
+        self._scheduler = scheduler
         self._events = events
         self._deployment = deployment
         self._limits = limits
@@ -150,17 +155,17 @@ class Reconciler:
         """Have the scheduler forget jobs that were deleted without an end.
 
         Raises:
-            DeskError: If that is not known to have happened.
+            SchedulerError: If that is not known to have happened.
         """
-        holders = self._desk.key_holders()
-        # In this order: whoever has a key was among our jobs before, and is gone if it is not now.
+        holders = self._scheduler.key_holders()
+        # In this order: a job with a key was in the cache before, and is gone if it is not now.
         live = {record.item.uid for record in self._stores.jobs()}
         for key, job in holders.items():
             if job.uid in live or job.name.split("/")[1] not in self._own_projects:
                 continue
             self._election.require()
-            self._desk.revoke(key)
-            self._desk.forget(job)
+            self._scheduler.revoke(key)
+            self._scheduler.forget(job)
 
     def blocked(self) -> frozenset[str]:
         """Return the uids of workloads that wait for something else than nodes."""
@@ -242,12 +247,12 @@ class Reconciler:
             if entry.role in roles
         }
 
-    def _distrust(self, item: Job | Pool) -> str:
-        """Return why a job of an author whom nobody needs to trust cannot be run."""
+    def _check_images(self, item: Job | Pool) -> str:
+        """Return why a job cannot be run whose author the operators need not trust."""
         if not isinstance(item, Job) or item.spec is None:
             return ""
         deployment = self._deployment
-        return distrust(
+        return check_images(
             item.spec.roles,
             deployment.trusted_images,
             (deployment.pod_secret, deployment.storage_secret),
@@ -272,7 +277,7 @@ class Reconciler:
             report=report,
             templates=self._templates(item),
             obstacle=memory.obstacle,
-            rejection=memory.rejection or self._distrust(item),
+            rejection=memory.rejection or self._check_images(item),
         )
 
     def _is_lost(self, node: NodeRecord) -> bool:
@@ -287,8 +292,8 @@ class Reconciler:
         pod = pods.get(driver.pod) if driver is not None else None
         if pod is not None and pod.has_ended and item.status.phase not in ENDED:
             try:
-                self.take_reports(self._desk.reports([self._identity(item)]))
-            except DeskError as error:
+                self.take_reports(self._scheduler.reports([self._identity(item)]))
+            except SchedulerError as error:
                 raise RetryLaterError(str(error)) from error
         with self._lock:
             return self._reports.get(item.uid)
@@ -316,7 +321,7 @@ class Reconciler:
             self._settle_keys(record, plan, memory)
             self._create_pods(item, plan, memory)
             problem = ""
-        except DeskError as error:
+        except SchedulerError as error:
             problem = str(error)
         status = plan.status
         if problem and status.phase not in ENDED:
@@ -332,8 +337,8 @@ class Reconciler:
         resource = JOBS if item.key.kind == JOB_KIND else POOLS
         if isinstance(item, Job):
             try:
-                self._desk.forget(self._identity(item))
-            except DeskError as error:
+                self._scheduler.forget(self._identity(item))
+            except SchedulerError as error:
                 raise RetryLaterError(str(error)) from error
         self._cluster.delete(resource, item.key.namespace, item.key.name, uid=item.uid)
 
@@ -349,7 +354,7 @@ class Reconciler:
         has_own_pool = spec is not None and not spec.pool and not spec.is_serving
         self._election.require()
         try:
-            keys = self._desk.settle_keys(
+            keys = self._scheduler.settle_keys(
                 self._identity(item),
                 plan.key_epochs,
                 generation=generation,
@@ -395,7 +400,7 @@ class Reconciler:
             self._create_pod(item, owner, assignment, memory)
 
     def _create_pod(
-        self, item: Job | Pool, owner: Owner, assignment: Assignment, memory: _Memory
+        self, item: Job | Pool, owner: WorkloadContext, assignment: Assignment, memory: _Memory
     ) -> None:
         pod = make_pod(owner, assignment, self._deployment)
         try:
@@ -408,14 +413,14 @@ class Reconciler:
                 memory.rejection = f"the cluster refuses pod {assignment.pod}: {error.message}"
                 raise RetryLaterError(memory.rejection) from error
             elif error.is_forbidden:
-                raise DeskError(
+                raise SchedulerError(
                     f"the cluster refuses pod {assignment.pod} for now: {error.message}"
                 ) from error
             else:
                 raise
 
     def _look_at_namesake(self, item: Job | Pool, assignment: Assignment, memory: _Memory) -> None:
-        """Find out whose pod has a name: ours of an earlier look, or somebody else's."""
+        """Find out whether a pod that has a name is ours, of an earlier look, or foreign."""
         found = self._cluster.get(PODS, item.key.namespace, assignment.pod)
         if _is_owned_by(item, found):
             self._stores.note(PODS, found)
@@ -427,7 +432,7 @@ class Reconciler:
         """Create a secret or service of a workload, unless it is there.
 
         Raises:
-            DeskError: If the cluster refuses it.
+            SchedulerError: If the cluster refuses it.
             RetryLaterError: If one of the name is left of a workload that is gone.
         """
         namespace, name = item.key.namespace, body["metadata"]["name"]
@@ -437,7 +442,7 @@ class Reconciler:
             return
         except ApiError as error:
             if error.is_forbidden or error.is_invalid:
-                raise DeskError(
+                raise SchedulerError(
                     f"the cluster refuses {resource.plural} {name}: {error.message}"
                 ) from error
             if not error.already_exists:
@@ -448,14 +453,14 @@ class Reconciler:
         if found.get("data") != body.get("data"):
             self._cluster.replace(resource, namespace, {**found, "data": body["data"]})
 
-    def _owner(self, item: Job | Pool, status: Status) -> Owner:
+    def _owner(self, item: Job | Pool, status: Status) -> WorkloadContext:
         assert item.spec is not None
         model = item.spec.model
         model_name = model.name if model is not None else ""
         if isinstance(item.spec, JobSpec) and item.spec.pool:
             pool = self._stores.pool(item.key.namespace, item.spec.pool)
             model_name = pool.spec.model.name if pool is not None and pool.spec else ""
-        return Owner(
+        return WorkloadContext(
             key=item.key,
             uid=item.uid,
             project=self._project(item.key) if isinstance(item, Job) else "",

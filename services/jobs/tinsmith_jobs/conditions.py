@@ -31,7 +31,7 @@ class Phase(enum.Enum):
 
 
 ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
-LEAVING = frozenset({Phase.SUSPENDING, Phase.PREEMPTING, Phase.CANCELLING})
+STOPPING = frozenset({Phase.SUSPENDING, Phase.PREEMPTING, Phase.CANCELLING})
 
 
 class PoolPhase(enum.Enum):

@@ -1,4 +1,4 @@
-"""Names of what the controller makes; the same inputs give the same name, always."""
+"""Names of objects, pods, secrets and workers; the same inputs give the same name, always."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NamespacedName:
 
 
 def pod_name(workload: str, role: str, index: int, epoch: int) -> str:
-    """Return the name of a pod; the epoch makes it one that nobody had before."""
+    """Return the name of a pod; the epoch makes the name new."""
     return f"{workload}-{flat_role(role)}-{index}-e{epoch}"
 
 
@@ -81,9 +81,9 @@ def worker_id(workload: str, uid: str, role: str, index: int) -> str:
 
 
 def sampler_selector(kind: str, workload: str) -> str:
-    """Return what selects the samplers of a workload, for whoever scales them.
+    """Return the label selector of a workload's samplers, for an autoscaler.
 
-    A job and a pool may have the same name.
+    It names the kind too, because a job and a pool may have the same name.
     """
     return f"{KIND_LABEL}={kind},{WORKLOAD_LABEL}={workload},{ROLE_LABEL}={SAMPLER}"
 

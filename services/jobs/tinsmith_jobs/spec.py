@@ -1,4 +1,4 @@
-"""What a TrainingJob or a TrainerPool asks for, as the controller understands it."""
+"""The spec of a TrainingJob or TrainerPool, as values; every default stands here."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Scheduling:
     priority_class: str = ""
     is_preemptible: bool = True
     grace_s: int = 120
-    """Time to save in, whoever asks the job to stop."""
+    """Time to save in, for every reason to stop."""
     rules: Rules = Rules()
     tolerations: tuple[Mapping[str, object], ...] = ()
     """As in a pod, for the pods."""

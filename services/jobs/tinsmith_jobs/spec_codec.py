@@ -1,8 +1,8 @@
-"""The `spec` of our resources as JSON, read into dataclasses.
+"""The `spec` of a resource: reads its JSON into dataclasses, and checks all rules.
 
-The API server has checked it against the schema, but not every version with all rules, and an older
-definition may be installed. So everything is checked here again: whatever comes in, what
-comes out is a spec or one sentence for its author.
+The API server checks the schema, but old servers drop its CEL rules, and an older definition may be
+installed. So every rule is checked here too, and one machine has no API server. The result is a
+spec, or one sentence for its author.
 """
 
 from __future__ import annotations
@@ -43,20 +43,34 @@ _SOURCE = re.compile(
     re.ASCII,
 )
 _OBJECT_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
-_MODEL_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+_CHECKPOINT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MAX_REPLICAS = 1024
 _MAX_GPUS = 64
 _MAX_PODS = 4096
 """The status lists all of them."""
 _MAX_AMOUNT = 2**50
 """Of a resource, for one pod; a PiB of memory."""
+_JOB = JobSpec(method=Method.CUSTOM)
+_SCHEDULING = Scheduling()
+_CHECKPOINTING = Checkpointing()
+"""Defaults stand in the dataclasses alone."""
 _SAMPLING_METHODS = frozenset({Method.RL, Method.RL_EPISODES, Method.SERVE})
 _PLAIN_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER)
 _AGENT_ROLES = (TRAINER, SAMPLER, WORKER)
 
 
 class SpecError(ValueError):
-    """A spec that cannot be run; the text is one sentence for its author."""
+    """A spec that cannot be run; the text is one sentence for its author.
+
+    Args:
+        message: The sentence.
+        field: Path of the field that is wrong; the first word of the sentence by default.
+    """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field or message.partition(" ")[0].rstrip(":")
 
 
 class _Reader:
@@ -148,8 +162,14 @@ class _Reader:
         ]
 
 
-def decode_job(name: str, spec: object) -> JobSpec:
+def decode_job(name: str, spec: object, *, is_local: bool = False) -> JobSpec:
     """Return the spec of a TrainingJob.
+
+    Args:
+        name: Of the job.
+        spec: Its JSON.
+        is_local: Whether one machine runs the job, in trainers and samplers that serve already.
+            Then the job needs neither a source of its model nor a trainer of its own.
 
     Raises:
         SpecError: If it cannot be run.
@@ -163,10 +183,10 @@ def decode_job(name: str, spec: object) -> JobSpec:
         method=kind,
         max_steps=method.optional_number("maxSteps", least=1),
         parameters=method.mapping("parameters"),
-        model=_model(reader.at("model")) if reader.has("model") else None,
+        model=_model(reader.at("model"), is_local) if reader.has("model") else None,
         pool=reader.at("poolRef").required("name") if reader.has("poolRef") else "",
-        adapter_type=adapter.choice("type", ("lora", "full"), "lora"),
-        rank=adapter.number("rank", 32, least=1, most=128),
+        adapter_type=adapter.choice("type", ("lora", "full"), _JOB.adapter_type),
+        rank=adapter.number("rank", _JOB.rank, least=1, most=128),
         serve_checkpoint=reader.at("serve").text("checkpoint"),
         roles=_roles(reader.at("roles"), kind),
         data=_data(reader.at("data")),
@@ -175,14 +195,16 @@ def decode_job(name: str, spec: object) -> JobSpec:
         suspend=reader.flag("suspend"),
         cancel=reader.flag("cancel"),
         managed_by=reader.text("managedBy", MANAGED_BY),
-        startup_deadline_s=reader.number("startupDeadlineSeconds", 1800, least=1),
+        startup_deadline_s=reader.number(
+            "startupDeadlineSeconds", _JOB.startup_deadline_s, least=1
+        ),
         active_deadline_s=reader.optional_number("activeDeadlineSeconds", least=1),
-        stall_timeout_s=reader.number("stallTimeoutSeconds", 1800, least=10),
+        stall_timeout_s=reader.number("stallTimeoutSeconds", _JOB.stall_timeout_s, least=10),
         ttl_s=reader.optional_number("ttlSecondsAfterFinished", least=0),
-        backoff_limit=reader.number("backoffLimit", 3, least=0, most=1000),
+        backoff_limit=reader.number("backoffLimit", _JOB.backoff_limit, least=0, most=1000),
         rules=tuple(_rule(entry) for entry in reader.at("failurePolicy").objects("rules")),
     )
-    _check_job(job)
+    _check_job(job, is_local=is_local)
     return job
 
 
@@ -209,7 +231,7 @@ def decode_pool(name: str, spec: object) -> PoolSpec:
 
 
 def is_left_alone(spec: object) -> bool:
-    """Whether somebody else manages a job, however wrong the rest of its spec may be."""
+    """Whether another controller manages a job; the rest of its spec may be wrong."""
     managed_by = spec.get("managedBy", MANAGED_BY) if isinstance(spec, Mapping) else MANAGED_BY
     return bool(managed_by != MANAGED_BY)
 
@@ -224,43 +246,56 @@ def _check_name(name: str) -> None:
         )
 
 
-def _check_job(job: JobSpec) -> None:
+def _check_job(job: JobSpec, *, is_local: bool) -> None:
     if job.model is None and not job.pool:
-        raise SpecError("one of spec.model and spec.poolRef is needed")
+        raise SpecError("one of spec.model and spec.poolRef is needed", "spec.model")
     if job.pool and any(role.kind in (TRAINER, SAMPLER) for role in job.roles):
         raise SpecError(
             "a job that uses a pool has no trainer or sampler of its own; drop spec.poolRef or the "
-            "roles"
+            "roles",
+            "spec.poolRef",
         )
     if not job.pool and job.method in _SAMPLING_METHODS and not _num_pods(job, SAMPLER):
-        raise SpecError(f"method {job.method.value} samples, so it needs spec.roles.sampler")
-    if not job.pool and not job.is_serving and not _num_pods(job, TRAINER):
-        raise SpecError(f"method {job.method.value} trains, so it needs spec.roles.trainer")
+        raise SpecError(
+            f"method {job.method.value} samples, so it needs spec.roles.sampler",
+            "spec.roles.sampler",
+        )
+    needs_trainer = not (job.pool or job.is_serving or is_local)
+    if needs_trainer and not _num_pods(job, TRAINER):
+        raise SpecError(
+            f"method {job.method.value} trains, so it needs spec.roles.trainer",
+            "spec.roles.trainer",
+        )
     if job.is_serving and job.pool:
-        raise SpecError("method serve needs samplers of its own; drop spec.poolRef")
+        raise SpecError("method serve needs samplers of its own; drop spec.poolRef", "spec.poolRef")
     if job.checkpoint.uri and not job.checkpoint.secret:
         raise SpecError("spec.checkpoint.uri needs spec.checkpoint.secretRef")
     num_pods = sum(role.replicas for role in job.roles)
     if num_pods > _MAX_PODS:
         raise SpecError(
-            f"the roles have {num_pods} pods together, at most {_MAX_PODS} are possible"
+            f"the roles have {num_pods} pods together, at most {_MAX_PODS} are possible",
+            "spec.roles",
         )
     driver = job.role(DRIVER)
     if job.method is Method.CUSTOM and not (
         driver and (driver.template.image or driver.template.command)
     ):
-        raise SpecError("method custom needs spec.roles.driver.template.image or command")
+        raise SpecError(
+            "method custom needs spec.roles.driver.template.image or command",
+            "spec.roles.driver.template",
+        )
 
 
 def _num_pods(job: JobSpec, kind: str) -> int:
     return sum(role.replicas for role in job.roles if role.kind == kind)
 
 
-def _model(reader: _Reader) -> Model:
-    name, source = reader.required("name"), reader.required("source")
-    if not _MODEL_NAME.match(name):
+def _model(reader: _Reader, is_local: bool = False) -> Model:
+    name = reader.required("name")
+    source = reader.text("source") if is_local else reader.required("source")
+    if not _MODEL_NAME.fullmatch(name):
         raise SpecError(f"{reader.path}.name may have letters, digits and . _ / - alone")
-    if not _SOURCE.match(source):
+    if source and not _SOURCE.fullmatch(source):
         raise SpecError(
             f"{reader.path}.source must be hf://organisation/name, pvc://claim/path or "
             "file:///path, without commas and equals signs"
@@ -375,13 +410,13 @@ def _scheduling(reader: _Reader) -> Scheduling:
     topology = reader.at("topology")
     tolerations = [_toleration(entry) for entry in reader.objects("tolerations")]
     return Scheduling(
-        queue=reader.text("queueName", "default"),
+        queue=reader.text("queueName", _SCHEDULING.queue),
         priority_class=reader.text("priorityClassName"),
         is_preemptible=reader.choice(
             "preemptionPolicy", ("CheckpointThenEvict", "Never"), "CheckpointThenEvict"
         )
         == "CheckpointThenEvict",
-        grace_s=reader.number("preemptionGraceSeconds", 120, least=1, most=3600),
+        grace_s=reader.number("preemptionGraceSeconds", _SCHEDULING.grace_s, least=1, most=3600),
         rules=Rules(
             node_selector=reader.texts_by_name("nodeSelector"),
             tolerations=tuple(toleration for toleration, _ in tolerations),
@@ -414,10 +449,16 @@ def _toleration(reader: _Reader) -> tuple[Toleration, Mapping[str, object]]:
 
 
 def _checkpoint(reader: _Reader) -> Checkpointing:
+    final_name = reader.text("finalName", _CHECKPOINTING.final_name)
+    if not _CHECKPOINT_ID.fullmatch(final_name):
+        raise SpecError(
+            f"{reader.path}.finalName may have 63 letters, digits and . _ - alone, and begins with "
+            "a letter or digit"
+        )
     return Checkpointing(
-        every_steps=reader.number("everySteps", 50, least=1),
-        keep_last=reader.number("keepLast", 3, least=1, most=1000),
-        final_name=reader.text("finalName", "final", longest=63),
+        every_steps=reader.number("everySteps", _CHECKPOINTING.every_steps, least=1),
+        keep_last=reader.number("keepLast", _CHECKPOINTING.keep_last, least=1, most=1000),
+        final_name=final_name,
         resume_from=reader.text("resumeFrom"),
         uri=reader.text("uri"),
         secret=reader.at("secretRef").text("name"),

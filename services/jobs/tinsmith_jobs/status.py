@@ -1,7 +1,6 @@
-"""The status of a job or pool: all that the controller remembers of it.
+"""The status of a job or pool: all that is remembered of it between two plans.
 
-The controller keeps nothing else. Another replica, or the same after `kill -9`, reads the status
-and goes on.
+Another replica of the controller, or the same process after `kill -9`, reads it and goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Assignment:
     """A pod of the workload and the node that it has.
 
     Attributes:
-        pod: Name of the pod, which nobody had before.
+        pod: Name of the pod, which no earlier pod had.
         role: Its role.
         index: Its number within the role.
         node: Its node; empty where the cluster's scheduler chooses.

@@ -1,7 +1,7 @@
 """The `status` of our resources, to JSON and back.
 
-Reading is lenient, because the status of an object may have been written by another release, or by
-hand: what cannot be understood is as if it were not there.
+Reading is lenient: another release or a person may have written the status, so what cannot be
+understood is left out.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from tests.fakes.chart_rig import (
     render,
 )
 
-from tinsmith_controller.assignment.queue_config import parse_policy
-from tinsmith_controller.assignment.types import Policy, Share
+from tinsmith_controller.assignment.queue_config import parse_queue_config
+from tinsmith_controller.assignment.types import QueueConfig, Share
 from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.main import TERMINATION_LOG
@@ -162,7 +162,7 @@ def test_a_misspelt_setting_stops_the_pod_instead_of_nothing_happening(tmp_path:
 def test_queues_and_projects_are_what_the_controller_reads(tmp_path: Path) -> None:
     files = _files(render(load_values("full-values")), "controller", tmp_path)
     content = files["/etc/tinsmith/queues/queues.toml"].read_bytes()
-    assert parse_policy(content, "queues.toml") == Policy(
+    assert parse_queue_config(content, "queues.toml") == QueueConfig(
         queues={"default": Share(64), "night": Share(128, 0.25)},
         projects={"research": Share(48, 2.5), "products": Share(None, 1.0)},
         backfill_patience_s=600.0,

@@ -12,7 +12,7 @@ from tinsmith_controller.assignment.types import (
     Decisions,
     Node,
     PodRequest,
-    Policy,
+    QueueConfig,
     Stage,
     Workload,
 )
@@ -103,9 +103,9 @@ def pool(name: str, gpus: Sequence[int] = (), **fields: Any) -> Workload:
 
 
 def decided(
-    workloads: Sequence[Workload], on: Sequence[Node], policy: Policy | None = None
+    workloads: Sequence[Workload], on: Sequence[Node], policy: QueueConfig | None = None
 ) -> Decisions:
-    return decide(workloads, on, policy or Policy(), NOW)
+    return decide(workloads, on, policy or QueueConfig(), NOW)
 
 
 def given(decisions: Decisions) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ from tinsmith_controller.assignment.types import (
     Decisions,
     Node,
     PodRequest,
-    Policy,
+    QueueConfig,
     Stage,
     Workload,
 )
@@ -157,7 +157,7 @@ class Simulation:
         self,
         jobs: Iterable[SimulatedJob],
         nodes: Sequence[Node],
-        policy: Policy,
+        policy: QueueConfig,
         failures: Iterable[Failure] = (),
     ) -> None:
         self.log = Log()
@@ -282,7 +282,7 @@ class Simulation:
             PodRequest(p.role, p.index, p.resources) for p in workload.placed
         )
         run.workload = dataclasses.replace(
-            workload, stage=Stage.WAITING, pods=pods, placed=(), assigned=None, leaving_for=None
+            workload, stage=Stage.WAITING, pods=pods, placed=(), assigned=None, preempted_by=None
         )
 
     def _decide(self) -> None:

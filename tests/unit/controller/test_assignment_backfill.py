@@ -11,7 +11,7 @@ from tests.unit.controller.assignment_cases import (
     waiting,
 )
 
-from tinsmith_controller.assignment.types import Node, Policy, Stage, Workload
+from tinsmith_controller.assignment.types import Node, QueueConfig, Stage, Workload
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.spec import Rules
 
@@ -116,7 +116,7 @@ from tinsmith_jobs.spec import Rules
         ),
         pytest.param(
             [
-                job("h", on={"n0": 8}, stage=Stage.LEAVING),
+                job("h", on={"n0": 8}, stage=Stage.RELEASING),
                 job("big", [8, 8], waited_s=1),
                 job("late", [8]),
             ],
@@ -166,14 +166,14 @@ def test_who_waits_behind_is_told() -> None:
 def test_patience_is_the_operators() -> None:
     workloads = [job("h", on={"n0": 1}), job("big", [8, 8], waited_s=60), job("late", [8])]
 
-    assert not decided(workloads, nodes(2), Policy(backfill_patience_s=60)).assign
-    assert decided(workloads, nodes(2), Policy(backfill_patience_s=61)).assign
+    assert not decided(workloads, nodes(2), QueueConfig(backfill_patience_s=60)).assign
+    assert decided(workloads, nodes(2), QueueConfig(backfill_patience_s=61)).assign
 
 
 def test_room_that_is_being_made_is_kept_for_whom_it_is_made() -> None:
     urgent = NamespacedName("TrainingJob", "team", "urgent")
     workloads = [
-        job("h", on={"n0": 8}, stage=Stage.LEAVING, leaving_for=urgent),
+        job("h", on={"n0": 8}, stage=Stage.RELEASING, preempted_by=urgent),
         job("urgent", [8, 8], priority=5),
         job("late", [8]),
     ]

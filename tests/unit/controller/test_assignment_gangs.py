@@ -114,7 +114,7 @@ def test_pool_gets_as_many_replicas_as_fit() -> None:
     ("cluster", "holder"),
     [
         pytest.param(nodes(1), job("h", on={"n0": 8}), id="held"),
-        pytest.param(nodes(1), job("h", on={"n0": 8}, stage=Stage.LEAVING), id="leaving"),
+        pytest.param(nodes(1), job("h", on={"n0": 8}, stage=Stage.RELEASING), id="leaving"),
         pytest.param(nodes(1), pool("h", on={"n0": 8}), id="pool"),
         pytest.param([node("n0", used=resources(1))], job("h"), id="used-by-others"),
         pytest.param([node("n0", used=resources(99))], job("h"), id="overdrawn"),

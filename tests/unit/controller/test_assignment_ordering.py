@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.controller.assignment_cases import decided, job, nodes, pool
 
-from tinsmith_controller.assignment.types import Policy, Share, Workload
+from tinsmith_controller.assignment.types import QueueConfig, Share, Workload
 
 
-def order(workloads: list[Workload], policy: Policy | None = None) -> list[str]:
+def order(workloads: list[Workload], policy: QueueConfig | None = None) -> list[str]:
     """Return the names in the order in which they were given nodes; there is enough for all."""
     return [key.name for key in decided(workloads, nodes(20), policy).assign]
 
@@ -69,4 +69,4 @@ def test_weights(weight: float, expected: list[str]) -> None:
         *(job(f"b{i}", [1], project="q") for i in range(4)),
     ]
 
-    assert order(workloads, Policy(projects={"q": Share(weight=weight)})) == expected
+    assert order(workloads, QueueConfig(projects={"q": Share(weight=weight)})) == expected

@@ -14,10 +14,10 @@ from tests.unit.controller.assignment_cases import (
 )
 
 from tinsmith_controller.assignment.decide import apply
-from tinsmith_controller.assignment.types import Policy, Share, Stage, Workload
+from tinsmith_controller.assignment.types import QueueConfig, Share, Stage, Workload
 from tinsmith_jobs.spec import Rules
 
-QUOTA = Policy(queues={"default": Share(), "q": Share(max_gpus=8)})
+QUOTA = QueueConfig(queues={"default": Share(), "q": Share(max_gpus=8)})
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ QUOTA = Policy(queues={"default": Share(), "q": Share(max_gpus=8)})
         pytest.param([job("v", on={"n0": 8}, priority=6)], set(), id="higher"),
         pytest.param([job("v", on={"n0": 8}, is_preemptible=False)], set(), id="not-preemptible"),
         pytest.param([pool("v", on={"n0": 8}, priority=-5)], set(), id="pool"),
-        pytest.param([job("v", on={"n0": 8}, stage=Stage.LEAVING)], set(), id="leaving-already"),
+        pytest.param([job("v", on={"n0": 8}, stage=Stage.RELEASING)], set(), id="leaving-already"),
         pytest.param([job("v", on={"n0": 8}, ran_s=0)], set(), id="assigned-just-now"),
         pytest.param(
             [job("v", on={"n0": 1}), pool("pool", on={"n0": 1})], set(), id="would-not-fit-then"
@@ -80,7 +80,7 @@ def test_nobody_goes_where_there_is_room() -> None:
 
 def test_what_is_leaving_already_counts() -> None:
     workloads = [
-        job("v", on={"n0": 8}, stage=Stage.LEAVING, leaving_for=key("urgent")),
+        job("v", on={"n0": 8}, stage=Stage.RELEASING, preempted_by=key("urgent")),
         job("w", on={"n1": 8}),
         job("urgent", [8], priority=5),
     ]
@@ -90,7 +90,7 @@ def test_what_is_leaving_already_counts() -> None:
 
 def test_two_do_not_count_on_the_same_room() -> None:
     workloads = [
-        job("v", on={"n0": 8}, stage=Stage.LEAVING, leaving_for=key("urgent1")),
+        job("v", on={"n0": 8}, stage=Stage.RELEASING, preempted_by=key("urgent1")),
         job("w", on={"n1": 8}),
         job("urgent1", [8], priority=5),
         job("urgent2", [8], priority=5),
@@ -142,7 +142,7 @@ def test_preempting_job_starts_when_its_victims_are_gone() -> None:
 
 def test_who_others_leave_for_is_spared_until_it_has_its_place() -> None:
     workloads = [
-        job("v", on={"n0": 8}, stage=Stage.LEAVING, leaving_for=key("middle")),
+        job("v", on={"n0": 8}, stage=Stage.RELEASING, preempted_by=key("middle")),
         job("middle", [8], on={"n1": 8}, priority=1),
         job("urgent", [8], priority=5),
     ]

@@ -19,7 +19,7 @@ from tinsmith_controller.assignment.types import (
     Decisions,
     Node,
     PodRequest,
-    Policy,
+    QueueConfig,
     Share,
     Stage,
     Taint,
@@ -71,7 +71,7 @@ some_rules = st.builds(
 @st.composite
 def a_workload(draw: st.DrawFn, name: str) -> Workload:
     is_pool = draw(st.integers(0, 4)) == 0
-    stage = draw(st.sampled_from([Stage.WAITING, Stage.WAITING, Stage.HOLDING, Stage.LEAVING]))
+    stage = draw(st.sampled_from([Stage.WAITING, Stage.WAITING, Stage.HOLDING, Stage.RELEASING]))
     each = resources(draw(st.sampled_from([4, 1, 8, 2, 0])), cpus=draw(st.sampled_from([1, 3])))
     placed = (
         ()
@@ -144,9 +144,9 @@ def busy_cluster(seed: int) -> tuple[list[Workload], list[Node]]:
     for generation, since_s in enumerate((9000, 5000)):
         workloads += [some(f"old{generation}-{i}", since_s + i, [0, 0, 1]) for i in range(6)]
         then = ago(since_s)
-        decisions = decide(workloads, nodes, Policy(), then)
+        decisions = decide(workloads, nodes, QueueConfig(), then)
         workloads = [
-            w if w.stage is not Stage.LEAVING else dataclasses.replace(w, pods=())
+            w if w.stage is not Stage.RELEASING else dataclasses.replace(w, pods=())
             for w in apply(workloads, decisions, then)
         ]
     hurt = [
@@ -164,7 +164,7 @@ def busy_cluster(seed: int) -> tuple[list[Workload], list[Node]]:
 
 
 some_policies = st.builds(
-    Policy,
+    QueueConfig,
     queues=st.sampled_from(
         [{}, {}, {"default": Share()}, {"default": Share(), "research": Share(max_gpus=10)}]
     ),
@@ -175,7 +175,9 @@ some_policies = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @for_all(some_workloads(), some_nodes(), some_policies)
-def test_decisions_are_sound(workloads: list[Workload], nodes: list[Node], policy: Policy) -> None:
+def test_decisions_are_sound(
+    workloads: list[Workload], nodes: list[Node], policy: QueueConfig
+) -> None:
     decisions = decide(workloads, nodes, policy, NOW)
 
     _check_capacity(workloads, nodes, decisions)
@@ -187,7 +189,7 @@ def test_decisions_are_sound(workloads: list[Workload], nodes: list[Node], polic
 
 @settings(max_examples=150, deadline=None)
 @for_all(st.integers(0, 2**32), some_policies)
-def test_decisions_on_a_busy_cluster_are_sound(seed: int, policy: Policy) -> None:
+def test_decisions_on_a_busy_cluster_are_sound(seed: int, policy: QueueConfig) -> None:
     workloads, nodes = busy_cluster(seed)
 
     decisions = decide(workloads, nodes, policy, NOW)
@@ -205,7 +207,7 @@ def test_decisions_on_a_busy_cluster_are_sound(seed: int, policy: Policy) -> Non
 @settings(max_examples=50, deadline=None)
 @for_all(some_workloads(), some_nodes(), some_policies, st.randoms(use_true_random=False))
 def test_order_of_the_input_does_not_matter(
-    workloads: list[Workload], nodes: list[Node], policy: Policy, random: object
+    workloads: list[Workload], nodes: list[Node], policy: QueueConfig, random: object
 ) -> None:
     decisions = decide(workloads, nodes, policy, NOW)
 
@@ -218,7 +220,7 @@ def test_order_of_the_input_does_not_matter(
 @settings(max_examples=100, deadline=None)
 @for_all(some_workloads(), some_nodes(), some_policies)
 def test_second_pass_changes_nothing(
-    workloads: list[Workload], nodes: list[Node], policy: Policy
+    workloads: list[Workload], nodes: list[Node], policy: QueueConfig
 ) -> None:
     decisions = decide(workloads, nodes, policy, NOW)
 
@@ -231,15 +233,15 @@ def test_second_pass_changes_nothing(
 @for_all(some_workloads(), some_nodes())
 def test_no_priority_inversion(workloads: list[Workload], nodes: list[Node]) -> None:
     """A job that fits on what is free after the pass got it, or one before it keeps it away."""
-    decisions = decide(workloads, nodes, Policy(backfill_patience_s=600), NOW)
+    decisions = decide(workloads, nodes, QueueConfig(backfill_patience_s=600), NOW)
     after = apply(workloads, decisions, NOW)
     holding = [w for w in after if w.placed]
-    left = [w for w in after if w.pods and w.stage is not Stage.LEAVING and w.is_gang]
+    left = [w for w in after if w.pods and w.stage is not Stage.RELEASING and w.is_gang]
 
     for workload in left:
         others = [w for w in holding if w.key != workload.key]
         others = [dataclasses.replace(w, pods=()) for w in others]
-        fits = workload.key in decide([*others, workload], nodes, Policy(), NOW).assign
+        fits = workload.key in decide([*others, workload], nodes, QueueConfig(), NOW).assign
         sentence = decisions.waiting[workload.key]
         if not fits:
             continue
@@ -285,7 +287,7 @@ any_workload = st.builds(
 )
 any_share = st.builds(Share, st.none() | st.integers(), st.floats())
 any_policy = st.builds(
-    Policy,
+    QueueConfig,
     st.dictionaries(any_name, any_share, max_size=2),
     st.dictionaries(any_name, any_share, max_size=2),
     st.floats(),
@@ -295,7 +297,7 @@ any_policy = st.builds(
 @settings(max_examples=150, deadline=None)
 @for_all(st.lists(any_workload, max_size=5), st.lists(any_node, max_size=4), any_policy, times)
 def test_nothing_makes_it_raise(
-    workloads: list[Workload], nodes: list[Node], policy: Policy, now: datetime.datetime
+    workloads: list[Workload], nodes: list[Node], policy: QueueConfig, now: datetime.datetime
 ) -> None:
     decisions = decide(workloads, nodes, policy, now)
 
@@ -319,7 +321,7 @@ def _check_gangs(workloads: list[Workload], nodes: list[Node], decisions: Decisi
     by_key = {workload.key: workload for workload in workloads}
     for workload_key, placements in decisions.assign.items():
         workload = by_key[workload_key]
-        assert workload.stage is not Stage.LEAVING
+        assert workload.stage is not Stage.RELEASING
         wanted = {(pod.role, pod.index): pod.resources for pod in workload.pods}
         got = {(p.role, p.index): p.resources for p in placements}
         assert len(got) == len(placements)
@@ -338,7 +340,7 @@ def _check_gangs(workloads: list[Workload], nodes: list[Node], decisions: Decisi
             assert len({value for value in values if value is not None}) == 1
 
 
-def _check_quotas(workloads: list[Workload], policy: Policy, decisions: Decisions) -> None:
+def _check_quotas(workloads: list[Workload], policy: QueueConfig, decisions: Decisions) -> None:
     held: dict[tuple[str, str], int] = defaultdict(int)
     growing: set[tuple[str, str]] = set()
     for workload in workloads:
@@ -365,7 +367,7 @@ def _check_preemption(workloads: list[Workload], decisions: Decisions) -> None:
 
 
 def _check_victims_are_needed(
-    workloads: list[Workload], nodes: list[Node], policy: Policy, decisions: Decisions
+    workloads: list[Workload], nodes: list[Node], policy: QueueConfig, decisions: Decisions
 ) -> None:
     """A job that preempts fits without its victims, and does not with one of them."""
     after = apply(workloads, decisions, NOW)
@@ -375,12 +377,12 @@ def _check_victims_are_needed(
         rest = [
             dataclasses.replace(w, pods=())
             for w in after
-            if w.placed and w.stage is not Stage.LEAVING and w.key != for_key
+            if w.placed and w.stage is not Stage.RELEASING and w.key != for_key
         ]
         num_awaiting = sum(s.startswith("waits for") for s in decisions.waiting.values())
         if num_awaiting == 1 and wanting.is_gang and policy.backfill_patience_s > 1200:
             assert for_key in decide([*rest, wanting], nodes, policy, NOW).assign
-            leaving = [w for w in after if w.stage is Stage.LEAVING]
+            leaving = [w for w in after if w.stage is Stage.RELEASING]
             if len(leaving) > len(gone):
                 continue
             for kept in leaving:
@@ -391,7 +393,7 @@ def _check_victims_are_needed(
 
 def _check_waiting(workloads: list[Workload], decisions: Decisions) -> None:
     for workload in workloads:
-        wants = bool(workload.pods) and workload.stage is not Stage.LEAVING
+        wants = bool(workload.pods) and workload.stage is not Stage.RELEASING
         got = len(decisions.assign.get(workload.key, ()))
         is_left = wants and got < len(workload.pods) and workload.key not in decisions.preempt
         assert (workload.key in decisions.waiting) == is_left

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.controller.assignment_cases import decided, given, job, nodes, pool, waiting
 
-from tinsmith_controller.assignment.types import Policy, Share, Stage, Workload
+from tinsmith_controller.assignment.types import QueueConfig, Share, Stage, Workload
 
-RESEARCH = Policy(queues={"default": Share(), "research": Share(max_gpus=8)})
-PROJECT = Policy(projects={"p": Share(max_gpus=8)})
+RESEARCH = QueueConfig(queues={"default": Share(), "research": Share(max_gpus=8)})
+PROJECT = QueueConfig(projects={"p": Share(max_gpus=8)})
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ PROJECT = Policy(projects={"p": Share(max_gpus=8)})
             "queue foo does not exist; there are default and research",
             id="unknown-queue",
         ),
-        pytest.param(Policy(), [job("a", [8], queue="foo")], {"a"}, "", id="no-queues"),
+        pytest.param(QueueConfig(), [job("a", [8], queue="foo")], {"a"}, "", id="no-queues"),
         pytest.param(RESEARCH, [job("a", [8], queue="research")], {"a"}, "", id="all-of-it"),
         pytest.param(
             RESEARCH,
@@ -32,7 +32,7 @@ PROJECT = Policy(projects={"p": Share(max_gpus=8)})
             RESEARCH,
             [
                 job("a", [8], queue="research"),
-                job("h", on={"n0": 4}, queue="research", stage=Stage.LEAVING),
+                job("h", on={"n0": 4}, queue="research", stage=Stage.RELEASING),
             ],
             {},
             "waits for what is ending: TrainingJob team/h",
@@ -64,7 +64,7 @@ PROJECT = Policy(projects={"p": Share(max_gpus=8)})
     ],
 )
 def test_quotas(
-    policy: Policy, workloads: list[Workload], expected: set[str], sentence: str
+    policy: QueueConfig, workloads: list[Workload], expected: set[str], sentence: str
 ) -> None:
     decisions = decided(workloads, nodes(4), policy)
 

@@ -146,7 +146,7 @@ from tinsmith_jobs.spec import Rules
             id="unequal-pods",
         ),
         pytest.param(
-            [job("a", [8]), *(job(f"h{i}", on={"n0": 1}, stage=Stage.LEAVING) for i in range(5))],
+            [job("a", [8]), *(job(f"h{i}", on={"n0": 1}, stage=Stage.RELEASING) for i in range(5))],
             nodes(1),
             "waits for what is ending: TrainingJob team/h0, TrainingJob team/h1, "
             "TrainingJob team/h2 and 2 more",

@@ -16,11 +16,11 @@ from tests.unit.controller.simulation import (
     simulated_nodes,
 )
 
-from tinsmith_controller.assignment.types import Policy, Share
+from tinsmith_controller.assignment.types import QueueConfig, Share
 
 NUM_NODES = 50
 WEIGHTS = {"red": 1.0, "green": 1.0, "blue": 2.0}
-POLICY = Policy(
+POLICY = QueueConfig(
     projects={project: Share(weight=weight) for project, weight in WEIGHTS.items()},
     backfill_patience_s=600,
 )

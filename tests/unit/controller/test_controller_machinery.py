@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.assignment.queue_config import PolicyFile, parse_policy
-from tinsmith_controller.assignment.types import Policy, Share
+from tinsmith_controller.assignment.queue_config import QueueConfigFile, parse_queue_config
+from tinsmith_controller.assignment.types import QueueConfig, Share
 from tinsmith_controller.config import ControllerConfig
 from tinsmith_controller.kube.api_client import JOBS, ApiError, Json, Resource
 from tinsmith_controller.kube.informer import Informer
-from tinsmith_controller.kube.leader_election import BELIEF, Election, NotLeaderError
+from tinsmith_controller.kube.leader_election import BELIEF, LeaderElection, NotLeaderError
 from tinsmith_controller.kube.work_queue import WorkQueue
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.quantities import QuantityError, Resources, parse_quantity
@@ -153,8 +153,10 @@ class FakeLeases:
 
 
 class TestElection:
-    def _replica(self, server: FakeLeases, clock: Clock, name: str) -> Election:
-        return Election(server, namespace="n", name="lease", identity=name, ttl_s=10.0, clock=clock)
+    def _replica(self, server: FakeLeases, clock: Clock, name: str) -> LeaderElection:
+        return LeaderElection(
+            server, namespace="n", name="lease", identity=name, ttl_s=10.0, clock=clock
+        )
 
     def test_one_of_two_is_elected(self) -> None:
         server, clock = FakeLeases(), Clock()
@@ -191,7 +193,7 @@ class TestElection:
 
     def test_a_holder_makes_way_though_it_fails_by_a_bug(self) -> None:
         server, lost = FakeLeases(), threading.Event()
-        first = Election(server, namespace="n", name="lease", identity="a", ttl_s=0.05)
+        first = LeaderElection(server, namespace="n", name="lease", identity="a", ttl_s=0.05)
         first.try_once()
         server.lease = {}  # not even metadata
 
@@ -342,7 +344,7 @@ class TestPolicyFile:
     def test_reads_queues_and_projects(self) -> None:
         content = b"[queues.research]\nmax_gpus = 64\n[projects.a]\nweight = 2.0\n"
 
-        assert parse_policy(content, "file") == Policy(
+        assert parse_queue_config(content, "file") == QueueConfig(
             queues={"research": Share(64, 1.0)}, projects={"a": Share(None, 2.0)}
         )
 
@@ -361,12 +363,12 @@ class TestPolicyFile:
     )
     def test_refuses_what_it_does_not_know(self, content: bytes) -> None:
         with pytest.raises(ConfigError):
-            parse_policy(content, "file")
+            parse_queue_config(content, "file")
 
     def test_a_change_that_is_wrong_changes_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "queues.toml"
         path.write_text("[queues.a]\nmax_gpus = 1\n")
-        policy = PolicyFile(path)
+        policy = QueueConfigFile(path)
         before = policy.current()
         path.write_text("[queues.a]\nmax_gpus = -1\n")
         assert policy.current() == before

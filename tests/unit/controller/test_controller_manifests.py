@@ -10,7 +10,7 @@ import pytest
 
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.pod_manifests import make_key_secret, make_pod, make_services
-from tinsmith_controller.pods.workload_context import Owner
+from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.naming import NamespacedName, pod_name, worker_id
 from tinsmith_jobs.spec_codec import decode_job, decode_pool
 from tinsmith_jobs.status import Assignment
@@ -34,7 +34,7 @@ AGENT = {
 }
 
 
-def owner_of(spec: dict[str, Any]) -> Owner:
+def owner_of(spec: dict[str, Any]) -> WorkloadContext:
     """Return a job with a node for each of its pods."""
     job = decode_job("math", {"model": MODEL, **spec})
     assignments = tuple(
@@ -50,7 +50,7 @@ def owner_of(spec: dict[str, Any]) -> Owner:
         for index in range(role.replicas)
     )
     key = NamespacedName("TrainingJob", "team-a", "math")
-    return Owner(key, "uid-1", "project-a", job, assignments, "qwen")
+    return WorkloadContext(key, "uid-1", "project-a", job, assignments, "qwen")
 
 
 def pods_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -186,7 +186,9 @@ def test_samplers_that_serve_belong_to_the_project_and_the_checkpoint() -> None:
 
 def test_replicas_of_a_pool_are_shared_by_all() -> None:
     pool = decode_pool("shared", {"model": MODEL, "trainer": {"gpus": 1}})
-    owner = Owner(NamespacedName("TrainerPool", "team-a", "shared"), "uid-2", "", pool, ())
+    owner = WorkloadContext(
+        NamespacedName("TrainerPool", "team-a", "shared"), "uid-2", "", pool, ()
+    )
     pod = make_pod(owner, Assignment("shared-trainer-0-e1", "trainer", 0, "n1", 1, 1), DEPLOYMENT)
 
     assert "TINSMITH_POOL" not in env_of(pod)

@@ -12,7 +12,7 @@ from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.failure_policy import avoided_nodes
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Observed, PodPhase, PodView, Pool
-from tinsmith_jobs.plan.status_transitions import grant_pool
+from tinsmith_jobs.plan.status_transitions import assign_pool_nodes
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec_codec import decode_pool
 from tinsmith_jobs.status import Placement, Status
@@ -62,7 +62,7 @@ class Life:
 
     def give(self, index: int) -> None:
         placement = Placement("trainer", index, f"n{index}", Resources(gpus=1))
-        self.pool = replace(self.pool, status=grant_pool(self.pool, [placement], self.now))
+        self.pool = replace(self.pool, status=assign_pool_nodes(self.pool, [placement], self.now))
 
     def run(self) -> None:
         self.step()

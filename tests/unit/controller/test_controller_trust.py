@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tinsmith_controller.pods.image_policy import distrust
+from tinsmith_controller.pods.image_policy import check_images
 from tinsmith_jobs.spec_codec import decode_job
 
 TRUSTED = ("registry/tinsmith/", "registry/environments/")
@@ -19,7 +19,7 @@ def reason(**roles: Any) -> str:
         "model": {"name": "m", "source": "hf://org/m"},
         "roles": {"trainer": {}, "driver": {"template": {"image": "mine:1"}}, **roles},
     }
-    return distrust(decode_job("job", spec).roles, TRUSTED, SECRETS)
+    return check_images(decode_job("job", spec).roles, TRUSTED, SECRETS)
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_operators_may_trust_everybody() -> None:
         "roles": {"trainer": {"template": {"command": ["anything"]}}},
     }
 
-    assert distrust(decode_job("job", spec).roles, ("*",), SECRETS) == ""
+    assert check_images(decode_job("job", spec).roles, ("*",), SECRETS) == ""

@@ -1,71 +1,114 @@
-"""What becomes of a job on one machine, decided without one."""
+"""A job of one machine: its driver is observed as a pod, and the plan of a cluster decides."""
 
 from __future__ import annotations
 
+import datetime
+import os
+import signal
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tinsmith.names import JobName
+from tinsmith_jobs.conditions import Phase
+from tinsmith_jobs.plan.actions import Plan
+from tinsmith_jobs.plan.job_plan import plan_job
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.plan.observed import PodPhase
+from tinsmith_jobs.status_codec import encode_status
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_scheduler.jobs.local_state_machine import Action, Decision, Observed, decide, pause_s
-from tinsmith_scheduler.jobs.spec_rules import check_local, check_spec, describe_method
-from tinsmith_scheduler.store.records import JobOutcome, JobReport
+from tinsmith_scheduler.jobs.driver_process import TERMINATION_LOG, DriverProcess
+from tinsmith_scheduler.jobs.local_job import as_time, check_spec, observe, read_job, with_node
+from tinsmith_scheduler.store.records import Job, JobOutcome, JobReport
 
 NOW = 1_800_000_000.0
+LIMITS = Limits(backoff_base_s=2.0, backoff_max_s=60.0, endpoint="here:1")
 SPEC: dict[str, Any] = {"model": {"name": "m"}, "method": {"type": "supervised", "maxSteps": 10}}
+SERVE: dict[str, Any] = {
+    "model": {"name": "m"},
+    "method": {"type": "serve"},
+    "roles": {"sampler": {}},
+}
 REPORT = JobReport("j", "u", step=4, max_steps=10, update_time_s=NOW + 5, step_time_s=NOW + 5)
-IDLE = Observed()
-RUNNING = Observed(is_running=True)
-ENDED = Observed(has_ended=True, exit_code=1)
 
 
-def started(spec: dict[str, Any] = SPEC) -> dict[str, Any]:
-    """Return the status of a job whose driver was just started."""
-    decision = decide("j", spec, {}, IDLE, NOW)
-    assert decision.action is Action.START
-    return decision.status
+class Life:
+    """A job, its driver in a folder, and a clock; nothing runs."""
+
+    def __init__(self, folder: Path, spec: dict[str, Any] = SPEC) -> None:
+        self.driver = DriverProcess(folder)
+        self.job = Job("projects/p/trainingJobs/j", "u", spec, {}, {}, NOW, "1")
+        self.now_s = NOW
+        self.is_running = False
+        self.report: JobReport | None = None
+        self.missing = ""
+        self.obstacle = ""
+
+    def step(self, after_s: float = 0.0, **spec: Any) -> Plan:
+        """Plan once and store the status; pods are started and deleted by name alone."""
+        self.now_s += after_s
+        self.job = replace(self.job, spec={**self.job.spec, **spec})
+        observed = observe(self.driver, self.report, is_running=self.is_running)
+        observed = replace(observed, missing=self.missing, obstacle=self.obstacle)
+        plan = plan_job(read_job(self.job), observed, as_time(self.now_s), LIMITS)
+        self.job = replace(self.job, status=encode_status(with_node(plan.status)))
+        for entry in plan.create:
+            self.start(entry.pod)
+        if plan.delete and not self.is_running:
+            self.driver.delete_pod()
+        return plan
+
+    def settle(self, after_s: float = 0.0, **spec: Any) -> dict[str, Any]:
+        """Plan until nothing changes; return the status."""
+        self.now_s += after_s
+        before = None
+        while before != self.job.status:
+            before = self.job.status
+            self.step(**spec)
+        return dict(self.job.status)
+
+    def start(self, pod: str) -> None:
+        self.driver.folder.mkdir(exist_ok=True)
+        (self.driver.folder / "driver.pod").write_text(pod)
+        os.utime(self.driver.folder / "driver.pod", (self.now_s, self.now_s))
+        self.is_running = True
+
+    def end(self, outcome: JobOutcome, message: str = "", log: str = "") -> None:
+        """Let the driver end, under a scheduler that does not know its exit code."""
+        self.is_running = False
+        self.report = replace(
+            self.report or REPORT, outcome=outcome, message=message, update_time_s=self.now_s
+        )
+        self.driver.log.write_text(log)
 
 
-def conditions(decision: Decision) -> dict[str, str]:
-    return {each["type"]: each["status"] for each in decision.status["conditions"]}
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    return Life(tmp_path / "u")
 
 
-def test_a_job_is_started_runs_and_succeeds() -> None:
-    status = started()
-    assert (status["phase"], status["epoch"], status["assignments"][0]["pod"]) == (
-        "Starting",
-        1,
-        "j-driver-0-e1",
-    )
-    waiting = decide("j", SPEC, status, RUNNING, NOW + 1)
-    assert waiting.status["waitingFor"] == "the first report of the driver"
-    report = replace(REPORT, metrics={"reward": 0.25}, checkpoint="c", checkpoint_step=4)
-    running = decide("j", SPEC, status, replace(RUNNING, report=report), NOW + 6)
-    assert (running.status["phase"], running.action) == ("Running", Action.NONE)
-    assert conditions(running)["Ready"] == "True"
-    progress = running.status["progress"]
+def test_a_job_is_started_runs_and_succeeds(life: Life) -> None:
+    status = life.settle()
+    assert life.is_running
+    (entry,) = status["assignments"]
+    assert (entry["pod"], entry["node"], status["epoch"]) == ("j-driver-0-e1", "local", 1)
+    assert (status["phase"], status["nodesSummary"]) == ("Running", "local")
+    life.report = replace(REPORT, metrics={"reward": 0.25}, checkpoint="c", checkpoint_step=4)
+    progress = life.settle(after_s=5)["progress"]
+    assert (progress["summary"], progress["percent"], progress["reward"]) == ("4/10", 40, "0.25")
     # Four steps took five seconds, six are left.
-    assert (progress["summary"], progress["percent"], progress["eta"], progress["reward"]) == (
-        "4/10",
-        40,
-        "8s",
-        "0.25",
-    )
-    done = replace(report, outcome=JobOutcome.SUCCEEDED, step=10)
-    ended = replace(ENDED, exit_code=0, report=done)
-    decision = decide("j", SPEC, running.status, ended, NOW + 20)
-    assert decision.status["phase"] == "Succeeded"
-    assert decision.status["checkpoint"]["final"]["name"] == "c"
-    assert decision.status["activeSeconds"] == 20
-    assert conditions(decision) == {
-        "Assigned": "False",
-        "Ready": "False",
-        "Stalled": "False",
-        "Suspended": "False",
-        "Complete": "True",
-        "Failed": "False",
-    }
+    assert progress["eta"] == "0m07s"
+    life.now_s += 15
+    life.end(JobOutcome.SUCCEEDED)
+    status = life.settle()
+    assert (status["phase"], status["activeSeconds"]) == ("Succeeded", 20)
+    assert status["checkpoint"]["final"]["name"] == "c"
+    assert "assignments" not in status
+    assert status == life.settle(after_s=100)
 
 
 @pytest.mark.parametrize(
@@ -75,123 +118,153 @@ def test_a_job_is_started_runs_and_succeeds() -> None:
         ({"cancel": True}, "Cancelling", "Cancelled"),
         ({"cancel": True, "suspend": True}, "Cancelling", "Cancelled"),
     ],
+    ids=["suspend", "cancel", "both"],
 )
-def test_a_driver_is_told_to_save_and_killed_if_it_takes_too_long(
-    wanted: dict[str, bool], going: str, gone: str
+def test_a_driver_is_told_to_save(
+    life: Life, wanted: dict[str, bool], going: str, gone: str
 ) -> None:
-    spec = {**SPEC, **wanted, "scheduling": {"preemptionGraceSeconds": 9}}
-    status = started()
-    first = decide("j", spec, status, RUNNING, NOW + 1)
-    assert (first.status["phase"], first.action) == (going, Action.STOP)
-    told = replace(RUNNING, stop_time_s=NOW + 1)
-    assert decide("j", spec, first.status, told, NOW + 9).action is Action.NONE
-    assert decide("j", spec, first.status, told, NOW + 11).action is Action.KILL
-    saved = replace(REPORT, outcome=JobOutcome.SAVED)
-    ended = decide("j", spec, first.status, replace(ENDED, exit_code=143, report=saved), NOW + 12)
-    assert (ended.status["phase"], ended.action) == (gone, Action.NONE)
-
-
-def test_a_suspended_job_goes_on() -> None:
-    status = {**started(), "phase": "Suspended", "assignments": [], "activeSeconds": 7}
-    status.pop("assignedTime")
-    assert decide("j", {**SPEC, "suspend": True}, status, IDLE, NOW).status["phase"] == "Suspended"
-    decision = decide("j", SPEC, status, IDLE, NOW + 60)
-    assert (decision.action, decision.status["epoch"]) == (Action.START, 2)
-
-
-def test_failures_are_restarted_with_a_pause_until_they_are_too_many() -> None:
-    spec = {**SPEC, "backoffLimit": 1}
-    failed = decide("j", spec, started(), replace(ENDED, exit_code=137), NOW + 5)
-    assert (failed.status["phase"], failed.status["restartCount"]) == ("Restarting", 1)
-    assert failed.status["failure"] == {
-        "reason": "DriverFailed",
-        "message": "the driver ended with exit code 137; its log says why",
-        "role": "driver",
-        "exitCode": 137,
-    }
-    pausing = decide("j", spec, failed.status, IDLE, NOW + 5.5)
-    assert (pausing.action, pausing.status["waitingFor"]) == (
-        Action.NONE,
-        "the pause before restart 1",
-    )
-    again = decide("j", spec, pausing.status, IDLE, NOW + 6.5)
-    assert again.action is Action.START
-    over = decide("j", spec, again.status, replace(ENDED, exit_code=None), NOW + 9)
-    assert over.status["phase"] == "Failed"
-    assert over.status["failure"]["reason"] == "BackoffLimitExceeded"
-    assert conditions(over)["Failed"] == "True"
-    assert [pause_s(count) for count in (1, 2, 3, 9)] == [1.0, 2.0, 4.0, 60.0]
+    life.settle()
+    plan = life.step(scheduling={"preemptionGraceSeconds": 9}, **wanted)
+    assert (plan.status.phase.value, [entry.grace_s for entry in plan.delete]) == (going, [9])
+    life.end(JobOutcome.SAVED)
+    assert life.settle()["phase"] == gone
+    if gone == "Suspended":
+        status = life.settle(suspend=False)
+        assert (status["phase"], status["epoch"]) == ("Running", 2)
 
 
 @pytest.mark.parametrize(
-    ("report", "exit_code", "message"),
+    ("outcome", "message", "log", "phase", "problem"),
     [
-        (
-            replace(REPORT, outcome=JobOutcome.FAILED, message="no such data"),
-            1,
-            "no such data",
+        pytest.param(JobOutcome.SAVED, "", "", "Restarting", None, id="saved"),
+        pytest.param(
+            JobOutcome.FAILED, "no such data", "", "Failed",
+            "driver 0 ended with exit code 1: no such data", id="failed-for-good",
         ),
-        (None, 2, "the driver ended with exit code 2; its log says why"),
+        pytest.param(
+            JobOutcome.NONE, "", "one\ntwo\n", "Restarting",
+            "driver 0 ended with no exit code: two", id="killed",
+        ),
     ],
-)
-def test_what_can_not_get_better_is_not_restarted(
-    report: JobReport | None, exit_code: int, message: str
+)  # fmt: skip
+def test_the_end_of_a_driver_that_an_earlier_scheduler_started(
+    life: Life, outcome: JobOutcome, message: str, log: str, phase: str, problem: str | None
 ) -> None:
-    seen = replace(ENDED, exit_code=exit_code, report=report)
-    decision = decide("j", SPEC, started(), seen, NOW + 6)
-    assert (decision.status["phase"], decision.status["failure"]["message"]) == ("Failed", message)
+    life.settle()
+    life.now_s += 5
+    life.end(outcome, message, log)
+    status = life.settle()
+    assert status["phase"] == phase
+    assert status.get("failure", {}).get("message") == problem
+    assert status["restartCount"] == (1 if outcome is JobOutcome.NONE else 0)
 
 
-def test_what_an_earlier_part_said_is_not_taken_for_this_ones() -> None:
-    early = replace(REPORT, update_time_s=NOW - 5, outcome=JobOutcome.SAVED)
-    decision = decide("j", SPEC, started(), replace(ENDED, report=early), NOW + 1)
-    assert decision.status["restartCount"] == 1
-    late = replace(early, update_time_s=NOW + 1)
-    decision = decide("j", SPEC, started(), replace(ENDED, report=late), NOW + 2)
-    assert (decision.status["phase"], decision.status.get("restartCount")) == ("Queued", None)
+def test_what_an_earlier_process_reported_is_not_taken_for_this_ones(life: Life) -> None:
+    life.report = replace(REPORT, update_time_s=NOW - 5, outcome=JobOutcome.SUCCEEDED)
+    life.settle()
+    life.is_running = False
+    assert life.settle()["restartCount"] == 1
 
 
-def test_deadlines() -> None:
-    spec = {**SPEC, "activeDeadlineSeconds": 30}
-    over = decide("j", spec, started(spec), RUNNING, NOW + 31)
-    assert (over.action, over.status["phase"]) == (Action.STOP, "Cancelling")
-    ended = decide("j", spec, over.status, replace(ENDED, exit_code=143), NOW + 32)
-    assert ended.status["phase"] == "Failed"
-    assert ended.status["failure"]["reason"] == "DeadlineExceeded"
-
-    spec = {**SPEC, "startupDeadlineSeconds": 60}
-    absent = replace(IDLE, model_problem="a trainer of m")
-    first = decide("j", spec, {}, absent, NOW)
-    assert (first.status["phase"], first.status["waitingFor"]) == ("Pending", "a trainer of m")
-    late = decide("j", spec, first.status, absent, NOW + 61)
-    assert late.status["failure"]["message"] == (
-        "after 60 s the job still waited for a trainer of m"
-    )
-
-    spec = {**SPEC, "stallTimeoutSeconds": 30}
-    silent = decide("j", spec, started(spec), replace(RUNNING, report=REPORT), NOW + 36)
-    assert silent.status["waitingFor"] == "a report of the driver, which said nothing for 31 s"
-    assert conditions(silent)["Stalled"] == "True"
-
-    spec = {**SPEC, "ttlSecondsAfterFinished": 10}
-    done = {"phase": "Failed", "completionTime": "2027-01-15T08:00:00.000Z"}
-    assert decide("j", spec, done, IDLE, NOW + 9).action is Action.NONE
-    assert decide("j", spec, done, IDLE, NOW + 11).action is Action.FORGET
+def test_failures_are_restarted_with_a_pause_until_they_are_too_many(life: Life) -> None:
+    life.settle()
+    life.end(JobOutcome.NONE)
+    status = life.settle(backoffLimit=1)
+    assert (status["phase"], life.is_running) == ("Restarting", False)
+    assert "pauses 2 s after a failure" in status["waitingFor"]
+    assert life.settle(after_s=1)["phase"] == "Restarting"
+    assert life.settle(after_s=1)["phase"] == "Running"
+    life.end(JobOutcome.NONE)
+    status = life.settle()
+    assert (status["phase"], status["failure"]["reason"]) == ("Failed", "BackoffLimitExceeded")
 
 
-def test_a_status_that_does_not_change_is_the_same() -> None:
-    status = decide("j", SPEC, started(), replace(RUNNING, report=REPORT), NOW + 6).status
-    again = decide("j", SPEC, status, replace(RUNNING, report=REPORT), NOW + 7)
-    assert again == Decision(status, Action.NONE)
+def test_a_job_waits_for_its_turn_and_for_its_model(life: Life) -> None:
+    life.obstacle = "another job to end"
+    assert life.settle()["phase"] == "Queued"
+    life.missing = "a trainer of m, which is not there"
+    status = life.settle(startupDeadlineSeconds=60)
+    assert (status["phase"], status["waitingFor"]) == ("Pending", life.missing)
+    status = life.settle(after_s=61)
+    assert (status["phase"], status["failure"]["reason"]) == ("Failed", "StartupDeadlineExceeded")
+    assert status["failure"]["message"] == f"after 60 s the job still waits for {life.missing}"
 
 
-def test_a_service_has_no_driver() -> None:
-    spec = {"model": {"name": "m"}, "method": {"type": "serve"}, "roles": {"sampler": {}}}
-    decision = decide("j", spec, {}, replace(IDLE, endpoint="here:1"), NOW)
-    assert (decision.action, decision.status["phase"]) == (Action.NONE, "Running")
-    assert decision.status["endpoint"] == "here:1"
-    ended = decide("j", {**spec, "cancel": True}, decision.status, IDLE, NOW)
-    assert ended.status["phase"] == "Cancelled"
+def test_a_driver_whose_trainer_is_away_goes_on_and_is_not_started_anew(life: Life) -> None:
+    life.settle()
+    life.missing = "a trainer of m, which is not there"
+    status = life.settle(startupDeadlineSeconds=60)
+    assert (status["phase"], life.is_running) == ("Restarting", True)
+    assert life.missing in status["waitingFor"]
+    life.end(JobOutcome.NONE)
+    life.settle(after_s=30)
+    assert not life.is_running
+    life.missing = ""
+    assert life.settle(after_s=2)["phase"] == "Running"
+
+
+def test_deadlines(tmp_path: Path) -> None:
+    life = Life(tmp_path / "active", {**SPEC, "activeDeadlineSeconds": 30})
+    life.settle()
+    assert not life.step(after_s=29).delete
+    assert life.settle(after_s=1)["failure"]["reason"] == "DeadlineExceeded"
+    assert life.step().delete
+    life.end(JobOutcome.SAVED)
+    assert life.settle(ttlSecondsAfterFinished=10)["phase"] == "Failed"
+    assert not life.step(after_s=9).delete_self
+    assert life.step(after_s=1).delete_self
+
+    life = Life(tmp_path / "stall", {**SPEC, "stallTimeoutSeconds": 30})
+    life.settle()
+    life.report = REPORT
+    status = life.settle(after_s=36)
+    assert "not reported progress for 30 s" in status["waitingFor"]
+    (stalled,) = (each for each in status["conditions"] if each["type"] == "Stalled")
+    assert stalled["status"] == "True"
+
+
+def test_a_service_has_no_driver(tmp_path: Path) -> None:
+    life = Life(tmp_path, SERVE)
+    status = life.settle()
+    assert (status["phase"], status["endpoint"]) == ("Running", "here:1")
+    assert "assignments" not in status
+    assert life.settle(cancel=True)["phase"] == "Cancelled"
+
+
+def test_a_stored_description_that_breaks_a_rule_fails_the_job(tmp_path: Path) -> None:
+    life = Life(tmp_path, {"method": {"type": "sft"}})
+    status = life.settle()
+    assert (status["phase"], status["failure"]["reason"]) == ("Failed", "InvalidSpec")
+
+
+def test_a_process_is_stopped_killed_and_read(tmp_path: Path) -> None:
+    driver = DriverProcess(tmp_path / "d")
+    deaf = "import signal, sys; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); "
+    command = [sys.executable, "-c", deaf + "signal.pause()"]
+    driver.start("j-driver-0-e1", command, dict(os.environ))
+    while "deaf" not in driver.log.read_text():
+        assert driver.is_running()
+    driver.stop(NOW, 9)
+    driver.kill_if_late(NOW + 9)
+    assert (driver.pod, driver.is_stopping, driver.is_running()) == ("j-driver-0-e1", True, True)
+    driver.kill_if_late(NOW + 10)
+    assert ended(driver) == 128 + signal.SIGKILL
+    (driver.folder / TERMINATION_LOG).write_text("of the first")
+    assert driver.read_end() == ("of the first", "deaf\n")
+    driver.start("j-driver-0-e2", [sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ))
+    assert (driver.is_stopping, driver.read_end()[0]) == (False, "")
+    assert ended(driver) == 3
+    view = observe(driver, None, is_running=False).pods["j-driver-0-e2"]
+    assert (view.phase, view.exit_code) == (PodPhase.FAILED, 3)
+    driver.delete_pod()
+    assert not observe(driver, None, is_running=False).pods
+
+
+def ended(driver: DriverProcess) -> int | None:
+    """Wait for the end of a process; return its exit code."""
+    while driver.is_running():
+        time.sleep(0.005)
+    return driver.exit_code
 
 
 def with_parameters(**parameters: object) -> dict[str, Any]:
@@ -211,11 +284,9 @@ def with_parameters(**parameters: object) -> dict[str, Any]:
         ({**SPEC, "checkpoint": {"keepLast": 0}}, "spec.checkpoint.keepLast"),
         ({**SPEC, "checkpoint": {"finalName": "a/b"}}, "spec.checkpoint.finalName"),
         ({**SPEC, "data": {"pvc": "claim/path"}}, "spec.data.pvc"),
+        ({**SPEC, "roles": {"agents": [{"name": "a", "trainer": {}}]}}, "spec.roles.agents"),
         (with_parameters(batch_siz=1), "spec.method"),
-        (
-            {**SPEC, "method": {"type": "supervised", "parameters": {"batch_size": 0}}},
-            "spec.method",
-        ),
+        (with_parameters(batch_size=0), "spec.method"),
         (
             {
                 **SPEC,
@@ -227,18 +298,15 @@ def with_parameters(**parameters: object) -> dict[str, Any]:
     ],
 )
 def test_descriptions_that_are_refused(spec: dict[str, Any], field: str) -> None:
-    def check() -> None:
-        check_spec(spec)
-        check_local(spec)
-
     with pytest.raises(InvalidFieldError) as failure:
-        check()
+        check_spec(JobName("p", "j"), spec)
     assert failure.value.metadata["field"] == field
+    assert failure.value.message.startswith(field)
 
 
-def test_the_driver_is_told_what_the_job_says() -> None:
-    spec = {**SPEC, "checkpoint": {"everySteps": 3, "uri": "s3://x/y"}, "data": {"name": "d"}}
-    assert describe_method(spec, "m") == (
-        '{"adapter": {}, "checkpoint": {"everySteps": 3}, "data": "d", "maxSteps": 10, '
-        '"model": "m", "type": "supervised"}'
-    )
+def test_one_machine_needs_neither_source_nor_trainer() -> None:
+    check_spec(JobName("p", "j"), SPEC)
+    check_spec(JobName("p", "j"), {**SPEC, "method": {"type": "rl"}, "roles": {"sampler": {}}})
+    job = read_job(Job("projects/p/trainingJobs/j", "u", SPEC, {}, {}, NOW, "1"))
+    assert job.created == datetime.datetime.fromtimestamp(NOW, datetime.UTC)
+    assert job.status.phase is Phase.PENDING

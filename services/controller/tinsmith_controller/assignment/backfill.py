@@ -1,8 +1,8 @@
-"""Who may go ahead of a workload that does not fit.
+"""Backfill: which workloads may go ahead of one that does not fit.
 
 A large job amid a stream of small ones would never find enough nodes free at once. So once it has
-waited for its patience, nodes are kept for it: those where it can start soonest. Durations are not
-known, so the nodes are chosen by what is: who sits there since when.
+waited for `backfill_patience_s`, nodes are reserved for it: those where it can start soonest.
+Durations are not known, so the nodes are ranked by the age of the workloads that run there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tinsmith_controller.assignment.capacity import (
     seconds,
 )
 from tinsmith_controller.assignment.gang_placement import Gang, place_soonest
-from tinsmith_controller.assignment.types import Policy, Workload
+from tinsmith_controller.assignment.types import QueueConfig, Workload
 
 
-def is_overdue(workload: Workload, policy: Policy, now: datetime.datetime) -> bool:
-    """Whether the workload has waited for its patience, and lets nobody ahead any more."""
+def is_overdue(workload: Workload, policy: QueueConfig, now: datetime.datetime) -> bool:
+    """Whether the workload has waited for its patience, and no later one may go ahead of it."""
     return seconds(now) - seconds(workload.queued) >= policy.backfill_patience_s
 
 
@@ -50,7 +50,7 @@ def reserve(
 
 
 def _ranking(cluster: Cluster, gang: Gang, kept: Room, overdue_since_s: float) -> Indices:
-    soon = cluster.free + cluster.leaving - kept
+    soon = cluster.free + cluster.releasing - kept
     largest = gang.groups[0].amounts
     fits = ((largest[:, None] <= soon) | (largest[:, None] == 0)).all(axis=0)
     lateness_s = np.where(fits, 0.0, np.maximum(cluster.youngest - overdue_since_s, 0.0))

@@ -1,4 +1,4 @@
-"""The room on all nodes as arrays, so that a pass over thousands of them stays short."""
+"""The free and used capacity of all nodes as arrays: a pass over thousands of nodes stays short."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class Spread:
 
 
 class Cluster:
-    """Nodes in the order of their names, and who takes how much of them.
+    """Nodes in the order of their names, and how much of them is taken.
 
     Attributes:
         nodes: The nodes; of several with one name, one.
         allocatable: What is there, [4, N].
         size: What is there for workloads, [4, N].
         free: What no pod takes.
-        leaving: What workloads that are leaving still take.
+        releasing: What workloads that give their nodes back still take.
         ending: What jobs take that do not leave yet, but will end some day. Pools do not end.
         youngest: When the last of those jobs came, in seconds, [N]; -inf where there is none.
     """
@@ -105,7 +105,7 @@ class Cluster:
         self.allocatable = _columns([amounts(node.allocatable) for node in self.nodes])
         self.size = self.allocatable - _columns([amounts(node.used) for node in self.nodes])
         self.free = self.size.copy()
-        self.leaving = np.zeros_like(self.size)
+        self.releasing = np.zeros_like(self.size)
         self.ending = np.zeros_like(self.size)
         self.youngest = np.full(len(self.nodes), -np.inf)
         self._masks: dict[Hashable, Mask] = {}
@@ -122,13 +122,13 @@ class Cluster:
     def release(self, workload: Workload) -> None:
         """Note that a job that was holding is leaving now."""
         spread = self.spread(workload.placed)
-        spread.add_to(self.leaving)
+        spread.add_to(self.releasing)
         spread.take_from(self.ending)
 
     def drained(self, workload: Workload) -> Room:
         """Return the room if all jobs were gone but this one."""
-        room = self.free + self.leaving + self.ending
-        if workload.placed and workload.is_gang and workload.stage is not Stage.LEAVING:
+        room = self.free + self.releasing + self.ending
+        if workload.placed and workload.is_gang and workload.stage is not Stage.RELEASING:
             self.spread(workload.placed).take_from(room)
         return room
 
@@ -179,8 +179,8 @@ class Cluster:
     ) -> None:
         spread = self.spread(placements)
         spread.take_from(self.free)
-        if workload.stage is Stage.LEAVING:
-            spread.add_to(self.leaving)
+        if workload.stage is Stage.RELEASING:
+            spread.add_to(self.releasing)
         elif workload.is_gang:
             spread.add_to(self.ending)
             if since_s is None:

@@ -1,4 +1,7 @@
-"""Who gets which nodes, who has to give way, and what the others wait for."""
+"""Decides which workloads get nodes, which are preempted, and what the others wait for.
+
+One call repeats placement passes until a pass adds nothing, so a second call decides nothing more.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,35 @@ import datetime
 from collections.abc import Iterable, Sequence
 
 from tinsmith_controller.assignment.ordering import unique
-from tinsmith_controller.assignment.placement_pass import Round
-from tinsmith_controller.assignment.types import Decisions, Node, Policy, Stage, Workload
+from tinsmith_controller.assignment.placement_pass import PlacementPass
+from tinsmith_controller.assignment.types import Decisions, Node, QueueConfig, Stage, Workload
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.status import Placement
 
 
 def decide(
-    workloads: Sequence[Workload], nodes: Sequence[Node], policy: Policy, now: datetime.datetime
+    workloads: Sequence[Workload],
+    nodes: Sequence[Node],
+    policy: QueueConfig,
+    now: datetime.datetime,
 ) -> Decisions:
     """Return what one pass decides. Pure; the order of its arguments does not matter.
 
-    Rounds are made until one has nothing to add: what a round gives changes the shares of projects,
-    and so who comes first, and for whom nodes are kept. So a second pass over the same state, with
-    these decisions applied, decides nothing more.
+    Passes are made until one adds nothing: what a pass assigns changes the shares of projects, and
+    with them the order of workloads and the nodes kept for them. So a second call on the same
+    state, with these decisions applied, decides nothing more.
     """
     workloads = unique(workloads)
     assign: dict[NamespacedName, tuple[Placement, ...]] = {}
     preempt: dict[NamespacedName, NamespacedName] = {}
     state = workloads
     while True:
-        added = Round(state, nodes, policy, now).run()
+        added = PlacementPass(state, nodes, policy, now).run()
         if not added.assign and not added.preempt:
             return Decisions(assign, preempt, added.waiting)
         for key, placements in added.assign.items():
             assign[key] = assign.get(key, ()) + placements
-        # Nobody has to go as long as there is something to give, or for who found another place.
+        # A pass that assigned nodes preempts nothing yet, nor for a workload that found a place.
         preempt = {
             victim: for_whom for victim, for_whom in preempt.items() if for_whom not in added.assign
         } | ({} if added.assign else dict(added.preempt))
@@ -51,7 +57,7 @@ def apply(
 def _apply_one(workload: Workload, decisions: Decisions, now: datetime.datetime) -> Workload:
     if workload.key in decisions.preempt:
         return dataclasses.replace(
-            workload, stage=Stage.LEAVING, leaving_for=decisions.preempt[workload.key]
+            workload, stage=Stage.RELEASING, preempted_by=decisions.preempt[workload.key]
         )
     placements = decisions.assign.get(workload.key, ())
     if not placements:

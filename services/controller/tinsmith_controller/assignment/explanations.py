@@ -1,4 +1,4 @@
-"""What a waiting workload is told: one concrete sentence, with numbers."""
+"""Explains why a workload waits: one concrete sentence, with numbers."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class UnknownQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class Releasing:
     """Others are about to make room.
 
     Attributes:
-        who: They.
+        keys: Those workloads.
         is_preempted: Whether they give way to this workload.
     """
 
-    who: tuple[NamespacedName, ...]
+    keys: tuple[NamespacedName, ...]
     is_preempted: bool
 
 
@@ -81,7 +81,7 @@ class NoRoom:
     empty: Room | None
 
 
-Verdict = UnknownQueue | Excess | Leaving | Behind | NoRoom
+Verdict = UnknownQueue | Excess | Releasing | Behind | NoRoom
 
 
 def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
@@ -91,11 +91,11 @@ def explain(workload: Workload, verdict: Verdict, cluster: Cluster) -> str:
             return f"queue {workload.queue} does not exist; {_there_are(verdict.queues)}"
         case Excess():
             return _explain_excess(workload, verdict)
-        case Leaving():
+        case Releasing():
             if not verdict.is_preempted:
-                return f"waits for what is ending: {_list(verdict.who)}"
-            jobs = "a lower-priority job" if len(verdict.who) == 1 else "lower-priority jobs"
-            return f"waits for {jobs} to save: {_list(verdict.who)}"
+                return f"waits for what is ending: {_list(verdict.keys)}"
+            jobs = "a lower-priority job" if len(verdict.keys) == 1 else "lower-priority jobs"
+            return f"waits for {jobs} to save: {_list(verdict.keys)}"
         case Behind():
             return f"is behind {verdict.other.key}, {_why_behind(workload, verdict.other)}"
         case NoRoom():

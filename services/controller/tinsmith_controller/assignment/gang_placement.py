@@ -1,8 +1,8 @@
-"""Pods of one workload onto nodes, all or none.
+"""Gang placement: the pods of one workload onto nodes, all or none.
 
-Equal pods are placed together: first on nodes whose GPUs they use up, and without breaking into a
-node that nobody uses as long as others will do. For equal pods this finds a place whenever there is
-one; pods that differ are packed largest first, which may miss one (the exact answer is NP-hard).
+Equal pods are placed together, first on nodes whose GPUs they use up. An unused node is broken into
+last. For equal pods this finds a placement whenever there is one. Pods that differ are packed
+largest first, which may miss one: the exact answer is NP-hard.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Gang:
         signature: Equal for gangs that fit in the same places.
         pods: The pods.
         groups: The same, equal ones together, largest first.
-        size: The cluster's, [4, N]: tells which nodes nobody uses.
+        size: The cluster's, [4, N]: tells which nodes are unused.
         required: The level that has to be shared.
         preferred: The level that should be.
     """

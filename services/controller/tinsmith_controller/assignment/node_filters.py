@@ -1,4 +1,4 @@
-"""Whether a node will do for a pod, its free room apart."""
+"""Node filters: whether a node is eligible for a pod, apart from its free capacity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tinsmith_controller.assignment.types import Node, Taint
 from tinsmith_jobs.spec import Rules, Toleration
 
-# `PreferNoSchedule` only asks for something else if there is; it keeps nobody away.
+# `PreferNoSchedule` only asks for something else if there is; it keeps no pod away.
 _REPELLING_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 
 
@@ -53,10 +53,8 @@ def is_repelled(taints: Iterable[Taint], tolerations: Iterable[Toleration]) -> b
 def find_obstacle(node: Node, rules: Rules, *, has_gpus: bool) -> Obstacle | None:
     """Return the first reason why a node of this kind will not do, or None if it will.
 
-    Nodes that are avoided are not looked at here: that is about their names.
-
-    A cordon holds even for pods that tolerate the taint that it comes with: somebody wants the
-    node empty.
+    Avoided nodes are not considered here, because they are given by name. A cordon holds even for
+    pods that tolerate its taint: an operator wants the node empty.
 
     Args:
         node: The node.

@@ -1,4 +1,4 @@
-"""Who is asked first."""
+"""The order in which workloads are placed: by tier, then by the fair share of projects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from tinsmith_controller.assignment.capacity import seconds
-from tinsmith_controller.assignment.types import Policy, Stage, Workload
+from tinsmith_controller.assignment.types import QueueConfig, Stage, Workload
 from tinsmith_jobs.naming import NamespacedName
 
 Tier = tuple[bool, int]
@@ -20,7 +20,7 @@ _Entry = tuple[float, float, NamespacedName, Workload]
 def tier(workload: Workload) -> Tier:
     """Return what fairness never overrules; lower goes first.
 
-    A job that lost a pod goes before everybody: until it has another, all that it holds is idle.
+    A job that lost a pod goes first: until it has another, all that it holds is idle.
     The missing replicas of a pool are no such loss, and wait by the pool's priority.
     """
     is_replacement = workload.is_gang and workload.stage is Stage.HOLDING
@@ -43,13 +43,13 @@ class Order:
         policy: The weights.
     """
 
-    def __init__(self, workloads: Sequence[Workload], policy: Policy) -> None:
+    def __init__(self, workloads: Sequence[Workload], policy: QueueConfig) -> None:
         self._policy = policy
         self._held: dict[str, int] = defaultdict(int)
         queues: dict[Tier, dict[str, list[Workload]]] = defaultdict(lambda: defaultdict(list))
         for workload in workloads:
             self._held[workload.project] += workload.num_gpus_held
-            if workload.pods and workload.stage is not Stage.LEAVING:
+            if workload.pods and workload.stage is not Stage.RELEASING:
                 queues[tier(workload)][workload.project].append(workload)
         self._tiers = [queues[each] for each in sorted(queues, reverse=True)]
         self._queues: dict[str, list[Workload]] = {}
@@ -68,7 +68,7 @@ class Order:
         self._held[workload.project] += num_gpus
 
     def next(self) -> Workload | None:
-        """Return who is asked next, or None after the last."""
+        """Return the workload that is placed next, or None after the last."""
         if self._last is not None:
             # Only now: what the last one got counts against the next of its project.
             self._push_head(self._last.project)

@@ -1,4 +1,4 @@
-"""One round of a pass: every workload is asked once, in order."""
+"""One placement pass: every workload is considered once, in order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tinsmith_controller.assignment import backfill, preemption
 from tinsmith_controller.assignment.capacity import GPUS, Cluster, Room, Spread, seconds
 from tinsmith_controller.assignment.explanations import (
     Behind,
-    Leaving,
     NoRoom,
+    Releasing,
     UnknownQueue,
     Verdict,
     explain,
@@ -26,7 +26,7 @@ from tinsmith_controller.assignment.types import (
     Decisions,
     Node,
     PodRequest,
-    Policy,
+    QueueConfig,
     Stage,
     Workload,
 )
@@ -34,7 +34,7 @@ from tinsmith_jobs.naming import NamespacedName
 from tinsmith_jobs.status import Placement
 
 
-class Round:
+class PlacementPass:
     """Asks every workload once.
 
     Args:
@@ -48,7 +48,7 @@ class Round:
         self,
         workloads: Sequence[Workload],
         nodes: Sequence[Node],
-        policy: Policy,
+        policy: QueueConfig,
         now: datetime.datetime,
     ) -> None:
         self._policy = policy
@@ -57,8 +57,8 @@ class Round:
         self._quotas = Quotas(policy, workloads)
         self._order = Order(workloads, policy)
         self._spreads: dict[NamespacedName, Spread] = {}
-        self._leaving = [w for w in workloads if w.stage is Stage.LEAVING]
-        awaited = {w.leaving_for for w in self._leaving}
+        self._releasing = [w for w in workloads if w.stage is Stage.RELEASING]
+        awaited = {w.preempted_by for w in self._releasing}
         self._victims = [
             w for w in workloads if preemption.may_be_preempted(w, now) and w.key not in awaited
         ]
@@ -203,15 +203,15 @@ class Round:
             self._too_small[key] = empty if place(gang, empty) is None else None
         return self._too_small[key]
 
-    def _await(self, workload: Workload, gang: Gang, num_gpus: int) -> Leaving | None:
+    def _await(self, workload: Workload, gang: Gang, num_gpus: int) -> Releasing | None:
         """Keep what others are leaving, and ask more to leave if that is not enough."""
-        soon = self._cluster.free + self._cluster.leaving - self._kept_from(workload)
-        excess = self._quotas.excess(workload, num_gpus, without=self._leaving)
-        if self._leaving and excess is None:
+        soon = self._cluster.free + self._cluster.releasing - self._kept_from(workload)
+        excess = self._quotas.excess(workload, num_gpus, without=self._releasing)
+        if self._releasing and excess is None:
             spots = place(gang, soon)
             if spots is not None:
                 self._keep(workload, gang, spots)
-                return self._describe_leaving(workload, spots)
+                return self._describe_releasing(workload, spots)
         victims = self._choose_victims(workload, gang, num_gpus, soon)
         if not victims:
             return None
@@ -219,14 +219,15 @@ class Round:
             self._cluster.release(victim)
             self._cluster.spread(victim.placed).add_to(soon)
             self._preempt[victim.key] = workload.key
-        # Who others leave for is spared until it has its place: else they would leave for nothing.
+        # A workload that others give way to is spared until it has its nodes: else they would
+        # give way for nothing.
         spared = {workload.key, *self._preempt}
         self._victims = [other for other in self._victims if other.key not in spared]
-        self._leaving += victims
+        self._releasing += victims
         spots = place(gang, soon)
         if spots is not None:
             self._keep(workload, gang, spots)
-        return Leaving(tuple(victim.key for victim in victims), is_preempted=True)
+        return Releasing(tuple(victim.key for victim in victims), is_preempted=True)
 
     def _choose_victims(
         self, workload: Workload, gang: Gang, num_gpus: int, soon: Room
@@ -253,7 +254,7 @@ class Round:
             return ()
 
         def suffices(victims: Sequence[Workload]) -> bool:
-            gone = [*self._leaving, *victims]
+            gone = [*self._releasing, *victims]
             if self._quotas.excess(workload, num_gpus, without=gone) is not None:
                 return False
             return place(gang, room_without(victims)) is not None
@@ -315,10 +316,10 @@ class Round:
                 return Behind(keeper)
         return None
 
-    def _describe_leaving(self, workload: Workload, spots: Sequence[int]) -> Leaving:
-        preempted = tuple(w.key for w in self._leaving if w.leaving_for == workload.key)
+    def _describe_releasing(self, workload: Workload, spots: Sequence[int]) -> Releasing:
+        preempted = tuple(w.key for w in self._releasing if w.preempted_by == workload.key)
         if preempted:
-            return Leaving(preempted, is_preempted=True)
+            return Releasing(preempted, is_preempted=True)
         names = {self._cluster.nodes[i].name for i in spots}
-        ending = tuple(w.key for w in self._leaving if any(p.node in names for p in w.placed))
-        return Leaving(ending or tuple(w.key for w in self._leaving), is_preempted=False)
+        ending = tuple(w.key for w in self._releasing if any(p.node in names for p in w.placed))
+        return Releasing(ending or tuple(w.key for w in self._releasing), is_preempted=False)

@@ -1,4 +1,8 @@
-"""Who has to give way."""
+"""Preemption: chooses the workloads that give way to one of higher priority.
+
+The victims hold few GPUs, have low priority and were assigned late. The choice is a heuristic: the
+number of all sets of victims is too large.
+"""
 
 from __future__ import annotations
 

@@ -18,16 +18,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tinsmith_controller.assignment.types import Policy, Share
+from tinsmith_controller.assignment.types import QueueConfig, Share
+from tinsmith_runtime.config import check_known
 from tinsmith_runtime.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_SHARE_KEYS = frozenset({"max_gpus", "weight"})
-_TOP_KEYS = frozenset({"queues", "projects", "backfill_patience_s"})
+_SHARE_KEYS = ("max_gpus", "weight")
+_TOP_KEYS = ("queues", "projects", "backfill_patience_s")
 
 
-class PolicyFile:
+class QueueConfigFile:
     """The settings of a file, read again when it changes.
 
     Args:
@@ -40,12 +41,12 @@ class PolicyFile:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._content = b""
-        self._policy = Policy()
+        self._policy = QueueConfig()
         if path is not None:
             self._content = _read(path)
-            self._policy = parse_policy(self._content, str(path))
+            self._policy = parse_queue_config(self._content, str(path))
 
-    def current(self) -> Policy:
+    def current(self) -> QueueConfig:
         """Return the settings; after a change that is wrong, those of before."""
         if self._path is None:
             return self._policy
@@ -53,14 +54,14 @@ class PolicyFile:
             content = _read(self._path)
             if content != self._content:
                 self._content = content
-                self._policy = parse_policy(content, str(self._path))
+                self._policy = parse_queue_config(content, str(self._path))
                 logger.info("queues were read again", extra={"path": str(self._path)})
         except ConfigError as error:
             logger.error("queues stay as they were", extra={"problem": str(error)})
         return self._policy
 
 
-def parse_policy(content: bytes, source: str) -> Policy:
+def parse_queue_config(content: bytes, source: str) -> QueueConfig:
     """Return the settings of a file's content.
 
     Raises:
@@ -70,13 +71,11 @@ def parse_policy(content: bytes, source: str) -> Policy:
         tables = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source} is not TOML: {error}") from error
-    unknown = sorted(set(tables) - _TOP_KEYS)
-    if unknown:
-        raise ConfigError(f"{source} has unknown settings: {', '.join(unknown)}")
-    patience_s = tables.get("backfill_patience_s", Policy().backfill_patience_s)
+    check_known(tables, _TOP_KEYS, place=source)
+    patience_s = tables.get("backfill_patience_s", QueueConfig().backfill_patience_s)
     if isinstance(patience_s, bool) or not isinstance(patience_s, int | float) or patience_s < 0:
         raise ConfigError(f"{source}: backfill_patience_s must be a number from 0")
-    return Policy(
+    return QueueConfig(
         queues=_shares(tables, "queues", source),
         projects=_shares(tables, "projects", source),
         backfill_patience_s=float(patience_s),
@@ -90,8 +89,9 @@ def _shares(tables: Mapping[str, Any], kind: str, source: str) -> dict[str, Shar
         raise ConfigError(f"{source}: [{kind}] is not a table")
     for name, entry in entries.items():
         where = f"{source}: [{kind}.{name}]"
-        if not isinstance(entry, dict) or set(entry) - _SHARE_KEYS:
-            raise ConfigError(f"{where} may have {', '.join(sorted(_SHARE_KEYS))} alone")
+        if not isinstance(entry, dict):
+            raise ConfigError(f"{where} is not a table")
+        check_known(entry, _SHARE_KEYS, place=where)
         max_gpus, weight = entry.get("max_gpus"), entry.get("weight", 1.0)
         if max_gpus is not None and (
             isinstance(max_gpus, bool) or not isinstance(max_gpus, int) or max_gpus < 0

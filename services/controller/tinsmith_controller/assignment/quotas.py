@@ -1,4 +1,4 @@
-"""What queues and projects may hold."""
+"""Quotas: the GPUs that queues and projects hold, and may hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tinsmith_controller.assignment.types import Policy, Workload
+from tinsmith_controller.assignment.types import QueueConfig, Workload
 from tinsmith_jobs.naming import NamespacedName
 
 _Scope = tuple[str, str]
@@ -22,8 +22,8 @@ class Excess:
         num_held: GPUs that it holds.
         max_gpus: GPUs that it may hold.
         num_wanted: GPUs that are asked for.
-        is_own: Whether that is too much even when nobody else holds any.
-        behind: Who waits for the rest; None if the rest would not do.
+        is_own: Whether that is too much even when no other workload holds any.
+        behind: The workload that waits for the rest; None if the rest would not do.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Quotas:
         workloads: All workloads; those that are leaving still hold what they have.
     """
 
-    def __init__(self, policy: Policy, workloads: Sequence[Workload]) -> None:
+    def __init__(self, policy: QueueConfig, workloads: Sequence[Workload]) -> None:
         self._policy = policy
         self._held: dict[_Scope, int] = defaultdict(int)
         self._kept: dict[_Scope, tuple[int, NamespacedName]] = {}
@@ -71,7 +71,7 @@ class Quotas:
         """Return what is in the way of so many GPUs more, or None.
 
         Args:
-            workload: Who wants them.
+            workload: The workload that wants them.
             num_gpus: How many.
             without: Workloads to count as gone.
         """

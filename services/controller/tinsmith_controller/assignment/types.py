@@ -1,4 +1,4 @@
-"""What the assignment knows of nodes and workloads, and what it decides.
+"""Values of the assignment: nodes, workloads, the operators' settings, and decisions.
 
 A workload is a job or a pool. Only pods that want a node chosen for them are here: those with a
 GPU, and all trainers and samplers. Drivers and environments go wherever the cluster's scheduler
@@ -71,7 +71,7 @@ class Stage(enum.Enum):
     """It holds nothing and wants `pods` placed, all or none."""
     HOLDING = "holding"
     """It holds `placed`; `pods` are replacements that are missing, all or none."""
-    LEAVING = "leaving"
+    RELEASING = "releasing"
     """It still holds `placed` and is about to give it back: preempted, suspended, ending."""
 
 
@@ -86,14 +86,14 @@ class Workload:
         priority: Higher goes first, and may preempt lower.
         created: When the object was made.
         queued: Since when it waits; that of a preempted job is the time of its first waiting.
-        stage: Whether it waits, holds or leaves.
+        stage: Whether it waits, holds or releases.
         pods: Pods that want a node now.
         placed: Pods that have one.
         rules: Which nodes will do.
         is_gang: Whether `pods` are placed all or none; those of a pool are placed one by one.
         is_preemptible: Whether it may be asked to give way to a higher priority.
         assigned: When it last got a node; None if it holds nothing.
-        leaving_for: On a leaving workload, the one that it gives way to.
+        preempted_by: On a releasing workload, the one that it gives way to.
     """
 
     key: NamespacedName
@@ -109,7 +109,7 @@ class Workload:
     is_gang: bool = True
     is_preemptible: bool = True
     assigned: datetime.datetime | None = None
-    leaving_for: NamespacedName | None = None
+    preempted_by: NamespacedName | None = None
 
     @property
     def num_gpus_wanted(self) -> int:
@@ -136,7 +136,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class QueueConfig:
     """The operators' settings.
 
     Attributes:
@@ -157,8 +157,8 @@ class Decisions:
 
     Attributes:
         assign: New placements by workload, in the order in which they were given.
-        preempt: Workloads that have to give way, and to whom.
-        waiting: One sentence for each workload that wants nodes and got none (or, a pool, not all).
+        preempt: Workloads that have to give way, each with the one that it gives way to.
+        waiting: One sentence for each workload that wants nodes and got none; a pool, not all.
     """
 
     assign: Mapping[NamespacedName, tuple[Placement, ...]]

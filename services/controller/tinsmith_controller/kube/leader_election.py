@@ -1,8 +1,8 @@
-"""Which replica of the controller decides: the one that holds a Lease.
+"""Leader election: the replica that holds a Lease decides.
 
-The holder renews it with the resource version as precondition, and believes in it for less time
-than others wait, counted on its own monotonic clock from before the request. Others count from when
-they saw the Lease change, on theirs. So no two clocks are ever compared.
+The holder renews the Lease with its resource version as precondition. It trusts the Lease for less
+time than others wait, counted on its monotonic clock from before the request. Others count on
+theirs, from when they saw the Lease change. So no two clocks are ever compared.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NotLeaderError(Exception):
     """This replica may not act, or not any more."""
 
 
-class Election:
+class LeaderElection:
     """One replica's part in the election.
 
     Args:
@@ -111,7 +111,7 @@ class Election:
         on_lost()
 
     def stop(self) -> None:
-        """End the election on this side, and give the Lease back so that nobody waits for it."""
+        """End the election on this side, and release the Lease, so that no replica waits for it."""
         self._stopped.set()
         if not self.is_leader:
             return

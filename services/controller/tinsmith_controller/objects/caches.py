@@ -1,4 +1,4 @@
-"""Copies of everything in the cluster that the controller looks at."""
+"""Caches of all objects of the cluster that the controller reads, kept by informers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EVERYWHERE = ("",)
 OnWorkload = Callable[[NamespacedName], None]
 
 
-class Stores:
+class Caches:
     """The informers, and what is looked up in them.
 
     Args:

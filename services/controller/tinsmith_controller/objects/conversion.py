@@ -1,4 +1,4 @@
-"""Objects of the cluster as the controller keeps them: our own whole, others by what matters."""
+"""Converts objects of the cluster into values: our own wholly, of others the fields that matter."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WorkloadRecord:
     Attributes:
         content: The object as the server has it.
         item: The job or pool.
-        is_left_alone: Whether somebody else manages it.
+        is_left_alone: Whether another controller manages it.
         has_own_queue: Whether another system's queue decides when it runs.
     """
 
@@ -55,7 +55,7 @@ class WorkloadRecord:
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """A pod of anybody.
+    """A pod of the cluster, ours or not.
 
     Attributes:
         owner: The workload that controls it; None if it is not ours.

@@ -1,4 +1,4 @@
-"""Pure plans: from a resource, what was observed of it and the time, to the actions that follow.
+"""The plan of a TrainerPool, which only a cluster has; that of a job is in `tinsmith_jobs`.
 
-No clock, no client, no effect; `reconciler` carries the actions out. One policy a module.
+Pure functions: no clock, no client, no effect. `reconciler` carries the actions out.
 """

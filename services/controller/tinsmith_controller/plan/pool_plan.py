@@ -1,7 +1,7 @@
 """The plan for one pool: a pure function, like that of a job, but it never ends.
 
-Replicas are kept, and brought up to date, one by one: each that has a node has a pod, and one that
-failed is made again after a pause that grows with failures in a row.
+Each replica that has a node has a pod. Replicas are replaced one by one: those out of date, and
+those that failed, after a pause that grows with failures in a row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tinsmith_jobs.plan.actions import Event, Plan, PodDeletion
 from tinsmith_jobs.plan.failure_policy import backoff_left_s, describe, with_refusals
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Observed, PodView, Pool
-from tinsmith_jobs.plan.pod_maintenance import Upkeep, tend
+from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
 from tinsmith_jobs.spec import SAMPLER, Reaction
 from tinsmith_jobs.status import Failure, Status
 
@@ -31,8 +31,8 @@ def plan_pool(pool: Pool, observed: Observed, now: datetime.datetime, limits: Li
         return Plan(status=pool.status)
     if pool.spec is None:
         return _refuse(pool, status, observed, now)
-    status = _calm(replace(status, failure=_without_refusal(status.failure)), now)
-    kept = tend(
+    status = _forget_old_failures(replace(status, failure=_without_refusal(status.failure)), now)
+    kept = maintain_pods(
         pool.key.name,
         pool.spec.roles,
         status,
@@ -118,7 +118,7 @@ def _without_refusal(failure: Failure | None) -> Failure | None:
     return None if failure is not None and failure.reason == conditions.INVALID_SPEC else failure
 
 
-def _calm(status: Status, now: datetime.datetime) -> Status:
+def _forget_old_failures(status: Status, now: datetime.datetime) -> Status:
     last = status.last_restart_time
     if last is not None and (now - last).total_seconds() > _QUIET_S:
         return replace(status, restart_count=0, last_restart_time=None)
@@ -126,7 +126,7 @@ def _calm(status: Status, now: datetime.datetime) -> Status:
 
 
 def _readiness(
-    status: Status, kept: Upkeep, pause_s: float, rejection: str, now: datetime.datetime
+    status: Status, kept: PodMaintenance, pause_s: float, rejection: str, now: datetime.datetime
 ) -> Status:
     num_ready = sum(role.ready for role in kept.role_statuses)
     waiting_for = status.waiting_for if kept.num_unplaced else "; ".join(kept.not_ready[:3])

@@ -1,4 +1,4 @@
-"""What pods of jobs are told about the deployment that they belong to."""
+"""Settings of the deployment that the pods of jobs get."""
 
 from __future__ import annotations
 

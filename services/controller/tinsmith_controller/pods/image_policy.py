@@ -1,10 +1,10 @@
-"""Whom pods with the deployment's secrets obey.
+"""Restricts what roles that hold the deployment's secrets may run.
 
 Trainers, samplers, environments and coordinators hold the key of the pods and the database's
-password. Who may create a TrainingJob may not thereby read them: an image that its author chose, a
-command, or a variable that makes Python load something else, would. So for these roles only images
-that the operators trust are taken, with their own entry points and with settings alone; and no role
-may ask for those Secrets by name.
+password. The author of a TrainingJob may not thereby read them: an image of theirs, a command, or a
+variable that makes Python load other code, would. So these roles take only images that the
+operators trust, with their own entry points and with settings alone. No role may ask for those
+Secrets by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EVERYTHING = "*"
 _SETTING = "TINSMITH_"
 
 
-def distrust(
+def check_images(
     roles: Sequence[Role], trusted_images: Sequence[str], own_secrets: Sequence[str]
 ) -> str:
     """Return why a job cannot be run, in one sentence; empty if it can.

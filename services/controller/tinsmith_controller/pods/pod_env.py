@@ -1,4 +1,4 @@
-"""What the containers of a workload are told, as variables.
+"""Environment variables of the containers of a workload.
 
 Only pods of Tinsmith itself are given the deployment's secrets; drivers and players get the job's
 own key alone.
@@ -6,12 +6,12 @@ own key alone.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, Deployment
 from tinsmith_controller.pods.pod_volumes import CACHE, DATA, data_path, model_path
-from tinsmith_controller.pods.workload_context import Owner
+from tinsmith_controller.pods.workload_context import WorkloadContext
+from tinsmith_jobs.method import describe_method
 from tinsmith_jobs.naming import job_resource, pool_id, secret_name, worker_id
 from tinsmith_jobs.spec import (
     COORDINATOR,
@@ -33,7 +33,7 @@ API_KEY = "api-key"
 
 
 def variables_of(
-    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+    owner: WorkloadContext, role: Role, assignment: Assignment, deployment: Deployment
 ) -> list[dict[str, Any]]:
     """Return the variables of a container; the controller's own win over the template's."""
     own = (
@@ -52,7 +52,7 @@ def variables_of(
 
 
 def _server_env(
-    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+    owner: WorkloadContext, role: Role, assignment: Assignment, deployment: Deployment
 ) -> list[dict[str, Any]]:
     spec = owner.spec
     is_job = isinstance(spec, JobSpec)
@@ -89,7 +89,7 @@ def _server_env(
 
 
 def _client_env(
-    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+    owner: WorkloadContext, role: Role, assignment: Assignment, deployment: Deployment
 ) -> list[dict[str, Any]]:
     epoch = assignment.epoch if role.kind == DRIVER else None
     url = f"http://{deployment.gateway_address}"
@@ -104,34 +104,11 @@ def _client_env(
         _secret("OPENAI_API_KEY", key, API_KEY),
     ]
     if role.kind == DRIVER:
-        env.append(_value("TINSMITH_JOB_METHOD", json.dumps(_method(owner), sort_keys=True)))
+        spec = owner.spec
+        assert isinstance(spec, JobSpec)
+        method = describe_method(spec, model=owner.model_name, data=data_path(spec.data))
+        env.append(_value("TINSMITH_JOB_METHOD", method))
     return env
-
-
-def _method(owner: Owner) -> dict[str, Any]:
-    """Return what a driver is to do."""
-    spec = owner.spec
-    assert isinstance(spec, JobSpec)
-    method: dict[str, Any] = {
-        "type": spec.method.value,
-        "parameters": dict(spec.parameters),
-        "adapter": {"type": spec.adapter_type, "rank": spec.rank},
-        "checkpoint": {
-            "everySteps": spec.checkpoint.every_steps,
-            "keepLast": spec.checkpoint.keep_last,
-            "finalName": spec.checkpoint.final_name,
-        },
-    }
-    if spec.max_steps is not None:
-        method["maxSteps"] = spec.max_steps
-    if owner.model_name:
-        method["model"] = owner.model_name
-    if spec.checkpoint.resume_from:
-        method["checkpoint"]["resumeFrom"] = spec.checkpoint.resume_from
-    data = data_path(spec.data)
-    if data:
-        method["data"] = data
-    return method
 
 
 def _trains_adapters(spec: JobSpec | PoolSpec) -> bool:
@@ -153,8 +130,8 @@ def _hub_env(model: Model) -> list[dict[str, Any]]:
 def _value(name: str, value: str) -> dict[str, Any]:
     """Return a variable with just this text.
 
-    Kubernetes would replace `$(OTHER)` by the value of another variable, a secret one too, and much
-    of what stands here was written by the author of a job.
+    Kubernetes would replace `$(OTHER)` by the value of another variable, a secret one too. The
+    author of a job writes much of this text.
     """
     return {"name": name, "value": value.replace("$", "$$")}
 

@@ -15,7 +15,7 @@ from typing import Any
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, RENDEZVOUS_PORT, Deployment
 from tinsmith_controller.pods.pod_env import API_KEY, MODEL_KINDS, SERVER_KINDS, variables_of
 from tinsmith_controller.pods.pod_volumes import mounts_of, volumes_of
-from tinsmith_controller.pods.workload_context import Owner, is_group
+from tinsmith_controller.pods.workload_context import WorkloadContext, is_group
 from tinsmith_jobs.naming import (
     COMPONENT_LABEL,
     EPOCH_LABEL,
@@ -48,7 +48,7 @@ _DRAIN_MARGIN_S = 30
 _DEFAULT_GRACE_S = 60
 
 
-def labels_of(owner: Owner) -> dict[str, str]:
+def labels_of(owner: WorkloadContext) -> dict[str, str]:
     """Return the labels that everything of a workload has."""
     return {
         MANAGED_LABEL: MANAGER,
@@ -58,7 +58,9 @@ def labels_of(owner: Owner) -> dict[str, str]:
     }
 
 
-def make_pod(owner: Owner, assignment: Assignment, deployment: Deployment) -> dict[str, Any]:
+def make_pod(
+    owner: WorkloadContext, assignment: Assignment, deployment: Deployment
+) -> dict[str, Any]:
     """Return the pod of an assignment."""
     role = owner.role(assignment.role)
     pod: dict[str, Any] = {
@@ -116,7 +118,7 @@ def make_pod(owner: Owner, assignment: Assignment, deployment: Deployment) -> di
     }
 
 
-def template_of(owner: Owner, assignment: Assignment, deployment: Deployment) -> str:
+def template_of(owner: WorkloadContext, assignment: Assignment, deployment: Deployment) -> str:
     """Return the hash that the pod of an assignment would have if it was made now."""
     pod = make_pod(owner, assignment, deployment)
     found: str = pod["metadata"]["annotations"][TEMPLATE_ANNOTATION]
@@ -129,7 +131,7 @@ def _hash(pod: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def make_services(owner: Owner) -> list[dict[str, Any]]:
+def make_services(owner: WorkloadContext) -> list[dict[str, Any]]:
     """Return the headless services by which the ranks of a group find each other."""
     return [
         {
@@ -154,7 +156,7 @@ def make_services(owner: Owner) -> list[dict[str, Any]]:
     ]
 
 
-def make_key_secret(owner: Owner, epoch: int | None, api_key: str) -> dict[str, Any]:
+def make_key_secret(owner: WorkloadContext, epoch: int | None, api_key: str) -> dict[str, Any]:
     """Return the secret with a key of a job; see `naming.secret_name`."""
     return {
         "apiVersion": "v1",
@@ -170,7 +172,7 @@ def make_key_secret(owner: Owner, epoch: int | None, api_key: str) -> dict[str, 
     }
 
 
-def owner_reference(owner: Owner) -> dict[str, Any]:
+def owner_reference(owner: WorkloadContext) -> dict[str, Any]:
     """Return the reference by which the cluster deletes things with their workload."""
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
@@ -192,14 +194,14 @@ def _pinned_to(node: str) -> dict[str, Any]:
     }
 
 
-def _grace_s(owner: Owner, role: Role) -> int:
+def _grace_s(owner: WorkloadContext, role: Role) -> int:
     if role.kind == DRIVER:
         return owner.spec.scheduling.grace_s
     return _DEFAULT_GRACE_S + (_DRAIN_MARGIN_S if role.kind == TRAINER else 0)
 
 
 def _container(
-    owner: Owner, role: Role, assignment: Assignment, deployment: Deployment
+    owner: WorkloadContext, role: Role, assignment: Assignment, deployment: Deployment
 ) -> dict[str, Any]:
     template = role.template
     container: dict[str, Any] = {
@@ -240,7 +242,7 @@ def _image(role: Role) -> str:
     return DRIVER if role.kind == WORKER else role.kind
 
 
-def _is_follower(owner: Owner, role: Role, assignment: Assignment) -> bool:
+def _is_follower(owner: WorkloadContext, role: Role, assignment: Assignment) -> bool:
     return is_group(owner.spec, role) and assignment.index > 0
 
 
@@ -269,7 +271,7 @@ def _resources(role: Role, assignment: Assignment, deployment: Deployment) -> di
     return {"requests": requests, "limits": limits}
 
 
-def _command(owner: Owner, role: Role, assignment: Assignment) -> list[str]:
+def _command(owner: WorkloadContext, role: Role, assignment: Assignment) -> list[str]:
     """Return how a trainer of several ranks is started; others have their image's entry point."""
     num_ranks = max(1, role.gpus)
     if role.kind != TRAINER or (num_ranks == 1 and not is_group(owner.spec, role)):
@@ -290,6 +292,6 @@ def _command(owner: Owner, role: Role, assignment: Assignment) -> list[str]:
     return [*command, "-m", "tinsmith_trainer"]
 
 
-def _storage_secret(owner: Owner, deployment: Deployment) -> str:
+def _storage_secret(owner: WorkloadContext, deployment: Deployment) -> str:
     own = owner.spec.checkpoint.secret if isinstance(owner.spec, JobSpec) else ""
     return own or deployment.storage_secret

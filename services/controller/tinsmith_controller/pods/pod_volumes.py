@@ -1,10 +1,10 @@
-"""Where the files of a pod come from, and where they are in it."""
+"""Volumes of a pod: the sources of its files, and their mount paths."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tinsmith_controller.pods.workload_context import Owner
+from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
@@ -50,7 +50,7 @@ def data_path(data: Data) -> str:
     return data.name
 
 
-def volumes_of(owner: Owner, role: Role) -> list[dict[str, Any]]:
+def volumes_of(owner: WorkloadContext, role: Role) -> list[dict[str, Any]]:
     """Return the volumes of a pod."""
     volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
     if role.kind in (TRAINER, COORDINATOR):

@@ -10,7 +10,7 @@ from tinsmith_jobs.status import Assignment
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class WorkloadContext:
     """The workload that things are made for.
 
     Attributes:

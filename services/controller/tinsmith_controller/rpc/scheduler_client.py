@@ -1,4 +1,4 @@
-"""What the controller asks of the scheduler: keys of jobs, and what their drivers report."""
+"""Client of the scheduler: keys of jobs, and the reports of their drivers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PAGE_SIZE = 1000
 _MAX_JOBS = 1000
 
 
-class DeskError(Exception):
+class SchedulerError(Exception):
     """The scheduler did not do what it was asked; the text is one sentence."""
 
 
-class KeySpentError(DeskError):
+class KeySpentError(SchedulerError):
     """A key was taken for good.
 
     Attributes:
@@ -52,7 +52,7 @@ class JobIdentity:
     uid: str
 
 
-class JobDesk(Protocol):
+class SchedulerClient(Protocol):
     """The scheduler, as far as jobs are concerned."""
 
     def settle_keys(
@@ -68,7 +68,7 @@ class JobDesk(Protocol):
 
         Raises:
             KeySpentError: If one was made bad before.
-            DeskError: If that is not known to have happened.
+            SchedulerError: If that is not known to have happened.
         """
         ...
 
@@ -76,7 +76,7 @@ class JobDesk(Protocol):
         """Return the jobs of all good keys, by name of the key.
 
         Raises:
-            DeskError: If the scheduler does not answer.
+            SchedulerError: If the scheduler does not answer.
         """
         ...
 
@@ -84,7 +84,7 @@ class JobDesk(Protocol):
         """Make a key bad, by its name.
 
         Raises:
-            DeskError: If that is not known to have happened.
+            SchedulerError: If that is not known to have happened.
         """
         ...
 
@@ -92,7 +92,7 @@ class JobDesk(Protocol):
         """Return what drivers reported last, by uid of the job.
 
         Raises:
-            DeskError: If the scheduler does not answer.
+            SchedulerError: If the scheduler does not answer.
         """
         ...
 
@@ -100,12 +100,12 @@ class JobDesk(Protocol):
         """Forget what the driver of a job reported.
 
         Raises:
-            DeskError: If that is not known to have happened.
+            SchedulerError: If that is not known to have happened.
         """
         ...
 
 
-class SchedulerDesk:
+class GrpcSchedulerClient:
     """The scheduler behind a gRPC channel.
 
     Args:
@@ -135,7 +135,7 @@ class SchedulerDesk:
     def settle_keys(
         self, job: JobIdentity, epochs: frozenset[int | None], *, generation: int, pool: str
     ) -> Mapping[int | None, str]:
-        """See `JobDesk`; bad keys are refused before good ones are made."""
+        """See `SchedulerClient`; bad keys are refused before good ones are made."""
         wanted = {
             epoch: derive_job_key(self._pod_key, _seed(job.uid, epoch, generation))
             for epoch in epochs
@@ -151,15 +151,15 @@ class SchedulerDesk:
         return {epoch: str(key) for epoch, key in wanted.items()}
 
     def key_holders(self) -> Mapping[str, JobIdentity]:
-        """See `JobDesk`."""
+        """See `SchedulerClient`."""
         return {key.name: JobIdentity(key.job, key.uid) for key in self._good_keys("")}
 
     def revoke(self, key: str) -> None:
-        """See `JobDesk`."""
+        """See `SchedulerClient`."""
         self._call("RevokeJobKey", job_pb2.RevokeJobKeyRequest(name=key))
 
     def reports(self, jobs: Sequence[JobIdentity]) -> Mapping[str, Report]:
-        """See `JobDesk`."""
+        """See `SchedulerClient`."""
         found: dict[str, Report] = {}
         for begin in range(0, len(jobs), _MAX_JOBS):
             request = job_pb2.ListTrainingJobReportsRequest(
@@ -169,7 +169,7 @@ class SchedulerDesk:
                 ]
             )
             answer = self._call("ListTrainingJobReports", request)
-            # A report begins empty, with the first key of its job; nobody reported that.
+            # A report begins empty, with the first key of its job; no driver reported that.
             found |= {
                 entry.uid: _report(entry)
                 for entry in answer.reports
@@ -178,7 +178,7 @@ class SchedulerDesk:
         return found
 
     def forget(self, job: JobIdentity) -> None:
-        """See `JobDesk`."""
+        """See `SchedulerClient`."""
         self._call(
             "DeleteTrainingJobReport",
             job_pb2.DeleteTrainingJobReportRequest(name=job.name, uid=job.uid),
@@ -201,7 +201,7 @@ class SchedulerDesk:
                 request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            raise DeskError(f"the scheduler refuses {method}: {_sentence(error)}") from error
+            raise SchedulerError(f"the scheduler refuses {method}: {_sentence(error)}") from error
 
 
 def _seed(uid: str, epoch: int | None, generation: int) -> str:
@@ -234,6 +234,7 @@ def _report(entry: job_pb2.TrainingJobReport) -> Report:
         checkpoint=saved,
         message=entry.message,
         has_succeeded=entry.outcome == job_pb2.TrainingJobReport.OUTCOME_SUCCEEDED,
+        has_failed=entry.outcome == job_pb2.TrainingJobReport.OUTCOME_FAILED,
     )
 
 

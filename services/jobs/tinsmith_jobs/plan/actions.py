@@ -1,4 +1,4 @@
-"""What a plan consists of. `apply` does it, without a thought of its own."""
+"""The actions of a plan; the code that carries them out decides nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job is late with: its end, its start, its reports."""
+"""Deadlines of a job: of its end, its start and its reports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import Phase
 from tinsmith_jobs.plan.actions import Event
 from tinsmith_jobs.plan.observed import Report
-from tinsmith_jobs.plan.pod_maintenance import Upkeep
+from tinsmith_jobs.plan.pod_maintenance import PodMaintenance
 from tinsmith_jobs.spec import JobSpec
 from tinsmith_jobs.status import Failure, Progress, Status
 
@@ -42,7 +42,9 @@ def overdue(spec: JobSpec, status: Status, now: datetime.datetime) -> Failure | 
     )
 
 
-def late(spec: JobSpec, status: Status, kept: Upkeep, now: datetime.datetime) -> Failure | None:
+def late(
+    spec: JobSpec, status: Status, kept: PodMaintenance, now: datetime.datetime
+) -> Failure | None:
     """Return the failure of a start that took too long; waiting for a node does not count."""
     if kept.is_ready or kept.num_unplaced:
         return None

@@ -1,4 +1,4 @@
-"""What the end of a pod means: the failure policy, and the pause before a restart."""
+"""The failure policy: what the end of a pod means, and the pause before a restart."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tinsmith_jobs.plan.limits import Limits
-from tinsmith_jobs.plan.observed import DISRUPTION, PodView
+from tinsmith_jobs.plan.observed import DISRUPTION, PodView, Report
 from tinsmith_jobs.spec import DRIVER, FailureRule, Reaction
 from tinsmith_jobs.status import Failure, Refusal, Status
 
 _AGENT = "agent"
+FAILED_EXIT_CODE = 1
 _SETTINGS_EXIT_CODE = 2
 """With it a driver says that it cannot run what it was told, however often it is started."""
 RECIPE_RULES = (
-    FailureRule(Reaction.FAIL_JOB, roles=frozenset({DRIVER}), exit_codes=frozenset({1})),
+    FailureRule(
+        Reaction.FAIL_JOB, roles=frozenset({DRIVER}), exit_codes=frozenset({FAILED_EXIT_CODE})
+    ),
 )
 """With 1 our own driver says that a restart would not help; other programs may mean anything."""
-_SIGTERM_EXIT_CODE = 128 + 15
+SIGTERM_EXIT_CODE = 128 + 15
+"""With it a driver says that it saved and stopped as it was told."""
 _MAX_DOUBLINGS = 16
 _MAX_REFUSALS = 16
 
 
-def react(pod: PodView, rules: Sequence[FailureRule]) -> Reaction:
+def react(pod: PodView, rules: Sequence[FailureRule], report: Report | None = None) -> Reaction:
     """Return what to do about a pod that failed: the first rule that fits, else the default.
 
     By default a disruption by the cluster, and a driver that saved and stopped as it was told,
-    are no failures; a driver that cannot run its settings fails the job; everything else restarts
-    the role.
+    are no failures. A driver that cannot run its settings, or reported that it cannot go on, fails
+    the job. Everything else restarts the role.
     """
     for rule in rules:
         if (
@@ -41,8 +45,10 @@ def react(pod: PodView, rules: Sequence[FailureRule]) -> Reaction:
         return Reaction.IGNORE
     if pod.role == DRIVER and pod.exit_code == _SETTINGS_EXIT_CODE:
         return Reaction.FAIL_JOB
-    if pod.role == DRIVER and pod.exit_code == _SIGTERM_EXIT_CODE:
+    if pod.role == DRIVER and pod.exit_code == SIGTERM_EXIT_CODE:
         return Reaction.IGNORE
+    if pod.role == DRIVER and report is not None and report.has_failed:
+        return Reaction.FAIL_JOB
     return Reaction.RESTART_ROLE
 
 
@@ -79,8 +85,8 @@ def with_refusals(
 ) -> Status:
     """Return the status with the nodes that refused a pod just now, without those of long ago.
 
-    What a node says that it has can be wrong, and nobody corrects it: a GPU that broke. Without a
-    memory the pod would go there again until its job has failed.
+    A node may report what it does not have, such as a GPU that broke. Without these entries the
+    pod would be placed there again until its job has failed.
     """
     earlier = [
         entry
@@ -97,7 +103,7 @@ def avoided_nodes(status: Status, now: datetime.datetime, limits: Limits) -> fro
 
 
 def _is_over(refusal: Refusal, now: datetime.datetime, limits: Limits) -> bool:
-    # Of a time that is yet to come nobody knows where it is from.
+    # A time in the future comes from a wrong clock, and counts as over once it is far enough.
     return abs((now - refusal.time).total_seconds()) >= limits.refusal_s
 
 

@@ -1,8 +1,8 @@
 """The plan for one job: a pure function of the job, what is observed, and the time.
 
-A job is told to stop by its author, by a job of higher priority, or by its own end; then it gives
-back what it has (`teardown`). Otherwise it waits for nodes, which the assignment gives it, or holds
-some, and its pods are kept (`pod_maintenance`).
+Its author, a job of higher priority, or its own end stops a job; then it gives its nodes back
+(`teardown`). Otherwise it waits until nodes are assigned, or it holds nodes, and its pods are kept
+(`pod_maintenance`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tinsmith_jobs.plan.failure_policy import (
 )
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView
-from tinsmith_jobs.plan.pod_maintenance import Upkeep, tend
-from tinsmith_jobs.plan.status_transitions import grant
-from tinsmith_jobs.plan.teardown import leave
+from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
+from tinsmith_jobs.plan.status_transitions import assign_nodes
+from tinsmith_jobs.plan.teardown import tear_down
 from tinsmith_jobs.spec import (
     DRIVER,
     SAMPLER,
@@ -38,12 +38,11 @@ from tinsmith_jobs.spec import (
     JobSpec,
     Method,
     Reaction,
+    Scheduling,
 )
 from tinsmith_jobs.status import Assignment, Failure, Status
 
 _FULL = "full"
-_DEFAULT_GRACE_S = 120
-"""To save in, for a job whose spec cannot be read any more."""
 
 
 def plan_job(job: Job, observed: Observed, now: datetime.datetime, limits: Limits) -> Plan:
@@ -137,17 +136,18 @@ class _Planner:
         status = status.with_condition(kind, True, reason, message, self._now)
         self._status = status.with_condition(conditions.READY, False, reason, message, self._now)
         self._events.append(Event(phase.value, message, is_warning=phase is Phase.FAILED))
-        # Pods go once the end is stored: without them nobody could tell that it was reached.
+        # Pods go once the end is stored: a plan that sees neither could not tell that it was
+        # reached.
         return self._planned(self._status, keys=self._keys(), requeue_s=0.0)
 
     def _clean_up(self) -> Plan:
         spec = self._job.spec
         since = self._status.stop_time or self._status.completion_time or self._now
-        left = leave(
+        left = tear_down(
             self._observed,
             since=since,
             now=self._now,
-            grace_s=spec.scheduling.grace_s if spec is not None else _DEFAULT_GRACE_S,
+            grace_s=(spec.scheduling if spec is not None else Scheduling()).grace_s,
             keeps_ended=True,
         )
         if left.is_done:
@@ -179,7 +179,7 @@ class _Planner:
         self._status = self._status.with_condition(
             conditions.READY, False, reason, message, self._now
         )
-        left = leave(
+        left = tear_down(
             self._observed,
             since=self._status.stop_time or self._now,
             now=self._now,
@@ -264,12 +264,14 @@ class _Planner:
             status = status.with_condition(
                 conditions.SUSPENDED, False, conditions.RESUMED, "the job goes on", self._now
             )
+        if self._observed.missing:
+            return self._wait_for_server(spec, status)
         needs_nodes = any(role.is_placed and role.replicas for role in spec.roles)
         obstacle = self._observed.obstacle
         pause_s = backoff_left_s(self._status, self._now, self._limits)
         if not needs_nodes and not obstacle and pause_s <= 0:
-            granted = grant(replace(self._job, status=status), (), self._now)
-            return self._planned(granted, requeue_s=0.0)
+            assigned = assign_nodes(replace(self._job, status=status), (), self._now)
+            return self._planned(assigned, requeue_s=0.0)
         is_new = status.phase is not Phase.QUEUED
         status = replace(
             status,
@@ -282,11 +284,31 @@ class _Planner:
             status = status.with_condition(
                 conditions.READY, False, conditions.WAITING_FOR_NODES, "has no nodes", self._now
             )
-        # Pods of an earlier life that nobody wants.
-        delete = leave(
+        # Pods of an earlier attempt are not wanted.
+        delete = tear_down(
             self._observed, since=self._now, now=self._now, grace_s=spec.scheduling.grace_s
         ).delete
         return self._planned(status, delete=delete, requeue_s=pause_s or None)
+
+    def _wait_for_server(self, spec: JobSpec, status: Status) -> Plan:
+        queued = status.queued_time or self._now
+        if (self._now - queued).total_seconds() >= spec.startup_deadline_s:
+            return self._fail(
+                Failure(
+                    conditions.STARTUP_DEADLINE_EXCEEDED,
+                    f"after {spec.startup_deadline_s} s the job still waits for "
+                    f"{self._observed.missing}",
+                )
+            )
+        status = replace(
+            status,
+            phase=Phase.PENDING,
+            queued_time=queued,
+            waiting_for=self._observed.missing,
+        ).with_condition(
+            conditions.READY, False, conditions.PODS_NOT_READY, self._observed.missing, self._now
+        )
+        return self._planned(status, requeue_s=float(spec.startup_deadline_s))
 
     # Holding nodes.
 
@@ -295,15 +317,18 @@ class _Planner:
         if too_long is not None:
             return self._fail(too_long)
         pause_s = backoff_left_s(self._status, self._now, self._limits)
-        kept = tend(
+        kept = maintain_pods(
             self._job.key.name,
             spec.roles,
             self._status,
             self._observed,
-            react=lambda pod: react(pod, _rules(spec)),
+            react=lambda pod: react(pod, _rules(spec), self._observed.report),
             groups=_groups(spec),
-            may_create=pause_s <= 0 and not self._observed.obstacle,
+            may_create=pause_s <= 0 and not self._observed.obstacle and not self._observed.missing,
         )
+        if self._observed.missing:
+            not_ready = (self._observed.missing, *kept.not_ready)
+            kept = replace(kept, is_ready=False, not_ready=not_ready)
         for why in kept.lost:
             self._events.append(Event(conditions.POD_LOST, why, is_warning=True))
         verdict = self._count_failures(spec, kept)
@@ -336,7 +361,7 @@ class _Planner:
             requeue_s=next_look_s(spec, status, self._now, pause_s=pause_s),
         )
 
-    def _count_failures(self, spec: JobSpec, kept: Upkeep) -> Failure | None:
+    def _count_failures(self, spec: JobSpec, kept: PodMaintenance) -> Failure | None:
         """Count the failures of this look; return one that ends the job."""
         counted = [pod for pod, reaction in kept.failures if reaction is not Reaction.IGNORE]
         for pod, reaction in kept.failures:
@@ -363,7 +388,9 @@ class _Planner:
         )
         return None
 
-    def _readiness(self, spec: JobSpec, status: Status, kept: Upkeep, pause_s: float) -> Status:
+    def _readiness(
+        self, spec: JobSpec, status: Status, kept: PodMaintenance, pause_s: float
+    ) -> Status:
         if kept.is_ready:
             if status.phase is not Phase.RUNNING:
                 self._events.append(Event(conditions.PODS_READY, "all pods are ready"))
@@ -403,8 +430,8 @@ class _Planner:
     def _keys(self) -> frozenset[int | None]:
         """Return whose keys are good: the current driver's, and the agents'.
 
-        A key is good once the assignment that it belongs to is stored: of one that never was,
-        nobody would know later that there is something to take back.
+        A key is good once the assignment that it belongs to is stored. A key made earlier could
+        not be revoked later, because nothing would name it.
         """
         spec = self._job.spec
         driver = self._status.assigned_to(DRIVER, 0)

@@ -1,4 +1,4 @@
-"""What the settings of the controller say about plans."""
+"""Settings that plans depend on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Settings of the controller that plans depend on."""
+    """Settings of the controller or launcher that plans depend on."""
 
     backoff_base_s: float = 10.0
     """Pause after the first failure; doubled by each further one."""

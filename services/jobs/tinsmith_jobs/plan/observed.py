@@ -1,4 +1,7 @@
-"""What the controller sees of a workload when it plans: pods, nodes, reports."""
+"""The observation that a plan starts from: pods, nodes and reports of a workload.
+
+The driver process of one machine is observed as a pod too.
+"""
 
 from __future__ import annotations
 
@@ -82,6 +85,8 @@ class Report:
     message: str = ""
     has_succeeded: bool = False
     """Whether the driver said that it did what the job is for."""
+    has_failed: bool = False
+    """Whether the driver said that it cannot go on, however often it is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class Observed:
         report: The driver's last report.
         templates: What each pod of a pool would be made from now, by its name.
         obstacle: What keeps it from being started at all, besides nodes; one sentence.
+        missing: A server outside the workload that it needs and that is not there; one sentence.
+            Unlike an obstacle, it counts against the startup deadline.
         rejection: Why the cluster will never take one of its pods; one sentence.
     """
 
@@ -106,6 +113,7 @@ class Observed:
     report: Report | None = None
     templates: Mapping[str, str] = field(default_factory=dict)
     obstacle: str = ""
+    missing: str = ""
     rejection: str = ""
 
 

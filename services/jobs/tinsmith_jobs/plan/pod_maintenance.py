@@ -1,9 +1,8 @@
 """Keeps the pods of a workload that holds nodes: what to make, replace and delete.
 
 A pod is made under a name that its assignment carries, and that was stored before. A pod that is
-gone for whatever reason (its node, its process, somebody's `kubectl delete`) is replaced under a
-new epoch. Where several processes only work together, as the ranks of a full-parameter trainer do,
-all of them are replaced.
+gone, with its node, by its end or by `kubectl delete`, is replaced under a new epoch. The ranks of
+a full-parameter trainer only work together, so all of them are replaced with one.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _Wanted = dict[tuple[str, int], Role]
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
-    """What one look at the pods came to.
+class PodMaintenance:
+    """The result of one look at the pods.
 
     Attributes:
         assignments: The new assignments; entries without a node are missing, to be placed.
@@ -36,7 +35,7 @@ class Upkeep:
         failures: Pods that failed, and what that means.
         lost: Sentences about pods that are gone without a fault of the job.
         refused: Nodes that refused a pod.
-        num_stopped: Pods that ended without a failure though nobody told them to.
+        num_stopped: Pods that ended without a failure and without being told to.
         num_unplaced: Pods that need a node and have none.
         not_ready: Sentences about pods that are not ready.
         is_ready: Whether all pods are there and ready.
@@ -57,7 +56,7 @@ class Upkeep:
     role_statuses: tuple[RoleStatus, ...]
 
 
-def tend(
+def maintain_pods(
     workload: str,
     roles: Sequence[Role],
     status: Status,
@@ -66,7 +65,7 @@ def tend(
     react: Callable[[PodView], Reaction],
     groups: Collection[str] = (),
     may_create: bool = True,
-) -> Upkeep:
+) -> PodMaintenance:
     """Look at the pods of a workload that holds nodes.
 
     Args:
@@ -83,7 +82,7 @@ def tend(
     view.examine(react)
     view.spread(groups)
     assignments = view.renewed()
-    return Upkeep(
+    return PodMaintenance(
         assignments=assignments,
         epoch=view.epoch,
         create=_to_create(status, observed, wanted, assignments) if may_create else (),
@@ -263,10 +262,10 @@ def _to_delete(
     assignments: tuple[Assignment, ...],
     wanted: _Wanted,
 ) -> tuple[PodDeletion, ...]:
-    """Return the pods that nobody wants any more.
+    """Return the pods that no assignment names any more.
 
-    One that is to be replaced goes once that is stored: its end, which may count against a limit,
-    could not be seen again.
+    A pod that is to be replaced is deleted once the replacement is stored: its end may count
+    against a limit, and could not be seen again.
     """
     current = {
         entry.pod

@@ -1,4 +1,4 @@
-"""The statuses of workloads that were given nodes."""
+"""Transitions of a status when nodes are assigned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tinsmith_jobs.plan.observed import Job, Pool
 from tinsmith_jobs.status import Assignment, Placement, Status
 
 
-def grant(job: Job, placements: Sequence[Placement], now: datetime.datetime) -> Status:
+def assign_nodes(job: Job, placements: Sequence[Placement], now: datetime.datetime) -> Status:
     """Return the status of a job that was given nodes, or needs none: it begins to hold them.
 
     Pods without a chosen node get their names here too. Replacements for lost pods join what the
@@ -48,7 +48,9 @@ def grant(job: Job, placements: Sequence[Placement], now: datetime.datetime) -> 
     return status.with_condition(conditions.ASSIGNED, True, conditions.NODES_ASSIGNED, message, now)
 
 
-def grant_pool(pool: Pool, placements: Sequence[Placement], now: datetime.datetime) -> Status:
+def assign_pool_nodes(
+    pool: Pool, placements: Sequence[Placement], now: datetime.datetime
+) -> Status:
     """Return the status of a pool that was given nodes for some of its replicas."""
     status = pool.status
     epoch = status.epoch + 1

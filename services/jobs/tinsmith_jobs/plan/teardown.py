@@ -1,4 +1,4 @@
-"""How a job gives its nodes back: first the driver saves and ends, then the rest goes."""
+"""Teardown: the driver saves and ends first, because it needs the other pods for that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARGIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class TeardownStep:
     """One step of giving back.
 
     Attributes:
@@ -29,14 +29,14 @@ class Leave:
     waiting_for: str
 
 
-def leave(
+def tear_down(
     observed: Observed,
     *,
     since: datetime.datetime,
     now: datetime.datetime,
     grace_s: int,
     keeps_ended: bool = False,
-) -> Leave:
+) -> TeardownStep:
     """Return the next step of stopping all pods of a job.
 
     Args:
@@ -50,11 +50,13 @@ def leave(
     drivers = [pod for pod in running if pod.role == DRIVER]
     is_in_time = (now - since).total_seconds() < grace_s + _MARGIN_S
     if drivers and is_in_time:
-        return Leave(_delete(drivers, grace_s), False, "waits for the driver to save and end")
+        return TeardownStep(
+            _delete(drivers, grace_s), False, "waits for the driver to save and end"
+        )
     left = ", ".join(f"{pod.role} {pod.index}" for pod in running[:3])
     more = f" and {len(running) - 3} more" if len(running) > 3 else ""
     gone = [pod for pod in observed.pods.values() if not (keeps_ended and pod.has_ended)]
-    return Leave(
+    return TeardownStep(
         _delete(gone, None),
         not running,
         f"waits for {left}{more} to end" if running else "",

@@ -1,11 +1,11 @@
 """API keys: made, listed, revoked and checked.
 
 All keys are held in memory, because every call of every client is checked against them; the table
-is what survives. A change is visible as soon as it is committed, so a revoked key is refused here
-at once, and at other pods when their cached answer runs out.
+survives a restart. A change is visible once it is committed. So a revoked key is refused here at
+once, and at other pods when their cached answer expires.
 
-The bootstrap project is the operators': its admin keys manage the keys of every project, which is
-how a project comes to its first key. Admin keys of other projects manage their own.
+The bootstrap project is the operators': its admin keys manage the keys of every project, so that a
+project gets its first key. Admin keys of other projects manage their own.
 """
 
 from __future__ import annotations

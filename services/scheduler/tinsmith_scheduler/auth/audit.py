@@ -1,9 +1,8 @@
-"""The audit trail: who did what to the keys, sessions and runs of a project.
+"""The audit trail: actions on the keys, sessions and runs of a project, each with its caller.
 
-Each action is recorded by the transaction that makes it, so that none is missing and none is made
-up; a repeat that changes nothing is not an action. What becomes of a resource by itself, such as a
-session that loses its heartbeat, is none either. What is done to checkpoints is recorded where they
-are, in the ledger of the trainers.
+Each action is recorded by the transaction that makes it, so that the trail is complete and true. A
+repeat that changes nothing is not an action, nor is a change without a caller, such as a session
+that loses its heartbeat. Actions on checkpoints are recorded in the ledger of the trainers.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class AuditTrail:
 
     Args:
         database: Where they are kept.
-        keys: Says who manages a project.
+        keys: Says which callers manage a project.
     """
 
     def __init__(self, database: Database, *, keys: Keys) -> None:

@@ -1,4 +1,4 @@
-"""Training jobs: rules of a spec, their store, and the two launchers (this machine, or a cluster).
+"""Training jobs: their store, and the two launchers (this machine, or a cluster).
 
 `kubernetes_launcher` is the only module of the scheduler that may import the `kubernetes` package.
 """

@@ -33,7 +33,6 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 from tinsmith_scheduler.jobs.launcher import FINISHED_PHASES
-from tinsmith_scheduler.jobs.spec_rules import look_up
 from tinsmith_scheduler.store.job_reports import job_not_found
 from tinsmith_scheduler.store.records import (
     Job,
@@ -117,7 +116,7 @@ class KubernetesLauncher:
             ) from error
         except AlreadyExistsError:
             made = await self._read(name)
-            if look_up(made, "metadata", "annotations", _REQUEST) != request.digest.hex():
+            if _look_up(made, "metadata", "annotations", _REQUEST) != request.digest.hex():
                 raise AlreadyExistsError(f"job {name} exists", job=name) from None
         return _job(name.project, made)
 
@@ -138,7 +137,7 @@ class KubernetesLauncher:
             _PLURAL,
             **options,
         )
-        token: str = look_up(found, "metadata", "continue", default="")
+        token: str = _look_up(found, "metadata", "continue", default="")
         return [_job(project, each) for each in found["items"]], token
 
     async def cancel(self, name: JobName) -> Job:
@@ -345,7 +344,7 @@ def _connect() -> client.ApiClient:
                 f"job_launcher kubernetes found no cluster: {error}; run it in a pod, or with a "
                 "kubeconfig"
             ) from error
-    # Calls are sent again by whoever made them, who knows what is left of the time.
+    # The caller sends a call again, because it knows how much of its time is left.
     settings.retries = False
     return client.ApiClient(settings)
 
@@ -410,3 +409,13 @@ def _parse_time(text: str) -> datetime.datetime | None:
         return datetime.datetime.fromisoformat(f"{text.partition('.')[0].rstrip('Z')}+00:00")
     except ValueError:
         return None
+
+
+def _look_up(value: Json, *path: str, default: Any = None) -> Any:
+    """Return the value at a path; the default if a part of it is missing."""
+    found: Any = value
+    for key in path:
+        if not isinstance(found, Mapping) or key not in found:
+            return default
+        found = found[key]
+    return found

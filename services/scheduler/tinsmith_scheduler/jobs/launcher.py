@@ -1,4 +1,4 @@
-"""What runs jobs: this machine, or a cluster."""
+"""The protocol of a launcher, which runs jobs on this machine or in a cluster."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 
 from tinsmith.names import JobName
+from tinsmith_jobs.conditions import ENDED
 from tinsmith_scheduler.store.records import (
     Job,
     Json,
@@ -15,7 +16,7 @@ from tinsmith_scheduler.store.records import (
     RequestIdentity,
 )
 
-FINISHED_PHASES = frozenset({"Succeeded", "Failed", "Cancelled"})
+FINISHED_PHASES = frozenset(phase.value for phase in ENDED)
 
 
 class Launcher(Protocol):

@@ -1,8 +1,8 @@
 """Jobs on one machine: drivers are processes of it, trainers and samplers are the pods that serve.
 
-A pass over all jobs is made as often as something can have changed. What it decides is written down
-before it is done: a scheduler that is killed in between takes the driver for one that ended, or
-finds it running by its lock.
+Each pass observes every driver as a pod, asks the plan of the cluster's controller, and carries it
+out. The status is stored first: a scheduler that is killed in between finds the driver running by
+its lock, or sees by the stored pod name that it ended.
 """
 
 from __future__ import annotations
@@ -17,26 +17,39 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from tinsmith.names import JobName
+from tinsmith_jobs.method import describe_method
+from tinsmith_jobs.plan import observed as plans
+from tinsmith_jobs.plan.job_plan import plan_job
+from tinsmith_jobs.plan.limits import Limits
+from tinsmith_jobs.spec import DRIVER, JobSpec, Template
+from tinsmith_jobs.status_codec import encode_status
 from tinsmith_runtime.errors import AlreadyExistsError, JobFinishedError, JobNotFoundError
 from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller, derive_job_key
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.jobs import job_store
-from tinsmith_scheduler.jobs.driver_process import DriverProcess
+from tinsmith_scheduler.jobs.driver_process import TERMINATION_LOG, DriverProcess
 from tinsmith_scheduler.jobs.launcher import FINISHED_PHASES
-from tinsmith_scheduler.jobs.local_state_machine import Action, Observed, decide
+from tinsmith_scheduler.jobs.local_job import (
+    as_time,
+    check_spec,
+    observe,
+    read_job,
+    with_node,
+)
 from tinsmith_scheduler.jobs.log_reader import read_file_log
-from tinsmith_scheduler.jobs.spec_rules import check_local, check_spec, describe_method, look_up
 from tinsmith_scheduler.store.database import decode_page_token, encode_page_token
 from tinsmith_scheduler.store.job_reports import JobReports
 from tinsmith_scheduler.store.records import (
     Job,
+    JobReport,
     Json,
     LogPart,
     LogPosition,
@@ -52,6 +65,10 @@ logger = logging.getLogger(__name__)
 
 _PASS_INTERVAL_S = 0.25
 _STOP_POLL_S = 0.05
+_BACKOFF_BASE_S, _BACKOFF_MAX_S = 2.0, 60.0
+"""Times are stored in whole seconds, so the first pause lasts at least one."""
+_MAX_PLANS = 8
+"""Plans of one job in one pass: each that changes the status is followed by another."""
 _PODS = Caller("", frozenset({POD_SCOPE}), "launcher")
 
 
@@ -93,8 +110,7 @@ class LocalLauncher:
         self._secret = secrets.token_urlsafe(32)
         self._address = ""
         self._drivers: dict[str, DriverProcess] = {}
-        self._stop_times_s: dict[str, float] = {}
-        self._first_steps: dict[str, int] = {}
+        self._limits = Limits()
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
         self._passed = asyncio.Condition()
@@ -103,8 +119,11 @@ class LocalLauncher:
     async def start(self, address: str) -> None:
         """Go on with the jobs of an earlier process."""
         self._address = address
+        self._limits = Limits(
+            backoff_base_s=_BACKOFF_BASE_S, backoff_max_s=_BACKOFF_MAX_S, endpoint=address
+        )
         for job in await self._database.read(job_store.list_all):
-            if job.status.get("phase") in FINISHED_PHASES:
+            if _has_ended(job):
                 # Should the process before have ended between the two.
                 await self._keys.revoke_keys_of_job(job.name, job.uid, _PODS)
         self._task = asyncio.create_task(self._run())
@@ -134,8 +153,7 @@ class LocalLauncher:
         self, name: JobName, spec: Json, labels: Mapping[str, str], request: RequestIdentity
     ) -> Job:
         """Take a job in."""
-        check_spec(spec)
-        check_local(spec)
+        check_spec(name, spec)
         now_s = self._wall_clock()
 
         def write(connection: sa.Connection) -> Job:
@@ -257,88 +275,93 @@ class LocalLauncher:
 
     async def _pass(self) -> None:
         found = await self._database.read(job_store.list_all)
-        open_jobs = [job for job in found if job.status.get("phase") not in FINISHED_PHASES]
         # Before the reports: of a driver that has ended, the last one is then among them.
-        running = {job.uid for job in open_jobs if self._driver(job).is_running()}
+        running = {job.uid for job in found if self._driver(job).is_running()}
         reports = {
             report.job: report
-            for report in await self._reports.list([(job.name, job.uid) for job in open_jobs])
+            for report in await self._reports.list([(job.name, job.uid) for job in found])
         }
+        holders = {job.uid for job in found if _has_driver(job)}
         for job in found:
-            driver, is_running = self._driver(job), job.uid in running
-            report = reports.get(job.name)
-            if is_running and job.uid not in self._first_steps and report is not None:
-                # Started by the process before.
-                self._first_steps[job.uid] = report.step
-            seen = Observed(
-                is_running=is_running,
-                has_ended=not is_running and bool(job.status.get("assignments")),
-                exit_code=driver.exit_code,
-                stop_time_s=self._stop_times_s.get(job.uid),
-                report=report,
-                first_step=self._first_steps.get(job.uid, 0),
-                model_problem=self._model_problem(job),
-                queue_problem=_queue_problem(len(running), self._max_jobs),
-                endpoint=self._address,
+            if not _has_ended(job) or job.spec.get("ttlSecondsAfterFinished") is not None:
+                await self._advance(job, reports.get(job.name), job.uid in running, holders)
+
+    async def _advance(
+        self, job: Job, report: JobReport | None, is_running: bool, holders: set[str]
+    ) -> None:
+        """Plan for a job and carry the plan out, until its status stays as it is."""
+        for _ in range(_MAX_PLANS):
+            now_s = self._wall_clock()
+            driver = self._driver(job)
+            planned = read_job(job)
+            observed = await asyncio.to_thread(observe, driver, report, is_running=is_running)
+            observed = replace(
+                observed,
+                obstacle=self._queue_problem(planned, holders),
+                missing=self._missing_server(planned, "sampler" in job.spec.get("roles", {})),
             )
-            job_id = JobName.parse(job.name).job
-            decision = decide(job_id, job.spec, job.status, seen, self._wall_clock())
-            if decision.action is Action.START:
-                running.add(job.uid)
-            if decision.status != job.status:
+            plan = plan_job(planned, observed, as_time(now_s), self._limits)
+            status = encode_status(with_node(plan.status))
+            has_changed = status != job.status
+            if has_changed:
                 await self._database.write(
-                    lambda connection, job=job, decision=decision: job_store.update_job(  # type: ignore[misc]
-                        connection, job, status=decision.status
+                    lambda connection, job=job, status=status: job_store.update_job(  # type: ignore[misc]
+                        connection, job, status=status
                     )
                 )
-            await self._act(job, driver, decision.action)
-            if job in open_jobs and decision.status.get("phase") in FINISHED_PHASES:
-                await self._keys.revoke_keys_of_job(job.name, job.uid, _PODS)
-
-    async def _act(self, job: Job, driver: DriverProcess, action: Action) -> None:
-        match action:
-            case Action.START:
-                await self._start_driver(job, driver)
-            case Action.STOP:
-                self._stop_times_s[job.uid] = self._wall_clock()
-                await asyncio.to_thread(driver.send_signal, signal.SIGTERM)
-            case Action.KILL:
-                await asyncio.to_thread(driver.send_signal, signal.SIGKILL)
-            case Action.FORGET:
+            for event in plan.events:
+                logger.info(event.message, extra={"job": job.name, "reason": event.reason})
+            if plan.delete_self:
                 await self._forget(job)
+                return
+            spec = planned.spec
+            grace_s = spec.scheduling.grace_s if spec is not None else 0
+            for deletion in plan.delete:
+                if not is_running:
+                    driver.delete_pod()
+                elif not driver.is_stopping:
+                    stop_s = grace_s if deletion.grace_s is None else deletion.grace_s
+                    await asyncio.to_thread(driver.stop, now_s, stop_s)
+            await asyncio.to_thread(driver.kill_if_late, now_s)
+            for assignment in plan.create:
+                assert spec is not None
+                await self._start_driver(job, spec, driver, assignment.pod)
+            job = replace(job, status=status)
+            if _has_driver(job):
+                holders.add(job.uid)
+            if has_changed and _has_ended(job):
+                await self._keys.revoke_keys_of_job(job.name, job.uid, _PODS)
+            if plan.create or not has_changed:
+                return
 
-    async def _start_driver(self, job: Job, driver: DriverProcess) -> None:
+    async def _start_driver(self, job: Job, spec: JobSpec, driver: DriverProcess, pod: str) -> None:
         name = JobName.parse(job.name)
         key = derive_job_key(self._secret, job.uid)
         await self._keys.ensure_job_key(
             NewJobKey(name, job.uid, key.key_id, key.secret_sha256, "", f"job {name.job}"), _PODS
         )
-        report = await self._reports.find(job.name)
-        self._first_steps[job.uid] = report.step if report is not None else 0
-        self._stop_times_s.pop(job.uid, None)
+        role = spec.role(DRIVER)
+        template = role.template if role is not None else Template()
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("TINSMITH_")},
             "PYTHONUNBUFFERED": "1",
-            **{
-                each["name"]: each.get("value", "")
-                for each in look_up(job.spec, "roles", "driver", "template", "env", default=[])
-            },
+            **{str(each["name"]): str(each.get("value", "")) for each in template.env},
             "TINSMITH_ADDRESS": self._address,
             "TINSMITH_API_KEY": str(key),
             "TINSMITH_PROJECT": name.project,
             "TINSMITH_JOB": job.name,
             "TINSMITH_JOB_UID": job.uid,
-            "TINSMITH_JOB_METHOD": describe_method(job.spec, self._model_of(job)),
+            "TINSMITH_JOB_METHOD": describe_method(
+                spec, model=self._model_of(spec), data=spec.data.name
+            ),
             "TINSMITH_JOB_DIR": str(driver.folder / "files"),
-            "TINSMITH_TERMINATION_LOG": str(driver.folder / "termination.log"),
+            "TINSMITH_TERMINATION_LOG": str(driver.folder / TERMINATION_LOG),
             "TINSMITH_STATE_DIR": str(driver.folder),
         }
-        template = look_up(job.spec, "roles", "driver", "template", default={})
-        command = [*template.get("command", []), *template.get("args", [])]
-        if not template.get("command"):
-            command = [sys.executable, "-m", "tinsmith.driver.main"]
+        own = (sys.executable, "-m", "tinsmith.driver.main")
+        command = [*(template.command or own), *template.args]
         try:
-            await asyncio.to_thread(driver.start, command, environment)
+            await asyncio.to_thread(driver.start, pod, command, environment)
         except OSError as error:
             # Taken for a driver that ended at once, which is restarted or given up like any other.
             logger.warning("driver not started", extra={"job": job.name, "problem": str(error)})
@@ -358,11 +381,10 @@ class LocalLauncher:
             driver = self._drivers[job.uid] = DriverProcess(self._folder / job.uid)
         return driver
 
-    def _model_of(self, job: Job) -> str:
+    def _model_of(self, spec: JobSpec) -> str:
         """Return the base model of a job: with a pool, the one that is served."""
-        named: str = look_up(job.spec, "model", "name", default="")
-        if named:
-            return named
+        if spec.model is not None:
+            return spec.model.name
         served = {
             model.base_model
             for worker in self._workers.alive(WorkerRole.TRAINER)
@@ -370,13 +392,24 @@ class LocalLauncher:
         }
         return min(served, default="")
 
-    def _model_problem(self, job: Job) -> str:
-        """Return why the base model of a job cannot be used now, in a sentence."""
-        model = self._model_of(job)
-        reach = Reach(JobName.parse(job.name).project, "")
-        kind = look_up(job.spec, "method", "type")
-        roles = [WorkerRole.SAMPLER] if kind == "serve" else [WorkerRole.TRAINER]
-        if "sampler" in job.spec.get("roles", {}):
+    def _queue_problem(self, job: plans.Job, holders: Collection[str]) -> str:
+        """Return why it is not the turn of a job, in a sentence; a service waits for no turn."""
+        num_running = len(holders)
+        if job.uid in holders or num_running < self._max_jobs:
+            return ""
+        if job.spec is None or job.spec.is_serving:
+            return ""
+        others = "another job" if num_running == 1 else f"one of {num_running} other jobs"
+        return f"{others} to end: {self._max_jobs} may run at once (max_local_jobs)"
+
+    def _missing_server(self, job: plans.Job, has_sampler: bool) -> str:
+        """Return which server of its base model a job has to wait for, in a sentence."""
+        if job.spec is None:
+            return ""
+        model = self._model_of(job.spec)
+        reach = Reach(job.key.namespace, "")
+        roles = [WorkerRole.SAMPLER] if job.spec.is_serving else [WorkerRole.TRAINER]
+        if has_sampler:
             roles.append(WorkerRole.SAMPLER)
         for role in roles:
             alive = self._workers.alive(role, model) if model else []
@@ -386,11 +419,14 @@ class LocalLauncher:
         return ""
 
 
-def _queue_problem(num_running: int, limit: int) -> str:
-    if num_running < limit:
-        return ""
-    others = "another job" if num_running == 1 else f"one of {num_running} other jobs"
-    return f"{others} to end: {limit} may run at once (max_local_jobs)"
+def _has_driver(job: Job) -> bool:
+    """Whether a job has one of the places for drivers; a service needs none."""
+    return bool(job.status.get("assignments"))
+
+
+def _has_ended(job: Job) -> bool:
+    """Whether a job has ended, and its driver too."""
+    return job.status.get("phase") in FINISHED_PHASES and not job.status.get("assignments")
 
 
 def _append(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""A log that lies in a file: whole lines from a position on, followed for as long as it grows."""
+"""Reads a log file: whole lines from a position on, followed for as long as it grows."""
 
 from __future__ import annotations
 

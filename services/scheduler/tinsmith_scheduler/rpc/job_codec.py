@@ -61,7 +61,7 @@ def decode_new_job(request: job_pb2.CreateTrainingJobRequest) -> tuple[Json, dic
         raise InvalidFieldError("training_job.spec", f"must be at most {_MAX_SPEC_BYTES} bytes")
     try:
         spec = to_json(request.training_job.spec)
-        # Once around: whoever reads the job later gets it from its JSON.
+        # Both ways: later readers of the job get it from its JSON.
         parse_spec(spec)
     except JobFormatError as error:
         raise InvalidFieldError("training_job.spec", str(error)[:_MAX_PROBLEM]) from error

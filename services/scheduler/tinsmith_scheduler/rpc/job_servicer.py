@@ -25,7 +25,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     """Maps JobService onto the domain.
 
     Args:
-        launcher: Runs jobs; None where nobody does.
+        launcher: Runs jobs; None where jobs are disabled.
         reports: What drivers report.
         keys: Has the keys of jobs too.
         database: Where answers are kept.

@@ -384,7 +384,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
 
 def _caller_of_project(project: str) -> Caller:
-    """Return the caller, who belongs to a project."""
+    """Return the caller, which belongs to a project."""
     caller = current_caller()
     caller.require_project(
         project, lambda: NotFoundError(f"project {project} does not exist", project=project)

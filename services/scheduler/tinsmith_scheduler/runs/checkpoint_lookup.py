@@ -1,8 +1,8 @@
-"""Checkpoints that something begins from: a sampling session, or a run.
+"""Finds the checkpoint that a sampling session or a run begins from.
 
-Only trainers know checkpoints; who may read one is decided here once more, because trainers answer
-the scheduler whatever project it asks for. A checkpoint that a project may not read does not exist
-for it: it gets the same error whether the run, the checkpoint or the grant is missing.
+Only trainers know checkpoints. They answer the scheduler for every project, so read access is
+checked here once more. A checkpoint that a project may not read does not exist for it: the error is
+the same whether the run, the checkpoint or the access is missing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CheckpointSources:
 
         Args:
             name: Of the checkpoint.
-            project: Who asks; None for a pod, which reads everything.
+            project: Of the caller; None for a pod, which reads everything.
 
         Raises:
             CheckpointNotFoundError: If there is none of this name for the project.

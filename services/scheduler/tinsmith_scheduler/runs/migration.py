@@ -1,11 +1,11 @@
-"""Moves: runs whose trainer process is gone are placed anew, on the same ledger.
+"""Migration: a run whose trainer process is gone is placed anew, on the same ledger.
 
-A process is gone if another one registered under its name, if it said that it leaves, or if its
-heartbeat stopped. That is an opinion and decides nothing: the ledger gives a run to another trainer
-once the lease of the one before has ended by the database's clock, and the raised epoch keeps a
-process that is alive after all from writing. A wrong opinion costs time, never a result.
+A process is gone if another one registered under its name, if it unregistered, or if its heartbeat
+stopped. That is a guess and decides nothing. The ledger gives a run to another trainer once the
+earlier lease has ended by the database's clock. The raised epoch keeps a process that is alive
+after all from writing. A wrong guess costs time, never a result.
 
-A move does not fail. A run waits for a trainer for as long as there is none, and says so.
+A migration does not fail: the run waits until there is a trainer, and its status says so.
 """
 
 from __future__ import annotations

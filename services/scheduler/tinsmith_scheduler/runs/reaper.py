@@ -1,8 +1,8 @@
 """The reaper: ends sessions that lost their heartbeat, and sees releases through.
 
-A release is written down in the transaction that decides it and struck off when the trainer
-confirms it, so that neither a crash here nor one there loses it. A trainer that does not know the
-run, or holds it under a higher epoch, has nothing to release.
+The transaction that decides a release also stores it, and the trainer's answer removes it. So
+neither a crash here nor one there loses it. A trainer that does not know the run, or holds it under
+a higher epoch, has nothing to release.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FORGET_INTERVAL_S = 600.0
 
 
 class Reaper:
-    """A task that looks after what nobody asks for any more.
+    """A background task that parks, releases and forgets resources that have expired.
 
     Args:
         database: Where releases and answers are kept.

@@ -193,7 +193,7 @@ class Creations:
         return "active" if await self._adoptions.activate(placed) else "withdrawn"
 
     async def _load_source(self, placed: Run, address: str) -> None:
-        """Have the trainer load the checkpoint that a run begins from, before anybody sees the run.
+        """Have the trainer load the checkpoint that a run begins from, before the run is visible.
 
         Raises:
             WorkerUnavailableError: If it is not known whether it did; asking again is right.

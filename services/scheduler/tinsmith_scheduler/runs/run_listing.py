@@ -1,4 +1,4 @@
-"""Runs as a list shows them: where they are, what goes on in them, and whether anybody is there."""
+"""Runs as a list shows them: their trainer, their activity, and whether their session lives."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Statements on runs and on the releases that trainers owe; each runs inside a transaction.
 
-A placement is written before the trainer is asked, with a raised epoch, so that a scheduler that
-dies in between knows whom it asked. Every later change of a creation is conditional on the state
-and epoch that it was decided on; a change that matches no row lost to a deletion.
+A placement is written before the trainer is asked, with a raised epoch: a scheduler that dies in
+between then knows which trainer was asked. Every later change of a creation is conditional on the
+state and epoch that it was decided on; a change that matches no row lost to a deletion.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def delete_run(connection: sa.Connection, run: Run) -> Run:
     )
     current = get_run(connection, run.name)
     if current is not None and current.worker and current.worker != run.worker:
-        # It moved while its trainer deleted it; whoever adopted it holds an empty run.
+        # It moved while its trainer deleted it; the trainer that adopted it holds an empty run.
         owe_release(connection, current, ReleaseMode.DELETE)
     deleted = replace(run, state=RunState.DELETED, worker="")
     _update(connection, deleted)

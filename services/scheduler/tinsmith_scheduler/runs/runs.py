@@ -325,7 +325,7 @@ class Runs:
             return await self._database.write(delete)
 
     async def _delete_on_trainer(self, run: Run) -> None:
-        # Whoever shares the ledger can delete what nobody holds any more.
+        # Each trainer on the ledger can delete a run that no trainer holds any more.
         address = self._workers.ledger_address(run)
         if not address:
             raise WorkerUnavailableError(

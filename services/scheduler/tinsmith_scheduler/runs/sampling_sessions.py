@@ -206,7 +206,7 @@ class SamplingSessions:
         )
 
     def _trainer_address(self, handle: SamplingSession, run: Run | None) -> str:
-        """Return who is asked for the weights: of a checkpoint, any trainer that knows it."""
+        """Return the trainer that is asked for the weights: for a checkpoint, any that knows it."""
         if run is None:
             return ""
         if handle.checkpoint:

@@ -1,10 +1,9 @@
 """Sessions: alive for as long as their client says so.
 
-A heartbeat is noted in memory only. A scheduler that restarts gives every active session one whole
-timeout, which is what a client that heartbeats needs and no more than a dead one costs. A session
-is needed to create things: its sampling sessions end with it, its runs are merely parked and may be
-used from another session of the project. One that lost its heartbeat can be resumed, by a client
-that starts again after a crash.
+A heartbeat is noted in memory only. So a scheduler that restarts gives every active session one
+whole timeout: a live client needs it, and a dead one costs no more. Resources are created in a
+session. Its sampling sessions end with it; its runs are only parked, and another session of the
+project may use them. A session that lost its heartbeat can be resumed after a crash of its client.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What drivers report: one row for each job, which only the key of that job writes.
+"""Reports of drivers: one row for each job, which only the key of that job writes.
 
-The row is made with the key. A job that has the name of another one replaces its row, so that what
-an older driver still sends is refused rather than taken for the new one's.
+The row is made with the key. A new job of the same name replaces the row, so that late reports of
+the older driver are refused.
 """
 
 from __future__ import annotations

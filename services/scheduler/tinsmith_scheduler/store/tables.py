@@ -169,7 +169,7 @@ jobs = sa.Table(
     sqlite_autoincrement=True,
 )
 
-# One row for each management action. The project is that of the resource, whoever the caller was.
+# One row for each management action. The project is that of the resource, not of the caller.
 audit = sa.Table(
     "audit",
     metadata,

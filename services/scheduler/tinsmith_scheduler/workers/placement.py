@@ -1,9 +1,9 @@
-"""Who gets what: the placement policy, pure functions of what is known.
+"""The placement policy: chooses a trainer for a run, by pure functions of what is known.
 
 A run goes to the trainer with the fewest runs that serves its base model, is alive and has room.
-The policy is consulted while a run is created, and when the process that held it is gone: then only
-trainers on the same ledger come into question. The trainer that was asked before is preferred: it
-may have adopted the run although its answer was lost, or have been started again.
+The policy is consulted while a run is created, and when the process that held it is gone; then only
+trainers on the same ledger qualify. The trainer that was asked before is preferred: it may have
+adopted the run although its answer was lost, or have been started again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the scheduler needs of trainers, as the domain sees it."""
+"""The calls that the scheduler makes to trainers, as a protocol free of transport."""
 
 from __future__ import annotations
 

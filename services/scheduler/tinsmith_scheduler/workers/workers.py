@@ -1,9 +1,8 @@
 """The workers that are registered, and what they serve.
 
-Held in memory: a scheduler that restarts is told again within a heartbeat, because it answers an
-unknown worker's heartbeat with `RESOURCE_NOT_FOUND`. Only the names of base models are kept on
-disk, so that in the first moments after a restart a known model is "not there at the moment", which
-clients retry, rather than unknown.
+Held in memory: workers register again within a heartbeat after a restart, because an unknown
+worker's heartbeat is answered with `RESOURCE_NOT_FOUND`. Only the names of base models are kept on
+disk. So right after a restart a known model is unavailable, which clients retry, not unknown.
 """
 
 from __future__ import annotations
@@ -133,8 +132,8 @@ class Workers:
         """Return `host:port` of a trainer that knows the checkpoints of a run; empty if none does.
 
         That is the trainer of the run or, where several share a ledger, a shared one on it, or one
-        of the same pool: checkpoints outlive the pool that made them, and other pools are not for
-        everybody.
+        of the same pool. Checkpoints outlive the pool that made them, and other pools serve other
+        jobs.
         """
         address = self.trainer_address(run)
         if address or not run.ledger or run.state not in (RunState.ACTIVE, RunState.MOVING):

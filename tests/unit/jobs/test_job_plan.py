@@ -16,7 +16,7 @@ from tinsmith_jobs.plan.failure_policy import avoided_nodes
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView, Report
-from tinsmith_jobs.plan.status_transitions import grant
+from tinsmith_jobs.plan.status_transitions import assign_nodes
 from tinsmith_jobs.quantities import Resources
 from tinsmith_jobs.spec_codec import SpecError, decode_job
 from tinsmith_jobs.status import Placement, Saved, Status
@@ -100,7 +100,7 @@ class Life:
             if (role, index) not in held
         ]
         moved = [replace(p, node="n3") if p.node in self.lost else p for p in placements]
-        self.job = replace(self.job, status=grant(self.job, moved, self.now))
+        self.job = replace(self.job, status=assign_nodes(self.job, moved, self.now))
 
     def run(self) -> Status:
         """Bring the job to Running."""
@@ -272,6 +272,25 @@ def test_the_end_of_a_driver(
     if phase is Phase.FAILED:
         assert status.failure is not None
         assert "the learning rate is negative" in status.failure.message
+
+
+@pytest.mark.parametrize(
+    ("role", "rules", "phase"),
+    [
+        pytest.param("driver", [], Phase.FAILED, id="driver"),
+        pytest.param("sampler", [], Phase.RESTARTING, id="another-role"),
+        pytest.param("driver", [{"action": "RestartRole"}], Phase.RESTARTING, id="policy-wins"),
+    ],
+)
+def test_a_driver_that_reports_that_it_can_not_go_on_is_not_restarted(
+    role: str, rules: list[dict[str, Any]], phase: Phase
+) -> None:
+    life = Life(make_job(failurePolicy={"rules": rules}))
+    life.run()
+    life.report = Report(9, 10, "r", life.now, has_failed=True)
+    life.fail(role, 7)
+
+    assert life.step().status.phase is phase
 
 
 def test_restarts_pause_longer_each_time_and_end() -> None:
@@ -523,7 +542,7 @@ def test_the_ranks_of_a_full_trainer_are_replaced_together() -> None:
     )
     life.step()
     placements = [Placement("trainer", i, f"n{i}", Resources(gpus=8)) for i in range(2)]
-    life.job = replace(life.job, status=grant(life.job, placements, NOW))
+    life.job = replace(life.job, status=assign_nodes(life.job, placements, NOW))
     life.settle()
     before = {life.pod("trainer", index).name for index in range(2)}
     life.fail("trainer", 5)

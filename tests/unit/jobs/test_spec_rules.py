@@ -1,0 +1,103 @@
+"""The schema of the resource and the codec say the same of a spec: defaults, bounds and rules."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.fakes.job_specs import REFUSED, TRAINING
+
+from tinsmith.jobs.data import RECIPE_METHODS
+from tinsmith_jobs.method import describe_method
+from tinsmith_jobs.spec import JobSpec, Method
+from tinsmith_jobs.spec_codec import SpecError, decode_job
+
+_CRD = Path(__file__).parents[3] / "k8s/crd/trainingjobs.tinsmith.dev.yaml"
+_VERSION = yaml.safe_load(_CRD.read_text())["spec"]["versions"][0]
+SCHEMA = _VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+
+def _filled(schema: dict[str, Any], value: Any) -> Any:
+    """Return a value with the defaults that an API server adds."""
+    if not isinstance(value, dict):
+        return value
+    found = dict(value)
+    for name, child in schema.get("properties", {}).items():
+        if name not in found and "default" in child:
+            found[name] = copy.deepcopy(child["default"])
+        if name in found:
+            found[name] = _filled(child, found[name])
+    return found
+
+
+def _bounds(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Yield the paths of whole numbers, each with a value at a bound and one beyond."""
+    for name, child in schema.get("properties", {}).items():
+        if child["type"] == "object":
+            yield from _bounds(child, (*path, name))
+        elif child["type"] == "integer":
+            for word, step in (("minimum", -1), ("maximum", 1)):
+                if word in child:
+                    inside = child[word]
+                    yield pytest.param(
+                        (*path, name), inside, inside + step, id=".".join((*path, name, word))
+                    )
+
+
+def _with(path: tuple[str, ...], value: object) -> dict[str, Any]:
+    spec = copy.deepcopy(TRAINING)
+    inner = spec
+    for name in path[:-1]:
+        inner = inner.setdefault(name, {})
+    inner[path[-1]] = value
+    return spec
+
+
+def test_the_defaults_of_the_schema_are_those_of_the_code() -> None:
+    filled = _filled(SCHEMA, TRAINING)
+    assert set(filled) > set(TRAINING)
+    assert decode_job("job", filled) == decode_job("job", TRAINING)
+    bare = JobSpec(method=Method.RL)
+    job = decode_job("job", TRAINING)
+    for name in ("adapter_type", "rank", "scheduling", "checkpoint", "managed_by", "suspend"):
+        assert getattr(job, name) == getattr(bare, name)
+    for name in ("startup_deadline_s", "stall_timeout_s", "backoff_limit", "ttl_s", "rules"):
+        assert getattr(job, name) == getattr(bare, name)
+
+
+@pytest.mark.parametrize(("path", "inside", "beyond"), list(_bounds(SCHEMA)))
+def test_the_bounds_of_the_schema_are_those_of_the_code(
+    path: tuple[str, ...], inside: int, beyond: int
+) -> None:
+    if path[0] == "roles" and path[-1] == "replicas":
+        inside = 1
+    decode_job("job", _with(path, inside))
+    with pytest.raises(SpecError, match=path[-1]):
+        decode_job("job", _with(path, beyond))
+
+
+def test_the_methods_of_the_schema_are_those_of_the_code() -> None:
+    methods = SCHEMA["properties"]["method"]["properties"]["type"]["enum"]
+    assert set(methods) == {method.value for method in Method}
+    assert set(methods) == {*RECIPE_METHODS, "custom", "serve"}
+
+
+@pytest.mark.parametrize(("name", "spec", "message"), REFUSED)
+def test_a_spec_that_can_not_be_run_is_refused(
+    name: str, spec: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        decode_job(name, spec)
+
+
+def test_a_driver_is_told_every_default() -> None:
+    spec = {**TRAINING, "checkpoint": {"everySteps": 3}, "data": {"name": "d"}}
+    assert describe_method(decode_job("job", spec), model="m", data="d") == (
+        '{"adapter": {"rank": 32, "type": "lora"}, "checkpoint": {"everySteps": 3, '
+        '"finalName": "final", "keepLast": 3}, "data": "d", "model": "m", "parameters": {}, '
+        '"type": "rl"}'
+    )
