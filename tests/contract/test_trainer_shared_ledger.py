@@ -172,7 +172,7 @@ async def test_an_adoption_that_broke_off_at_its_end_is_completed_by_the_next_tr
         raise StorageUnavailableError("the database is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rig.pod._placement, "_on_adopted", away)
+        patched.setattr(rig.pod._adoption, "_on_adopted", away)
         await refusal(rig.adopt(run.name, epoch=2))
     await rig.adopt(run.name, epoch=2)
     assert (await run.wait(operation)).done
@@ -187,7 +187,7 @@ async def test_a_run_that_can_not_be_loaded_is_free_for_others(
     async def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(rig.pod._placement._loader, "load", broken)
+    monkeypatch.setattr(rig.pod._adoption._loader, "load", broken)
     assert (await refusal(rig.adopt(run.name, epoch=2))).code is InternalError.code
     await take_over(other, run, 3)
 

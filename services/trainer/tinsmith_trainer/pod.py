@@ -40,10 +40,10 @@ from tinsmith_trainer.cycle.checkpoint_operations import CheckpointSlices
 from tinsmith_trainer.cycle.committer import Committer
 from tinsmith_trainer.cycle.loop import Cycle
 from tinsmith_trainer.cycle.operation_reader import OperationReader
-from tinsmith_trainer.cycle.run_tasks import SoloWork
+from tinsmith_trainer.cycle.run_tasks import RunTasks
 from tinsmith_trainer.cycle.sequence_gaps import GapWatcher
-from tinsmith_trainer.ownership.adoption import RunPlacement
-from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.adoption import RunAdoption
+from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.result_retention import RetentionSweeper, Retrievals
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.residency.manager import Residency
@@ -116,7 +116,7 @@ class Runs:
     """
 
     registry: RunRegistry
-    lease: LeaseKeeper
+    lease: Lease
     residency: Residency
     has_work: asyncio.Event
 
@@ -144,7 +144,7 @@ def build_runs(base: Foundation, *, on_fenced: Callable[[Exception], None]) -> R
     """
     held: dict[str, LiveRun] = {}
     has_work = asyncio.Event()
-    lease = LeaseKeeper(base.ledger, held, ttl_s=base.config.lease_ttl_s)
+    lease = Lease(base.ledger, held, ttl_s=base.config.lease_ttl_s)
     residency = Residency(
         base.host,
         base.ledger,
@@ -206,14 +206,14 @@ def build_cycle(
     """Return what executes operations, and what ends those that wait for a missing number."""
     committer = Committer(base.ledger, base.wire, runs.registry.finish)
     saves = CheckpointSlices(checkpoints, committer, runs.residency, base.wire)
-    solo = SoloWork(runs.residency, committer, saves, max_attempts=base.config.max_attempts)
+    run_tasks = RunTasks(runs.residency, committer, saves, max_attempts=base.config.max_attempts)
     cycle = Cycle(
         base.config,
         runs.registry,
         runs.residency,
         base.host,
         committer,
-        solo,
+        run_tasks,
         runs.lease,
         has_work=runs.has_work,
         on_end=on_end,
@@ -259,7 +259,7 @@ class TrainerPod:
         checkpoints = build_checkpoints(base, runs.registry)
         self._tasks = checkpoints.tasks
         self._publisher = Publisher(host, base.store, runs.residency)
-        self._placement = RunPlacement(
+        self._adoption = RunAdoption(
             config,
             host,
             base.ledger,
@@ -275,7 +275,7 @@ class TrainerPod:
             checkpoints.registry,
             checkpoints.uploads,
             # Tasks that were accepted while their run moved, and files that could not be removed.
-            chores=(checkpoints.tasks.recover, self._placement.remove_leftovers),
+            chores=(checkpoints.tasks.recover, self._adoption.remove_leftovers),
             audit_retention_s=config.audit_retention_s,
             interval_s=config.checkpoint_sweep_interval_s,
             clock=wall_clock,
@@ -306,7 +306,7 @@ class TrainerPod:
         servicer = TrainerServicer(
             self._config,
             self._registry,
-            self._placement,
+            self._adoption,
             self._lease,
             reader,
             checkpoints,
@@ -341,7 +341,7 @@ class TrainerPod:
         if self._ledger.is_shared:
             await self._lease.renew()
         else:
-            await self._placement.recover()
+            await self._adoption.recover()
         await self._tasks.recover()
         self._sweeper.start()
         self._cycle.start(
@@ -370,7 +370,7 @@ class TrainerPod:
         await self._tasks.stop()
         await self._cycle.stop()
         await self._retention.flush()
-        await self._placement.park_all()
+        await self._adoption.park_all()
         if self._ledger.is_shared:
             failpoints.passing("trainer.leave")
             await self._ledger.leave()

@@ -10,7 +10,7 @@ import pytest
 
 from tinsmith_runtime.errors import StorageUnavailableError, UnavailableError
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.lease import Lease
 
 TTL_S = 10.0
 
@@ -64,12 +64,12 @@ def runs() -> dict[str, Any]:
 
 
 @pytest.fixture
-def keeper(ledger: Any, runs: dict[str, Any], clock: Clock) -> LeaseKeeper:
-    return LeaseKeeper(ledger, runs, ttl_s=TTL_S, clock=clock)
+def keeper(ledger: Any, runs: dict[str, Any], clock: Clock) -> Lease:
+    return Lease(ledger, runs, ttl_s=TTL_S, clock=clock)
 
 
 async def test_a_lease_is_believed_in_for_six_tenths_of_its_life(
-    keeper: LeaseKeeper, clock: Clock
+    keeper: Lease, clock: Clock
 ) -> None:
     assert not keeper.is_current
     await keeper.renew()
@@ -82,7 +82,7 @@ async def test_a_lease_is_believed_in_for_six_tenths_of_its_life(
 
 
 async def test_the_life_of_a_lease_begins_before_the_renewal_was_sent(
-    keeper: LeaseKeeper, ledger: SharedLedger, clock: Clock
+    keeper: Lease, ledger: SharedLedger, clock: Clock
 ) -> None:
     def take_long() -> None:
         clock.now_s += 7.0
@@ -93,7 +93,7 @@ async def test_the_life_of_a_lease_begins_before_the_renewal_was_sent(
 
 
 async def test_a_renewal_that_fails_changes_nothing(
-    keeper: LeaseKeeper, ledger: SharedLedger, clock: Clock
+    keeper: Lease, ledger: SharedLedger, clock: Clock
 ) -> None:
     await keeper.renew()
     ledger.is_away = True
@@ -109,7 +109,7 @@ async def test_a_renewal_that_fails_changes_nothing(
 
 
 async def test_who_waits_for_the_lease_goes_on_after_a_late_renewal(
-    keeper: LeaseKeeper, clock: Clock
+    keeper: Lease, clock: Clock
 ) -> None:
     waiting = asyncio.create_task(keeper.wait_current())
     await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_who_waits_for_the_lease_goes_on_after_a_late_renewal(
 
 
 async def test_a_run_that_somebody_else_holds_ends_the_process(
-    keeper: LeaseKeeper, ledger: SharedLedger, runs: dict[str, Any]
+    keeper: Lease, ledger: SharedLedger, runs: dict[str, Any]
 ) -> None:
     runs.update({name: make_run(name) for name in ("mine", "taken")})
     ledger.held = {"mine": 3}
@@ -129,7 +129,7 @@ async def test_a_run_that_somebody_else_holds_ends_the_process(
 
 
 async def test_a_run_that_came_or_went_during_the_renewal_is_not_missed(
-    keeper: LeaseKeeper, ledger: SharedLedger, runs: dict[str, Any]
+    keeper: Lease, ledger: SharedLedger, runs: dict[str, Any]
 ) -> None:
     runs["gone"] = make_run("gone")
     runs["again"] = make_run("again")

@@ -18,8 +18,8 @@ OWNERS = {
     "cycle/sequence_gaps.py": "GapTimer",
     "ownership/run_registry.py": "RunRegistry",
     "residency/manager.py": "Residency",
-    "ownership/adoption.py": "RunPlacement",
-    "ownership/lease.py": "LeaseKeeper",
+    "ownership/adoption.py": "RunAdoption",
+    "ownership/lease.py": "Lease",
     "cycle/loop.py": "Cycle",
     "pod.py": "TrainerPod",
 }

@@ -1,9 +1,9 @@
-"""Makes intents and results durable, and only then tells who waits.
+"""Makes intents and results durable, and only then tells the callers that wait.
 
 The runs of a cycle go to the ledger together and share its sync; each has a fence of its own. If
-the disk is full, what was acknowledged is not given up: the commit waits for space, its runs stand
-still and say why, and the cycles of others go on until they come to the same point. Whoever needs
-an object store that is away waits in the same way.
+the disk is full, what was acknowledged is not given up: the commit waits for space. Its runs wait
+and say why, and the cycles of others go on until they come to the same point. Work that needs an
+object store that is away waits in the same way.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Committer:
     Args:
         ledger: Where results become durable.
         wire: The stored form of results.
-        finish: Takes finished operations out of the queue of their run, and tells who waits.
+        finish: Takes finished operations out of the queue of their run, and wakes waiting callers.
     """
 
     def __init__(self, ledger: Ledger, wire: WireCodec, finish: Finish) -> None:
@@ -171,7 +171,7 @@ class Committer:
         """Write, again and again while it fails with certain errors.
 
         Args:
-            runs: Who waits, and says so.
+            runs: Runs that wait, and say so.
             write: Writes, or reads what is to be written; may be called again after it failed.
             waits_for: Errors that pass.
 
@@ -236,14 +236,14 @@ class Committer:
         return outcomes
 
     def _take(self, run: LiveRun, records: list[OperationRecord], version: int) -> None:
-        """Note what is durable, and tell who waits."""
+        """Note what is durable, and wake the callers that wait."""
         run.unblock()
         run.queue.stop()
         run.commit_version(version)
         self._finish(run, records)
 
     def _waits(self, runs: Sequence[LiveRun], error: TinsmithError) -> bool:
-        """Note why runs stand still; return whether it is worth waiting."""
+        """Note why runs do not go on; return whether it is worth waiting."""
         if self._is_stopping or all(run.is_closed for run in runs):
             return False
         is_away = isinstance(error, StorageUnavailableError)

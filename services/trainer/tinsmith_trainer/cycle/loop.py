@@ -1,10 +1,10 @@
 """The cycle: takes what is ready of many runs, computes it in one pass, and hands it to be stored.
 
-One cycle is one base model's: the fair queue says how much of which runs, then there is one engine
+One cycle is one base model's. The fair queue says how much of which runs; then there is one engine
 call for all forwards and forward_backwards, and one for all optimizer steps. Its results are
-committed while the next cycle computes; the runs of a committing cycle are not ready until their
-results are on disk, so nobody ever builds on what may still be lost. What needs files rather than
-the engine goes on beside the cycles, each run for itself: restores, saves, loads, snapshots.
+committed while the next cycle computes. The runs of a committing cycle are not ready until their
+results are on disk. So no operation ever builds on what may still be lost. What needs files rather
+than the engine goes on beside the cycles, each run for itself: restores, saves, loads, snapshots.
 
 An operation that was begun before, and so may be what killed the process, is counted durably first
 and computed in a cycle alone.
@@ -26,8 +26,8 @@ from tinsmith_runtime import failpoints
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle.committer import Committer
-from tinsmith_trainer.cycle.planner import TurnTaker
-from tinsmith_trainer.cycle.run_tasks import SoloWork
+from tinsmith_trainer.cycle.planner import CyclePlanner
+from tinsmith_trainer.cycle.run_tasks import RunTasks
 from tinsmith_trainer.execution.engine_calls import (
     SliceResult,
     Steps,
@@ -42,7 +42,7 @@ from tinsmith_trainer.metrics import (
     CYCLE_SECONDS,
     CYCLE_TOKENS,
 )
-from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
@@ -61,7 +61,7 @@ class Cycle:
         residency: Which of them are in an engine.
         host: The engines.
         committer: Makes intents and results durable.
-        solo: What runs do beside the cycles.
+        run_tasks: What runs do beside the cycles.
         lease: Whether this process may compute.
         has_work: Set when a run may have something to do.
         on_end: Called when a task ends by a bug or because another process holds a run: this
@@ -75,8 +75,8 @@ class Cycle:
         residency: Residency,
         host: EngineHost,
         committer: Committer,
-        solo: SoloWork,
-        lease: LeaseKeeper,
+        run_tasks: RunTasks,
+        lease: Lease,
         *,
         has_work: asyncio.Event,
         on_end: Callable[[Exception], None],
@@ -86,10 +86,10 @@ class Cycle:
         self._residency = residency
         self._host = host
         self._committer = committer
-        self._solo = solo
+        self._run_tasks = run_tasks
         self._lease = lease
         self._on_end = on_end
-        self._turns = TurnTaker(config.cycle_tokens, config.max_attempts, residency)
+        self._planner = CyclePlanner(config.cycle_tokens, config.max_attempts, residency)
         self._has_work = has_work
         self._main: asyncio.Task[None] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
@@ -142,20 +142,20 @@ class Cycle:
         while True:
             await self._lease.wait_current()
             self._has_work.clear()
-            turns = self._turns.take(self._registry.runs)
-            # No lock is waited for: who was not at rest got no turn.
-            for run in turns.to_restore:
+            plan = self._planner.take(self._registry.runs)
+            # No lock is waited for: a run whose lock was held is not in the plan.
+            for run in plan.to_restore:
                 await run.lock.acquire()
-                self._go_on(run, self._solo.restore(run), self._restores)
-            for aside in turns.aside:
+                self._go_on(run, self._run_tasks.restore(run), self._restores)
+            for aside in plan.aside:
                 await aside.run.lock.acquire()
-                self._go_on(aside.run, self._solo.execute(aside), self._ending)
-            for each in turns.slices:
+                self._go_on(aside.run, self._run_tasks.execute(aside), self._ending)
+            for each in plan.slices:
                 await each.run.lock.acquire()
-            if turns.slices:
+            if plan.slices:
                 # A stop does not end the cycle: what is computed is to be committed.
-                await asyncio.wait([self._spawn(self._execute(turns.slices), self._ending)])
-            elif not turns.aside and not turns.to_restore:
+                await asyncio.wait([self._spawn(self._execute(plan.slices), self._ending)])
+            elif not plan.aside and not plan.to_restore:
                 failpoints.passing("trainer.idle")
                 await self._has_work.wait()
 
@@ -185,7 +185,7 @@ class Cycle:
         except Exception as error:
             await asyncio.gather(*intents, return_exceptions=True)
             for run in (each.run for each in slices):
-                undo = self._solo.undo(run, error, is_alone=len(slices) == 1)
+                undo = self._run_tasks.undo(run, error, is_alone=len(slices) == 1)
                 self._go_on(run, undo, self._ending)
         else:
             self._spawn(self._commit(results, intents), self._ending)
@@ -251,7 +251,7 @@ class Cycle:
         """Let a run go on after its commit, or undo what could not be committed."""
         run = result.slice.run
         if error is not None:
-            self._go_on(run, self._solo.undo(run, error, is_alone=True), self._ending)
+            self._go_on(run, self._run_tasks.undo(run, error, is_alone=True), self._ending)
             return
         run.state.commit(
             result.computed[-1].operation.sequence_number,
@@ -275,4 +275,4 @@ class Cycle:
             logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
             run.state.end_save()
         else:
-            self._spawn(self._solo.write_snapshot(run, copied), self._ending)
+            self._spawn(self._run_tasks.write_snapshot(run, copied), self._ending)

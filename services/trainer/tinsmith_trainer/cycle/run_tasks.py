@@ -1,9 +1,9 @@
 """What a run does beside the cycles, for itself: restores, saves, loads, snapshots, and failing.
 
 All of it may take long and none of it holds up another run. The caller holds the lock of the run
-and releases it afterwards. Whatever goes wrong here is this run's own: an operation that cannot be
-done fails with a typed error, what is not typed is a bug, and after a bug the run is brought back
-from the ledger.
+and releases it afterwards. What goes wrong here concerns this run alone. An operation that
+cannot be done fails with a typed error. An error that is not typed is a bug, and after a bug the
+run is brought back from the ledger.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tinsmith_trainer.runs.storage_retry import STORAGE_RETRY_S
 logger = logging.getLogger(__name__)
 
 
-class SoloWork:
+class RunTasks:
     """Executes what concerns one run alone; every method raises `FencedError` and no other error.
 
     Args:
@@ -106,7 +106,7 @@ class SoloWork:
         try:
             await self._residency.write_copy(run, copied)
         except FencedError:
-            # A run that was given up meanwhile is somebody else's with full right.
+            # A run that was given up meanwhile is held by another trainer, as it should be.
             if run.is_staying:
                 raise
         except Exception as error:
@@ -118,7 +118,7 @@ class SoloWork:
     async def undo(self, run: LiveRun, error: Exception, *, is_alone: bool) -> None:
         """Bring a run back to what the ledger says after its cycle broke.
 
-        Nobody knows which of several operations broke it: each is tried alone next time. One that
+        Any of several operations may have broken it: each is tried alone next time. One that
         was alone is failed.
         """
         if isinstance(error, FencedError):
@@ -151,7 +151,7 @@ class SoloWork:
         except StoppedError:
             await self._residency.evict(run)
         except Exception:
-            # It is still in the queue: nothing was told to anybody.
+            # It is still in the queue: no client was told a result.
             logger.exception("operation not ended; tried again", extra={"run": run.name})
             await asyncio.sleep(STORAGE_RETRY_S)
 

@@ -1,9 +1,9 @@
 """Watches for sequence numbers that do not arrive, and gives them up in time.
 
-Operations behind a missing number are held. If nothing of the run arrives for `gap_timeout_s`, or
-for ten times as long nothing but others, the missing numbers are consumed in the ledger, so that a
-late arrival is told, and the held operations fail, naming what they waited for. The ledger decides
-who was first, the arrival or the end of patience.
+Operations behind a missing number are held, for `gap_timeout_s` after the last arrival of the run
+and for ten times as long at most. Then the missing numbers are consumed in the ledger, so that a
+late arrival is told. The held operations fail, naming the number that they waited for. The ledger
+decides which was first, the arrival or the timeout.
 """
 
 from __future__ import annotations
@@ -152,11 +152,11 @@ class GapWatcher:
         self._timer(run).restart()
 
     async def _note_arrivals(self, run: LiveRun, numbers: Sequence[int]) -> None:
-        """Note numbers that are in the ledger although nobody told the run.
+        """Note numbers that are in the ledger although the run was not told.
 
         One that was accepted at the last moment comes into the queue by itself. One that ended, as
         by a try of this method that broke off between its two writes, is no longer waited for: else
-        the run would stand still for ever.
+        the run would never go on.
         """
         for number in numbers:
             record = await self._ledger.get_operation(run.name, number)

@@ -6,7 +6,7 @@ It may be cut between operations, where the cycle's budget ends, but not between
 and its step: the two share one commit. A save or a load is a slice of its own.
 
 An operation that may be what killed the process, or broke an engine call, is *suspect*: it is
-computed alone, so that it takes nobody with it, and its part ends with it.
+computed alone, so that it takes no other run with it, and its part ends with it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def backlog_of(run: LiveRun, parts: Sequence[Part], *, is_ready: bool = True) ->
 
 
 def cut(run: LiveRun, parts: Sequence[Part], num_parts: int) -> Slice:
-    """Return the slice of a run that got a turn for so many of its parts."""
+    """Return the slice of a run that may compute so many of its parts."""
     return Slice(run, [each for part in parts[:num_parts] for each in part.operations])
 
 

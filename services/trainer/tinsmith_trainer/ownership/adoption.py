@@ -2,7 +2,7 @@
 
 On a ledger of its own a trainer goes on with all runs of the ledger when it starts. On a shared one
 it begins with none: another process may hold them, and only the scheduler's epoch decides. A run
-that is adopted under a higher epoch is read anew, because somebody else may have written since.
+that is adopted under a higher epoch is read anew, because another trainer may have written since.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class ReleaseMode(enum.Enum):
     DELETE = "delete"
 
 
-class RunPlacement:
+class RunAdoption:
     """Takes runs and gives them up.
 
     Args:
         config: Limits.
         host: The engines.
-        ledger: Says who holds a run.
+        ledger: Says which trainer holds a run.
         store: Files of runs.
         registry: The runs that this trainer holds.
         residency: Brings runs into the engines and out of them.
@@ -101,7 +101,7 @@ class RunPlacement:
 
         Raises:
             ModelNotFoundError: If this pod does not serve the base model.
-            CapacityExhaustedError: If there is no place for another run.
+            CapacityExhaustedError: If there is no slot for another run.
             AbortedError: If a higher epoch holds the run.
             RunHeldError: If the trainer that holds it is alive.
         """
@@ -146,7 +146,7 @@ class RunPlacement:
         if held is None and name in await self._ledger.list_deletions():
             # Its files would be taken for those of the new run.
             await self._delete_files(name)
-        # A run that exists is never deleted for want of a place: even one without operations may
+        # A run that exists is never deleted for want of a slot: even one without operations may
         # have checkpoints, copied or imported.
         is_new = held is None and not await self._ledger.is_known(name)
         if held is not None and held.record.epoch < epoch:
@@ -167,7 +167,7 @@ class RunPlacement:
             try:
                 run = await self._load(record)
             except Exception:
-                # Nobody else could take it while this process lives and does not hold it.
+                # No other trainer could take it while this process lives and does not hold it.
                 await self._give_back(record)
                 raise
             if is_new:
@@ -187,7 +187,7 @@ class RunPlacement:
             )
 
     async def _place(self, run: LiveRun, epoch: int) -> None:
-        """Bring a new run into the engine, or refuse it: another trainer may have a place."""
+        """Bring a new run into the engine, or refuse it: another trainer may have a slot."""
         async with run.lock:
             try:
                 await self._residency.ensure(run)
@@ -223,7 +223,8 @@ class RunPlacement:
         if epoch != held_epoch:
             raise FencedError(f"run {name} is held under epoch {held_epoch}, not {epoch}", run=name)
         if run is None and mode is ReleaseMode.DELETE:
-            # Nobody needs to hold it for that: whoever still does is fenced off by its next write.
+            # No trainer needs to hold it for that: one that still does is fenced off by its next
+            # write.
             async with self._changing:
                 await self._ledger.delete_run(name, epoch)
                 await self._try_delete_files(name)
@@ -242,7 +243,7 @@ class RunPlacement:
 
     async def _park(self, run: LiveRun) -> None:
         if run.queue:
-            # It is about to be used, and may hold its lock while it waits for a place.
+            # It is about to be used, and may hold its lock while it waits for a slot.
             return
         async with run.lock:
             if not run.queue and not run.queue.running:
@@ -258,7 +259,7 @@ class RunPlacement:
                 await self._ledger.release_run(run.name, run.record.epoch)
                 failpoints.passing("trainer.handed_over")
         except FencedError:
-            # Somebody has it already.
+            # Another trainer has it already.
             await self._let_go(run)
             raise
         except BaseException:

@@ -1,13 +1,13 @@
 """The lease of this process on a shared ledger: renewed, and believed in for less than it lasts.
 
-The fence alone keeps a process from writing to a run that it lost. The lease is about time: how
-long others leave a silent process its runs, and when that process stops to compute and to answer
-for what may not be its own any more. Only the database's clock ends a lease; here a monotonic clock
-stops at 0.6 of it, counted from before the renewal was sent. A process that was stopped for longer
-(paused, swapped out, cut off) finds its lease stale before it does anything else.
+The fence alone keeps a process from writing to a run that it lost. The lease is about time. It says
+how long others leave a silent process its runs. It also says when that process stops to compute and
+to answer for what may not be its own any more. Only the database's clock ends a lease; here a
+monotonic clock stops at 0.6 of it, counted from before the renewal was sent. A process that was
+stopped for longer (paused, swapped out, cut off) finds its lease stale before it does more.
 
-A lease that could not be renewed and that nobody took is renewed late and nothing is lost. One that
-was taken ends the process.
+A lease that could not be renewed and that no other process took is renewed late and nothing is
+lost. One that was taken ends the process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RENEWALS = 5
 """Renewals in the life of a lease."""
 
 
-class LeaseKeeper:
+class Lease:
     """Renews the lease and says whether it holds.
 
     Args:
@@ -59,7 +59,7 @@ class LeaseKeeper:
 
     @property
     def is_current(self) -> bool:
-        """Whether nobody else may have taken a run of this process."""
+        """Whether no other process may have taken a run of this one."""
         if not self._ledger.is_shared:
             return True
         return self._clock() - self._renewed_s < _TRUSTED_PART * self._ttl_s

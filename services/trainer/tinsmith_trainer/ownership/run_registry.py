@@ -1,8 +1,8 @@
 """The runs of a trainer: submission in order, and what clients wait for.
 
 Submitting is the promise of this pod: validate, store, acknowledge. It never waits for the engine.
-A request that is refused for good still consumes its number, as a failed operation, so that the
-calls behind it are not held up by a number that will never arrive.
+A request that is refused for good still consumes its number, as a failed operation. The calls
+behind it would else be held up by a number that never arrives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tinsmith_runtime.ledger import (
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.execution.operation_status import Standing, standing_of
+from tinsmith_trainer.execution.operation_status import OperationStatus, status_of
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
 from tinsmith_trainer.runs.ledger_loader import load_of
 from tinsmith_trainer.runs.operations import Submission, WireCodec, Work
@@ -108,7 +108,7 @@ class RunRegistry:
     async def see_through(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Finish work whose caller may go away: what the ledger says and what is in memory agree.
 
-        A cancelled call leaves the work running; its failure is then nobody's but the log's.
+        A cancelled call leaves the work running; its failure is then only in the log.
         """
         task = asyncio.create_task(work)
         self._seen_through.add(task)
@@ -150,15 +150,15 @@ class RunRegistry:
         raise run_not_found(name)
 
     async def require_known(self, name: str) -> None:
-        """Raise `RunNotFoundError` unless there is a run of this name, whoever holds it."""
+        """Raise `RunNotFoundError` unless there is a run of this name, held here or elsewhere."""
         if name not in self._runs and not await self._ledger.is_known(name):
             raise run_not_found(name)
 
-    def standing(
+    def status(
         self, run: LiveRun, sequence_number: int, *, looks_around: bool = True
-    ) -> Standing:
-        """Return how an operation of a run stands, and what it waits for."""
-        return standing_of(
+    ) -> OperationStatus:
+        """Return the status of an operation of a run, and what it waits for."""
+        return status_of(
             run,
             sequence_number,
             self._runs.values(),
@@ -240,7 +240,7 @@ class RunRegistry:
             self._has_work.set()
 
     def finish(self, run: LiveRun, records: list[OperationRecord]) -> None:
-        """Take finished operations out of the queue, and tell who waits."""
+        """Take finished operations out of the queue, and wake the callers that wait."""
         for record in records:
             queued = run.queue.get(record.sequence_number)
             if queued is not None:
@@ -277,7 +277,7 @@ class RunRegistry:
 
 
 def run_not_found(name: str) -> RunNotFoundError:
-    """Return the error for a run that does not exist, or belongs to somebody else."""
+    """Return the error for a run that does not exist, or belongs to another project."""
     return RunNotFoundError(
         f"run {name} does not exist in your project; list runs to see their names", run=name
     )

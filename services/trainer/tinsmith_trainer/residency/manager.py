@@ -41,16 +41,16 @@ from tinsmith_trainer.metrics import (
     SNAPSHOT_BYTES,
 )
 from tinsmith_trainer.residency.host_cache import ParkedState, ParkedStates
-from tinsmith_trainer.residency.slot_queue import PlaceLine
+from tinsmith_trainer.residency.slot_queue import SlotQueue
 from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import discard_folder
 
 logger = logging.getLogger(__name__)
 
-_PLACE_WAIT_S = 2.0
-"""How long a caller that waits for an answer waits for a place."""
-_PLACE_RETRY_S = 5.0
+_SLOT_WAIT_S = 2.0
+"""How long a caller that waits for an answer waits for a slot."""
+_SLOT_RETRY_S = 5.0
 _RESTORING = "the run to be restored"
 
 
@@ -80,7 +80,7 @@ class Residency:
         store: Files of snapshots and large payloads.
         wire: The stored form of requests and results.
         runs: All runs of this trainer, to find one to park.
-        max_resident_runs: Places in each engine.
+        max_resident_runs: Slots of each engine.
         max_parked_bytes: Host memory for the states of parked runs.
     """
 
@@ -101,19 +101,19 @@ class Residency:
         self._runs = runs
         self._max_resident_runs = max_resident_runs
         self._replayer = Replayer(host, ledger, store, wire)
-        self._line = PlaceLine()
+        self._slots = SlotQueue()
         self._parked = ParkedStates(max_parked_bytes)
         self._clock = 0
 
-    async def ensure(self, run: LiveRun, *, wait_s: float | None = _PLACE_WAIT_S) -> None:
+    async def ensure(self, run: LiveRun, *, wait_s: float | None = _SLOT_WAIT_S) -> None:
         """Bring a run into the engine.
 
         Args:
             run: The run, locked by the caller.
-            wait_s: How long to wait for a place; None for as long as it takes.
+            wait_s: How long to wait for a slot; None for as long as it takes.
 
         Raises:
-            CapacityExhaustedError: If all places are taken by runs that are busy for so long.
+            CapacityExhaustedError: If all slots are taken by runs that are busy for so long.
             DataLossError: If neither a snapshot nor the ledger has all that is needed.
             RunClosedError: If the run was deleted while the caller waited for it.
             RunMovedError: If it was given up meanwhile.
@@ -121,7 +121,7 @@ class Residency:
         if run.is_closed:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
         if run.is_leaving:
-            # The engine knows runs by name: this could be the place of the one that came after it.
+            # The engine knows runs by name: this could be the slot of the one that came after it.
             raise RunMovedError(f"{run.name} is handed over", run=run.name)
         self.touch(run)
         if run.state.is_resident:
@@ -131,7 +131,7 @@ class Residency:
         try:
             await self._restore(run, wait_s)
         except BaseException:
-            # Half a run must not keep a place; nobody may wait for this.
+            # Half a run must not keep a slot; the caller may be gone, so nothing waits for this.
             loop = asyncio.get_running_loop()
             dropped = self._host.thread.submit(_drop, run.engine, run.name)
             dropped.add_done_callback(lambda _: _tell(loop, lambda: self.note_free(run)))
@@ -157,7 +157,7 @@ class Residency:
             except FencedError:
                 raise
             except (TinsmithError, OSError) as error:
-                # Whoever needs the place does not wait for space: the ledger has everything.
+                # The run that needs the slot does not wait for space: the ledger has everything.
                 logger.warning(
                     "parked without a snapshot", extra={"run": run.name, "problem": str(error)}
                 )
@@ -172,7 +172,7 @@ class Residency:
         self._parked.drop(run.name)
         if run.state.leave():
             RESIDENT_RUNS.dec()
-        # Submitted before it is waited for: a caller that goes away does not keep the place.
+        # Submitted before it is waited for: a caller that goes away does not keep the slot.
         await asyncio.wrap_future(self._host.thread.submit(_drop, run.engine, run.name))
         self.note_free(run)
 
@@ -206,7 +206,7 @@ class Residency:
         try:
             await self._ledger.add_snapshot(record, run.record.epoch)
         except FencedError:
-            # The folder's name has the epoch: it is nobody else's.
+            # The folder's name has the epoch: it is no other trainer's.
             await asyncio.to_thread(self._store.delete_folder, record.folder)
             raise
 
@@ -250,7 +250,7 @@ class Residency:
             await discard_folder(self._store, record.folder)
 
     async def _restore(self, run: LiveRun, wait_s: float | None) -> None:
-        await self._take_place(run, wait_s)
+        await self._take_slot(run, wait_s)
         run.queue.set_failures([])
         run.state.start_restore()
         state = self._take_parked(run) or await self._load_snapshot(run)
@@ -294,21 +294,21 @@ class Residency:
             return state
         return None
 
-    async def _take_place(self, run: LiveRun, wait_s: float | None) -> None:
+    async def _take_slot(self, run: LiveRun, wait_s: float | None) -> None:
         """Wait until the engine has room, and put the run there in its initial state.
 
-        Whoever is first in the line is the only one that makes room: no two take one place.
+        Only the first run of the queue makes room: no two take one slot.
         """
         base_model = run.record.base_model
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
-        with self._line.join(base_model, run.name) as waiting:
+        with self._slots.join(base_model, run.name) as waiting:
             while not waiting.is_first or not await self._make_room(run):
                 left_s = math.inf if deadline_s is None else deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise CapacityExhaustedError(
-                        f"all {self._max_resident_runs} places for runs of {base_model} are busy; "
+                        f"all {self._max_resident_runs} slots for runs of {base_model} are busy; "
                         "retry later",
-                        retry_after_s=_PLACE_RETRY_S,
+                        retry_after_s=_SLOT_RETRY_S,
                         base_model=base_model,
                     )
                 run.block(f"a slot of the engine; all {self._max_resident_runs} are in use")
@@ -324,9 +324,9 @@ class Residency:
             await self._host.call(run.engine.create_run, run.name, config)
 
     async def _make_room(self, run: LiveRun) -> bool:
-        """Park a run if the engine is full; return whether there is a place.
+        """Park a run if the engine is full; return whether there is a slot.
 
-        Parks the run that idled longest, else the one that was computed longest ago. Nobody is
+        Parks the run that idled longest, else the one that was computed longest ago. Nothing is
         waited for: a run whose state is in use is not chosen.
         """
         engine = run.engine
@@ -351,21 +351,21 @@ class Residency:
         run.state.use(self._clock)
 
     def gives_way(self, ready: Sequence[LiveRun]) -> LiveRun | None:
-        """Return the one of these runs of an engine that is to be parked for who waits, if any.
+        """Return which of these runs of an engine is to be parked for one that waits, if any.
 
-        Runs that always have work would else never let anybody in.
+        Runs that always have work would else never let another one in.
         """
         candidates = [run for run in ready if run.state.was_computed]
-        if not candidates or not self._line.wants_place(candidates[0].record.base_model):
+        if not candidates or not self._slots.wants_slot(candidates[0].record.base_model):
             return None
-        self._line.wake_first(candidates[0].record.base_model)
+        self._slots.wake_first(candidates[0].record.base_model)
         return min(candidates, key=lambda run: run.state.last_used)
 
     def note_free(self, run: LiveRun) -> None:
-        """Note that a run is at rest or gone: its place may be somebody else's now."""
-        self._line.wake_first(run.record.base_model)
+        """Note that a run is at rest or gone: its slot may be another one's now."""
+        self._slots.wake_first(run.record.base_model)
         if not run.is_staying:
-            self._line.wake(run.record.base_model, run.name)
+            self._slots.wake(run.record.base_model, run.name)
 
 
 def _drop(engine: Engine, run: str) -> None:

@@ -1,7 +1,7 @@
 """A run that this trainer holds: its record, its queue, its state, and whether it goes on here.
 
 Each part has one owner and is changed by its methods alone: `queue` says what is next, `state` what
-the engine contains, and the run itself who may go on with it. Nothing here waits, computes or
+the engine contains, and the run itself whether it goes on here. Nothing here waits, computes or
 stores: the cycle does that. Everything belongs to the event loop.
 """
 
@@ -51,7 +51,7 @@ class RunLock(asyncio.Lock):
 
 
 class LiveRun:
-    """One run: who may go on with it, and its parts.
+    """One run: whether it goes on here, and its parts.
 
     Attributes:
         record: The run as the ledger has it.
