@@ -23,6 +23,7 @@ from tinsmith.errors import (
     UnavailableError,
     decode_rpc_error,
 )
+from tinsmith.rpc.channels import open_channel
 from tinsmith.settings import ClientSettings, RetryPolicy
 from tinsmith.v1 import (
     environment_pb2_grpc,
@@ -38,7 +39,6 @@ Response = TypeVar("Response")
 
 _LOG = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 * 2**20
 _RELOCATE_INTERVAL_S = 0.5
 _TOLD_AFTER_S = 3.0
 _TOLD_INTERVAL_S = 30.0
@@ -48,24 +48,6 @@ PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
 _AWAY_CODES = PASSING_CODES | {"DEADLINE_EXCEEDED"}
 
 _PINNED = ("x-tinsmith-gateway", "pinned")
-
-_CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A process that is stopped or cut off is found out while a call waits for it.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # The keepalive only says how long acknowledgements of the kernel may take; this is the answer.
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A restarted pod is found at once; the default backs off to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Retries are ours: they keep the request id and read the address again.
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 class Connection:
@@ -78,16 +60,7 @@ class Connection:
 
     def __init__(self, address: str, root_certificates: bytes | None = None) -> None:
         self.address = address
-        if address.startswith("https://"):
-            self.channel = grpc.aio.secure_channel(
-                address.removeprefix("https://"),
-                grpc.ssl_channel_credentials(root_certificates),
-                options=_CHANNEL_OPTIONS,
-            )
-        else:
-            self.channel = grpc.aio.insecure_channel(
-                address.removeprefix("http://"), options=_CHANNEL_OPTIONS
-            )
+        self.channel = open_channel(address, root_certificates)
 
     @cached_property
     def scheduler(self) -> scheduler_pb2_grpc.SchedulerServiceAsyncStub:

@@ -20,11 +20,11 @@ from tinsmith_coordinator.store.records import (
     EpisodePage,
     EpisodeState,
     NewEpisode,
-    RequestIdentity,
     StoredCall,
 )
 from tinsmith_coordinator.store.tables import episodes, requests
 from tinsmith_runtime.errors import QueueFullError, RequestIdReusedError
+from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.sql import Database
 
 MAX_QUIET_S = 20.0

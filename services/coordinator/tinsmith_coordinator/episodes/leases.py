@@ -39,7 +39,6 @@ from tinsmith_coordinator.store.records import (
     NewCall,
     NoEpisode,
     Outcome,
-    RequestIdentity,
 )
 from tinsmith_coordinator.store.tables import attempts, episodes, model_calls
 from tinsmith_runtime.errors import (
@@ -49,6 +48,7 @@ from tinsmith_runtime.errors import (
     KeyInvalidError,
     LeaseLostError,
 )
+from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.sql import Database
 
 ResultT = TypeVar("ResultT")

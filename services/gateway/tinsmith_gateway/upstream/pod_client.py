@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
+from tinsmith.rpc.channels import open_channel
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.upstream.pod_directory import Directory
 from tinsmith_gateway.upstream.routing import Owner, owner_of
 from tinsmith_runtime.errors import ErrorCode, InternalError, TinsmithError
-from tinsmith_runtime.rpc.scheduler_client import open_channel, typed_errors
+from tinsmith_runtime.rpc.scheduler_client import typed_errors
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 

@@ -27,27 +27,21 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     WorkerUnavailableError,
 )
+from tinsmith_runtime.records import ReleaseMode, RequestIdentity
 from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
 from tinsmith_scheduler.runs.run_creation import Creations
 from tinsmith_scheduler.runs.sessions import require_active
-from tinsmith_scheduler.store.database import (
-    answer_once,
-    decode_page_token,
-    encode_page_token,
-    recall,
-    record_action,
-)
+from tinsmith_scheduler.store.database import answer_once, recall, record_action
 from tinsmith_scheduler.store.records import (
     Adapter,
     LoraAdapter,
     NewRun,
     PageRequest,
     Reach,
-    ReleaseMode,
-    RequestIdentity,
     ResumedRun,
     Run,
     RunState,

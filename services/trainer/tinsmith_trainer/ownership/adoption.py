@@ -8,7 +8,6 @@ that is adopted under a higher epoch is read anew, because somebody else may hav
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -19,6 +18,7 @@ from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
 from tinsmith_runtime.ledger import Ledger, RunRecord
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.ownership.run_registry import RunRegistry, run_moved, run_not_found
@@ -28,14 +28,6 @@ from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import discard_folder
 
 logger = logging.getLogger(__name__)
-
-
-class ReleaseMode(enum.Enum):
-    """What becomes of a run that is released."""
-
-    PARK = "park"
-    HAND_OVER = "hand_over"
-    DELETE = "delete"
 
 
 class RunPlacement:

@@ -20,10 +20,12 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 from tinsmith_runtime.ledger import OperationRecord
+from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
+from tinsmith_runtime.rpc.requests import current_body, decode_name_part, decode_timeout, parse_name
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle.operation_reader import OperationReader, operation_expired
-from tinsmith_trainer.ownership.adoption import ReleaseMode, RunPlacement
+from tinsmith_trainer.ownership.adoption import RunPlacement
 from tinsmith_trainer.ownership.lease import LeaseKeeper
 from tinsmith_trainer.ownership.run_registry import RunRegistry, is_final, run_not_found
 from tinsmith_trainer.residency.weight_publisher import Publisher
@@ -103,7 +105,7 @@ class TrainerServicer(CheckpointServicer):
         self, request: trainer_pb2.AdoptRunRequest, context: Context
     ) -> trainer_pb2.AdoptRunResponse:
         current_caller().require_scope(POD_SCOPE)
-        name = training_codec.decode_run(request.run)
+        name = parse_name(names.RunName, request.run, "run")
         version = await self._placement.adopt(
             str(name),
             request.base_model,
@@ -119,14 +121,16 @@ class TrainerServicer(CheckpointServicer):
         if request.mode not in _RELEASE_MODES:
             raise InvalidFieldError("mode", "must be MODE_PARK, MODE_HAND_OVER or MODE_DELETE")
         await self._placement.release(
-            str(training_codec.decode_run(request.run)), request.epoch, _RELEASE_MODES[request.mode]
+            str(parse_name(names.RunName, request.run, "run")),
+            request.epoch,
+            _RELEASE_MODES[request.mode],
         )
         return trainer_pb2.ReleaseRunResponse()
 
     async def GetRunStatus(
         self, request: trainer_pb2.GetRunStatusRequest, context: Context
     ) -> trainer_pb2.RunStatus:
-        run = await self._owned_run(training_codec.decode_run(request.run))
+        run = await self._owned_run(parse_name(names.RunName, request.run, "run"))
         return self._status(run, next_sequence_number=run.next_free_number)
 
     async def ListRunStatuses(
@@ -152,7 +156,7 @@ class TrainerServicer(CheckpointServicer):
         self, request: trainer_pb2.ResumeRunRequest, context: Context
     ) -> trainer_pb2.RunStatus:
         current_caller().require_scope(POD_SCOPE)
-        run = await self._registry.find(str(training_codec.decode_run(request.run)))
+        run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
         self._lease.require()
         await self._registry.resume(run)
         return self._status(run, next_sequence_number=run.highest_number + 1)
@@ -181,7 +185,7 @@ class TrainerServicer(CheckpointServicer):
         self, request: trainer_pb2.PublishWeightsRequest, context: Context
     ) -> trainer_pb2.PublishWeightsResponse:
         current_caller().require_scope(POD_SCOPE)
-        run = await self._registry.find(str(training_codec.decode_run(request.run)))
+        run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
         self._lease.require()
         written = await self._publisher.publish(run)
         return trainer_pb2.PublishWeightsResponse(
@@ -193,41 +197,45 @@ class TrainerServicer(CheckpointServicer):
     async def Forward(
         self, request: trainer_pb2.ForwardRequest, context: Context
     ) -> operations_pb2.Operation:
-        return await self._submit(Kind.FORWARD, training_codec.decode_run(request.run), request)
+        return await self._submit(
+            Kind.FORWARD, parse_name(names.RunName, request.run, "run"), request
+        )
 
     async def ForwardBackward(
         self, request: trainer_pb2.ForwardBackwardRequest, context: Context
     ) -> operations_pb2.Operation:
         return await self._submit(
-            Kind.FORWARD_BACKWARD, training_codec.decode_run(request.run), request
+            Kind.FORWARD_BACKWARD, parse_name(names.RunName, request.run, "run"), request
         )
 
     async def OptimStep(
         self, request: trainer_pb2.OptimStepRequest, context: Context
     ) -> operations_pb2.Operation:
-        return await self._submit(Kind.OPTIM_STEP, training_codec.decode_run(request.run), request)
+        return await self._submit(
+            Kind.OPTIM_STEP, parse_name(names.RunName, request.run, "run"), request
+        )
 
     async def SaveCheckpoint(
         self, request: trainer_pb2.SaveCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
-        run = training_codec.decode_run(request.parent, field="parent")
+        run = parse_name(names.RunName, request.parent, "parent")
         return await self._submit(Kind.SAVE_CHECKPOINT, run, request)
 
     async def LoadCheckpoint(
         self, request: trainer_pb2.LoadCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         return await self._submit(
-            Kind.LOAD_CHECKPOINT, training_codec.decode_run(request.run), request
+            Kind.LOAD_CHECKPOINT, parse_name(names.RunName, request.run, "run"), request
         )
 
     async def WaitOperations(
         self, request: trainer_pb2.WaitOperationsRequest, context: Context
     ) -> trainer_pb2.WaitOperationsResponse:
-        run = await self._owned_run(training_codec.decode_run(request.run))
+        run = await self._owned_run(parse_name(names.RunName, request.run, "run"))
         if request.after_revision < 0:
             raise InvalidFieldError("after_revision", "must be at least 0")
         records = await self._reader.wait_operations(
-            run, request.after_revision, training_codec.decode_timeout(request, MAX_WAIT_S)
+            run, request.after_revision, decode_timeout(request, MAX_WAIT_S)
         )
         return trainer_pb2.WaitOperationsResponse(
             operations=[describe(self._registry, run, record) for record in records],
@@ -240,9 +248,11 @@ class TrainerServicer(CheckpointServicer):
         """Accept an ordered call, or consume its number with the reason of the refusal."""
         run = await self._owned_run(name)
         is_large = request.ByteSize() > _LARGE_BYTES
-        submission = await _aside(is_large, training_codec.decode_submission, kind, name, request)
+        submission = await _aside(
+            is_large, training_codec.decode_submission, kind, name, request, current_body()
+        )
         try:
-            training_codec.check_request_id(request.request_id)
+            decode_name_part(request.request_id)
             self._check_size(request)
             work = await _aside(is_large, training_codec.decode_work, kind, request)
             await _aside(is_large, self._check, run, work)
