@@ -6,8 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import grpc
 from google.longrunning import operations_pb2_grpc
 
+from tinsmith.backoff import backoff
 from tinsmith.errors import (
     ClientClosedError,
     ConfigurationError,
@@ -134,7 +135,7 @@ class Backoff:
     policy: RetryPolicy
     repeatable: bool = True
     _started_at: float | None = None
-    _next_s: float = 0.0
+    _pauses: Iterator[float] = field(default_factory=lambda: iter(()))
 
     def delay_s(self, error: TinsmithError, now: float) -> float | None:
         """Return the time to wait before the next attempt; None if there is none.
@@ -149,17 +150,17 @@ class Backoff:
             return None
         if self._started_at is None:
             self._started_at = now
-            self._next_s = self.policy.initial_backoff_s
+            self._pauses = backoff(self.policy.initial_backoff_s, self.policy.max_backoff_s)
         left_s = self._started_at + self.policy.budget_s - now
         if left_s <= 0:
             return None
         if now - self._started_at >= _TOLD_AFTER_S:
             _tell_once(f"{error.message}; trying again for up to {left_s:.0f} s", now)
-        delay_s = self._next_s
-        self._next_s = min(self._next_s * 2, self.policy.max_backoff_s)
+        delay_s = next(self._pauses)
         if error.retry_after_s is not None:
-            delay_s = max(delay_s, error.retry_after_s)
-        return min(random.uniform(0.5, 1.0) * delay_s, left_s)
+            # A server's hint is spread like the pauses.
+            delay_s = max(delay_s, random.uniform(0.5, 1.0) * error.retry_after_s)
+        return min(delay_s, left_s)
 
     def gave_up(self, error: TinsmithError, now: float) -> TinsmithError:
         """Return the error with a word about how long it was tried, if it was."""

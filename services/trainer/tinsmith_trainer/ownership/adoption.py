@@ -19,6 +19,7 @@ from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
 from tinsmith_runtime.ledger import Ledger, RunRecord
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.records import ReleaseMode
+from tinsmith_runtime.shielded import see_through
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.ownership.run_registry import RunRegistry, run_moved, run_not_found
@@ -89,7 +90,7 @@ class RunPlacement:
             AbortedError: If a higher epoch holds the run.
             RunHeldError: If the trainer that holds it is alive.
         """
-        return await self._registry.see_through(self._adopt(name, base_model, adapter, epoch))
+        return await see_through(self._adopt(name, base_model, adapter, epoch))
 
     async def release(self, name: str, epoch: int, mode: ReleaseMode) -> None:
         """Park, hand over or delete a run.
@@ -99,7 +100,7 @@ class RunPlacement:
             FencedError: If a higher epoch holds it.
             RunMovedError: If it was held under this epoch and is to be adopted again.
         """
-        await self._registry.see_through(self._release(name, epoch, mode))
+        await see_through(self._release(name, epoch, mode))
 
     async def park_all(self) -> None:
         """Snapshot what changed since the last snapshot, so that a restart need not replay."""

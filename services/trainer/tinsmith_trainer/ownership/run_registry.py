@@ -7,11 +7,9 @@ calls behind it are not held up by a number that will never arrive.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
@@ -29,6 +27,7 @@ from tinsmith_runtime.ledger import (
     OperationState,
 )
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.shielded import see_through
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.execution.operation_status import Standing, standing_of
@@ -39,8 +38,6 @@ from tinsmith_trainer.runs.operations import Submission, WireCodec, Work
 from tinsmith_trainer.runs.queue_limits import Admission, Pace
 from tinsmith_trainer.runs.request_payloads import write_payload
 from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
-
-logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -80,7 +77,6 @@ class RunRegistry:
             max_resident_runs=config.max_resident_runs,
             max_parked_bytes=config.max_parked_bytes,
         )
-        self._seen_through: set[asyncio.Task[Any]] = set()
         self.num_submits = 0
         """Calls that asked for an operation so far."""
         self.on_work: Callable[[], None] = lambda: None
@@ -110,21 +106,6 @@ class RunRegistry:
         QUEUED_OPERATIONS.dec(len(run.queue))
         for queued in run.queue.values():
             self._admission.release(run, queued.load)
-
-    async def see_through(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Finish work whose caller may go away: what the ledger says and what is in memory agree.
-
-        A cancelled call leaves the work running; its failure is then nobody's but the log's.
-        """
-        task = asyncio.create_task(work)
-        self._seen_through.add(task)
-        task.add_done_callback(self._note_end)
-        return await asyncio.shield(task)
-
-    def _note_end(self, task: asyncio.Task[Any]) -> None:
-        self._seen_through.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.debug("accepted work failed", extra={"problem": str(task.exception())})
 
     def note_free(self, run: LiveRun) -> None:
         """Note that the state of a run is no longer in use: it or another one may go on."""
@@ -184,7 +165,7 @@ class RunRegistry:
         Raises:
             TinsmithError: If it is refused; see `TrainerService`.
         """
-        return await self.see_through(self._submit(submission, work))
+        return await see_through(self._submit(submission, work))
 
     async def _submit(self, submission: Submission, work: Work) -> OperationRecord:
         run = await self.find(submission.run)
@@ -226,7 +207,7 @@ class RunRegistry:
 
     async def refuse(self, submission: Submission, error: TinsmithError) -> None:
         """Consume the number of a request that can never be accepted."""
-        await self.see_through(self._refuse(submission, error))
+        await see_through(self._refuse(submission, error))
 
     async def resume(self, run: LiveRun) -> None:
         """Note that the client of a run is gone; numbers that it did not deliver are given up."""
