@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from tinsmith.errors import FieldViolation
 
 
 class ErrorCode(enum.Enum):
@@ -30,14 +31,6 @@ class ErrorCode(enum.Enum):
     UNAVAILABLE = 14
     DATA_LOSS = 15
     UNAUTHENTICATED = 16
-
-
-@dataclass(frozen=True, slots=True)
-class FieldViolation:
-    """One field of a request that is wrong, and why."""
-
-    field: str
-    description: str
 
 
 class TinsmithError(Exception):

@@ -22,10 +22,10 @@ from tinsmith.errors import (
     ResourceExhaustedError,
     RunUndeliverableError,
     TinsmithError,
-    decode_status,
 )
 from tinsmith.rpc import codec
 from tinsmith.rpc.channels import MAX_MESSAGE_BYTES
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.futures import OperationFuture, Outcome
 from tinsmith.rpc.transport import Backoff, Endpoint, Transport, is_away

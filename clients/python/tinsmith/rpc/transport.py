@@ -22,9 +22,9 @@ from tinsmith.errors import (
     DeadlineExceededError,
     TinsmithError,
     UnavailableError,
-    decode_rpc_error,
 )
 from tinsmith.rpc.channels import open_channel
+from tinsmith.rpc.error_codec import decode_rpc_error
 from tinsmith.settings import ClientSettings, RetryPolicy
 from tinsmith.v1 import (
     environment_pb2_grpc,
