@@ -8,9 +8,9 @@ import pytest
 
 from tinsmith.v1 import models_pb2
 from tinsmith_runtime.errors import ConfigError, InvalidFieldError
+from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.rpc import codec
-from tinsmith_scheduler.store.database import decode_page_token, encode_page_token
 from tinsmith_scheduler.store.records import (
     Adapter,
     FullAdapter,

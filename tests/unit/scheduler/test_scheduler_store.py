@@ -13,6 +13,7 @@ from tinsmith_runtime.errors import (
     RequestIdReusedError,
     StorageUnavailableError,
 )
+from tinsmith_runtime.records import ReleaseMode, RequestIdentity
 from tinsmith_runtime.sql import Database, open_store
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.run_creation import Creations
@@ -22,13 +23,7 @@ from tinsmith_scheduler.store.database import (
     forget_requests,
     recall,
 )
-from tinsmith_scheduler.store.records import (
-    LoraAdapter,
-    ReleaseMode,
-    RequestIdentity,
-    Run,
-    RunState,
-)
+from tinsmith_scheduler.store.records import LoraAdapter, Run, RunState
 from tinsmith_scheduler.store.tables import STORE
 
 REQUEST = RequestIdentity("p", "id", "CreateSession", b"digest")

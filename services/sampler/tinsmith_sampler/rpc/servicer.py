@@ -16,6 +16,7 @@ from tinsmith_runtime.errors import (
     SamplingSessionNotFoundError,
 )
 from tinsmith_runtime.rpc.auth import current_caller
+from tinsmith_runtime.rpc.requests import parse_name
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.metrics import REQUEST_SECONDS
 from tinsmith_sampler.rpc import codec
@@ -100,10 +101,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def ListLoadedWeights(
         self, request: sampler_pb2.ListLoadedWeightsRequest, context: Context
     ) -> sampler_pb2.ListLoadedWeightsResponse:
-        try:
-            project = names.ProjectName.parse(request.parent)
-        except names.InvalidNameError as error:
-            raise InvalidFieldError("parent", str(error)) from error
+        project = parse_name(names.ProjectName, request.parent, "parent")
         current_caller().require_project(
             project.project, lambda: NotFoundError(f"{request.parent} does not exist")
         )
@@ -129,7 +127,7 @@ class _Timed:
 
 def _check_session(value: str) -> None:
     """Refuse a session of another project as one that does not exist."""
-    name = codec.decode_session_name(value)
+    name = parse_name(names.SamplingSessionName, value, "sampling_session")
     current_caller().require_project(
         name.project,
         lambda: SamplingSessionNotFoundError(

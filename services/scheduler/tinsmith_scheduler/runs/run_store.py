@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
+from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.sql import insert
 from tinsmith_scheduler.store.records import (
     Release,
-    ReleaseMode,
     Run,
     RunState,
     SessionState,

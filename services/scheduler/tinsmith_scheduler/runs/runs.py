@@ -27,27 +27,22 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     WorkerUnavailableError,
 )
+from tinsmith_runtime.records import ReleaseMode, RequestIdentity
 from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
+from tinsmith_runtime.shielded import see_through
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
 from tinsmith_scheduler.runs.run_creation import Creations
 from tinsmith_scheduler.runs.sessions import require_active
-from tinsmith_scheduler.store.database import (
-    answer_once,
-    decode_page_token,
-    encode_page_token,
-    recall,
-    record_action,
-)
+from tinsmith_scheduler.store.database import answer_once, recall, record_action
 from tinsmith_scheduler.store.records import (
     Adapter,
     LoraAdapter,
     NewRun,
     PageRequest,
     Reach,
-    ReleaseMode,
-    RequestIdentity,
     ResumedRun,
     Run,
     RunState,
@@ -94,7 +89,6 @@ class Runs:
         self._sources = sources
         self._max_runs_per_project = max_runs_per_project
         self._wall_clock = wall_clock
-        self._recording: set[asyncio.Task[bytes]] = set()
         self._delete_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(
@@ -180,10 +174,7 @@ class Runs:
 
         failpoints.passing("scheduler.create")
         # Not ended with this call, which its client may give up: what is committed is placed.
-        recording = asyncio.create_task(record())
-        self._recording.add(recording)
-        recording.add_done_callback(self._recording.discard)
-        return await asyncio.shield(recording)
+        return await see_through(record())
 
     async def _from_source(self, new: NewRun, source: CheckpointName, pool: str) -> NewRun:
         """Return a wanted run with the base model and adapter of its source."""

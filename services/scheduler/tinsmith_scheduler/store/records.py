@@ -14,17 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tinsmith.names import CheckpointName, JobName, RunName, SessionName
-
-
-@dataclass(frozen=True, slots=True)
-class RequestIdentity:
-    """What makes a mutating call repeatable."""
-
-    project: str
-    request_id: str
-    method: str
-    digest: bytes
-    """SHA-256 of the deterministic serialization of the request."""
+from tinsmith_runtime.records import ReleaseMode
 
 
 class SessionState(enum.Enum):
@@ -244,14 +234,6 @@ class NewRun:
     """The last part of its name; empty if it is to be drawn."""
 
 
-class ReleaseMode(enum.Enum):
-    """What becomes of a run on the trainer that gives it up."""
-
-    PARK = "park"
-    HAND_OVER = "hand_over"
-    DELETE = "delete"
-
-
 @dataclass(frozen=True, slots=True)
 class Release:
     """A release that the trainer has not confirmed yet."""
@@ -455,18 +437,6 @@ class JobUpdate:
     state: bytes | None = field(default=None, repr=False)
     message: str | None = None
     outcome: JobOutcome = JobOutcome.NONE
-
-
-@dataclass(frozen=True, slots=True)
-class AuditEvent:
-    """One management action."""
-
-    serial: int
-    time_s: float
-    project: str
-    key_id: str
-    action: str
-    resource: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tinsmith_scheduler.store.records import Adapter, CheckpointInfo, ReleaseMode, RunStanding
+from tinsmith_runtime.records import ReleaseMode
+from tinsmith_scheduler.store.records import Adapter, CheckpointInfo, RunStanding
 
 
 class Trainers(Protocol):
