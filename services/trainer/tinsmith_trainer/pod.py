@@ -16,17 +16,14 @@ from dataclasses import dataclass
 from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
-from tinsmith_engine import Engine, Published
+from tinsmith_engine import Published
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints, storage
-from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
-from tinsmith_runtime.rpc.server import PodServer
+from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_runtime.storage import ObjectStore
-from tinsmith_runtime.tokenizer_files import require_tokenizers
 from tinsmith_trainer.checkpoints.audit import AuditTrail
 from tinsmith_trainer.checkpoints.downloads import Downloads
 from tinsmith_trainer.checkpoints.expiry import CheckpointSweeper
@@ -57,30 +54,6 @@ from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
 
 logger = logging.getLogger(__name__)
-
-
-def load_engines(config: TrainerConfig, load: Callable[..., Engine] = Engine.load) -> EngineHost:
-    """Load the base models of a trainer, each with `load`.
-
-    Raises:
-        ModelNotFoundError: If one is neither a directory nor a model of the hub, or has no
-            tokenizer.
-    """
-    models = config.models()
-    require_tokenizers(models)
-    host = EngineHost.load(
-        models,
-        dtype=config.dtype,
-        device=config.device,
-        num_threads=config.num_threads or None,
-        exact=config.exact,
-        compiled=config.compiled,
-        max_rows=config.max_resident_runs,
-        load=load,
-    )
-    # Those of the hub are here now.
-    require_tokenizers(host.directories)
-    return host
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +197,7 @@ def build_cycle(
     return cycle, gaps
 
 
-class TrainerPod:
+class TrainerPod(WorkerPod):
     """A trainer, from its settings to its server.
 
     Args:
@@ -244,14 +217,17 @@ class TrainerPod:
         on_failed: Callable[[Exception], None] = lambda _: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        if not config.scheduler_address or not config.pod_key:
-            raise ConfigError("a trainer needs scheduler_address and pod_key")
         self._config = config
         self._on_fenced = on_fenced
         self._on_failed = on_failed
         self._farewell: asyncio.Task[None] | None = None
-        self._registration: WorkerRegistration | None = None
         self._catalog = ModelCatalog.of(host)
+        super().__init__(
+            config,
+            scheduler_pb2.Worker.ROLE_TRAINER,
+            domain=training_codec.DOMAIN,
+            tokenizers=self._catalog.tokenizers,
+        )
         base = build_foundation(config, host, wall_clock)
         self._ledger, self._store = base.ledger, base.store
         runs = build_runs(base, on_fenced=self._note_end)
@@ -294,12 +270,7 @@ class TrainerPod:
         self._cycle, self._gaps = build_cycle(
             base, runs, checkpoints.registry, on_end=self._note_end
         )
-        self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
-        self._server = PodServer(
-            config.server(),
-            domain=training_codec.DOMAIN,
-            authenticator=self._scheduler.authenticator(),
-        )
+        self._has_ledger = False
         self._add_services(OperationReader(base.ledger, retrievals), checkpoints)
 
     def _add_services(self, reader: OperationReader, checkpoints: CheckpointDomain) -> None:
@@ -319,18 +290,8 @@ class TrainerPod:
             OperationsServicer(self._registry, reader, self._tasks),
         )
 
-    @property
-    def address(self) -> str:
-        """`host:port` of the server."""
-        return self._server.address
-
-    @property
-    def metrics_address(self) -> str:
-        """`host:port` of the Prometheus endpoint."""
-        return self._server.metrics_address
-
-    async def start(self) -> None:
-        """Recover, serve, register.
+    async def _open(self) -> None:
+        """Recover.
 
         Raises:
             ConfigError: If the database, the object store or the data folder cannot be used.
@@ -338,6 +299,7 @@ class TrainerPod:
         """
         await asyncio.to_thread(storage.probe_at_start, self._store)
         await self._ledger.open()
+        self._has_ledger = True
         if self._ledger.is_shared:
             await self._lease.renew()
         else:
@@ -350,22 +312,12 @@ class TrainerPod:
             self._ledger.watch_lease(self._lease.look),
             self._retention.watch(),
         )
-        await self._server.start()
-        self._registration = WorkerRegistration(
-            self._scheduler, self._describe(), self._catalog.tokenizers
-        )
-        self._registration.start()
 
-    async def wait_listed(self, timeout_s: float) -> None:
-        """Return once the scheduler lists this pod; see `WorkerRegistration.wait_listed`."""
-        if self._registration is not None:
-            await self._registration.wait_listed(timeout_s)
-
-    async def stop(self) -> None:
-        """Finish running calls and the slice that is being computed; park what is resident."""
-        if self._registration is not None:
-            await self._registration.stop()
-        await self._server.stop()
+    async def _close(self) -> None:
+        """End the slice that is being computed, and park what is resident."""
+        if not self._has_ledger:
+            return
+        self._has_ledger = False
         await self._sweeper.stop()
         await self._tasks.stop()
         await self._cycle.stop()
@@ -377,7 +329,6 @@ class TrainerPod:
             failpoints.passing("trainer.left")
             if self._registration is not None:
                 await self._registration.leave()
-        await self._scheduler.close()
         await self._ledger.close()
 
     def _note_end(self, error: Exception) -> None:
@@ -402,12 +353,8 @@ class TrainerPod:
 
     def _describe(self) -> scheduler_pb2.Worker:
         return scheduler_pb2.Worker(
-            name=f"workers/{self._config.worker_name}",
-            role=scheduler_pb2.Worker.ROLE_TRAINER,
-            address=self._server.address,
             models=self._catalog.select(""),
             max_runs=self._config.max_runs,
             incarnation=self._ledger.incarnation,
             ledger=self._ledger.identity,
-            pool=self._config.pool,
         )
