@@ -24,7 +24,8 @@ from tests.fakes.coordinator_rig import (
     record_request,
     running_coordinator,
 )
-from tests.fakes.scheduler_fake_trainer import eventually, expect_rpc_error
+from tests.fakes.scheduler_fake_trainer import expect_rpc_error
+from tests.support.wait import eventually
 
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import episode_pb2
