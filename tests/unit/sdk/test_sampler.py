@@ -150,7 +150,7 @@ def test_a_read_that_was_given_up_loses_nothing(
         first = await anext(stream)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(stream), 0.05)
-        await asyncio.to_thread(until, server, 1)
+        await asyncio.to_thread(until, lambda: server.state.cancelled_streams >= 1)
         server.update(hold_streams=False)
         return first.tokens + [token async for piece in stream for token in piece.tokens]
 
