@@ -158,6 +158,7 @@ class TestSampling:
             timeout=60,
             check=False,
         )
+        assert done.returncode == 0, (done.returncode, done.stderr)
         here = sampler.sample(PROMPT, num_samples=1, sampling_params=GREEDY).result()
         assert done.stdout.strip() == str(list(here.sequences[0].tokens)), done.stderr
 
