@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from tinsmith_runtime.adapters import LoraConfig
 from tinsmith_runtime.errors import (
     OutcomeUnknownError,
     RequestIdReusedError,
@@ -23,13 +24,7 @@ from tinsmith_scheduler.store.database import (
     open_database,
     recall,
 )
-from tinsmith_scheduler.store.records import (
-    LoraAdapter,
-    ReleaseMode,
-    RequestIdentity,
-    Run,
-    RunState,
-)
+from tinsmith_scheduler.store.records import ReleaseMode, RequestIdentity, Run, RunState
 
 REQUEST = RequestIdentity("p", "id", "CreateSession", b"digest")
 
@@ -39,7 +34,7 @@ RUN = Run(
     state=RunState.CREATING,
     session="projects/p/sessions/s",
     base_model="tiny",
-    adapter=LoraAdapter(),
+    adapter=LoraConfig(),
     display_name="",
     labels={},
     create_time_s=0.0,

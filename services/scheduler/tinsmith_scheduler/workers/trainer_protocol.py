@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tinsmith_scheduler.store.records import Adapter, CheckpointInfo, ReleaseMode, RunStanding
+from tinsmith_runtime.adapters import AdapterConfig
+from tinsmith_scheduler.store.records import CheckpointInfo, ReleaseMode, RunStanding
 
 
 class Trainers(Protocol):
@@ -15,7 +16,7 @@ class Trainers(Protocol):
     """
 
     async def adopt_run(
-        self, address: str, *, run: str, epoch: int, base_model: str, adapter: Adapter
+        self, address: str, *, run: str, epoch: int, base_model: str, adapter: AdapterConfig
     ) -> None:
         """Have a trainer take over a run."""
         ...
