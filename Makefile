@@ -4,8 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH_INDEX_URL ?=
 PIP_TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL),)
-# One thread for each core is torch's own choice; the tests run beside each other and take one.
+# Tests run in a process for each core, with one thread of torch each; TEST_WORKERS=0 is one process.
 TEST_THREADS ?= 1
+TEST_WORKERS ?= logical
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal
 SEEDS ?= 0
 KILLS ?= 8
 FUZZ_COUNT ?= 20000
@@ -23,7 +25,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
 
 .PHONY: help venv demo test test-cluster test-node test-images test-postgres test-real unit verify lint format types proto proto-check proto-baseline \
-	docs manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
+	docs sdk manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client clean
 
 help: ## List the targets
@@ -46,7 +48,7 @@ demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR D
 		$(if $(MODEL),--model $(MODEL),) $(if $(DATA),--data $(DATA),)
 
 test: venv ## Run the unit, contract and integration tests
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST)
 
 test-postgres: venv ## Run the tests of the database on other binaries, in POSTGRES_BIN
 	OMP_NUM_THREADS=$(TEST_THREADS) TINSMITH_TEST_POSTGRES_BIN=$(POSTGRES_BIN) $(BIN)/python -m pytest -q \
@@ -56,7 +58,7 @@ test-real: venv ## Real families at their widths, a layer deep; REAL="0.5b or sm
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/real $(if $(REAL),-k "$(REAL)",)
 
 unit: venv ## Run the unit tests alone
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/unit
+	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) tests/unit
 
 verify: lint types proto-check manifests-check thin-client test ## Run every check that CI runs but chaos and demo
 
@@ -65,6 +67,7 @@ lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/ruff check -q $(SOURCES)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/architecture.py --check
+	$(BIN)/python clients/python/generate_forms.py --check
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf breaking --against proto/baseline.binpb
 
@@ -73,7 +76,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py
+	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -94,6 +97,9 @@ proto-baseline: node_modules ## Accept today's contract as what must not be brok
 
 docs: venv ## Draw docs/architecture.svg from the code
 	$(BIN)/python docs/architecture.py
+
+sdk: venv ## Write the public forms of the SDK's calls from their coroutines
+	$(BIN)/python clients/python/generate_forms.py
 
 manifests: venv ## Copy the CRDs into the chart and render k8s/install.yaml
 	$(BIN)/python helm/render.py

@@ -74,7 +74,7 @@ class Loop:
     def train(self, num_steps: int) -> float:
         """Take steps, two in flight; return the seconds."""
         begin_s = time.perf_counter()
-        waiting: list[tinsmith.OperationFuture[tinsmith.OptimStepResult]] = []
+        waiting: list[tinsmith.OperationFuture[tinsmith.OptimStepResponse]] = []
         for _ in range(num_steps):
             self.run.forward_backward(self._data, "cross_entropy")
             waiting.append(self.run.optim_step(_ADAM))
@@ -134,7 +134,7 @@ def _recovery(folder: Path, model: Path) -> list[report.Row]:
         loop.client.close()
         begin_s = time.perf_counter()
         with tinsmith.Client(address, key) as client:
-            client.get_run(loop.run.name).optim_step(_ADAM).exception()
+            client.runs.get(loop.run.name).optim_step(_ADAM).exception()
         recovery_s = time.perf_counter() - begin_s
         again.stop()
         _console.print(f"replay of {num_steps} steps: {recovery_s:.2f} s")

@@ -72,7 +72,7 @@ class Pods:
         for address in (self.scheduler_address, self.gateway_address):
             with tinsmith.Client(address, self.api_key, retry=retry) as client:
                 while not any(
-                    model.trainable and model.sampleable for model in client.get_capabilities()
+                    model.trainable and model.sampleable for model in client.list_models()
                 ):
                     for child in self._children.values():
                         child.check_alive()

@@ -124,9 +124,7 @@ class Service:
     def sample(self, prompts: torch.Tensor) -> None:
         """Sample one prompt as often as there are prompts, as RL does."""
         params = tinsmith.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=0.0, stop=[])
-        result = self._sampler.sample(
-            prompts[0].tolist(), params, num_samples=len(prompts)
-        ).result()
+        result = self._sampler.sample(prompts[0].tolist(), len(prompts), params).result()
         if any(len(one.tokens) != SAMPLED_TOKENS for one in result.sequences):
             raise RuntimeError("a completion ended early")
 
@@ -260,7 +258,7 @@ def start_rows(folder: Path) -> list[report.Row]:
                 address, key = server.wait_ready()
                 start_s = time.perf_counter() - begin_s
                 with tinsmith.Client(address, key) as client:
-                    exactness = client.get_capabilities()[0].exactness
+                    exactness = client.list_models()[0].exactness
                     service = Service(client, "bench")
                     service.train([torch.arange(3, 36)[None]])
                     service.sample(torch.arange(3, 3 + PROMPT_TOKENS)[None])

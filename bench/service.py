@@ -245,7 +245,7 @@ class ServiceBench:
 
         def step_and_sample() -> None:
             version = self._service.run.optim_step(ADAM).result().version
-            sequence = sampler.sample(prompt, params).result().sequences[0]
+            sequence = sampler.sample(prompt, sampling_params=params).result().sequences[0]
             if sequence.versions[0] != version:
                 raise RuntimeError(f"sampled from {sequence.versions[0]}, not {version}")
 

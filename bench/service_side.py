@@ -22,8 +22,8 @@ _REGISTRATION_TIMEOUT_S = 60.0
 
 Batch = list[tinsmith.Datum]
 Submitted = tuple[
-    tinsmith.OperationFuture[tinsmith.ForwardResult],
-    tinsmith.OperationFuture[tinsmith.OptimStepResult],
+    tinsmith.OperationFuture[tinsmith.ForwardBackwardOutput],
+    tinsmith.OperationFuture[tinsmith.OptimStepResponse],
 ]
 
 
@@ -68,11 +68,14 @@ class ServiceSide:
         """Take one step, submitted as a whole; return the loss once both results are there."""
         return _finish(self._submit(data))
 
-    def sample(self) -> list[tinsmith.SampleResult]:
+    def sample(self) -> list[tinsmith.SampleResponse]:
         """Sample all prompts with the live weights, as one request each, all at once."""
         sampler = self.run.sampler()
         params = tinsmith.SamplingParams(max_tokens=workload.SAMPLED_TOKENS, stop=[])
-        futures = [sampler.sample(prompt.tolist(), params) for prompt in workload.make_prompts()]
+        futures = [
+            sampler.sample(prompt.tolist(), sampling_params=params)
+            for prompt in workload.make_prompts()
+        ]
         results = [future.result() for future in futures]
         if any(len(r.sequences[0].tokens) != workload.SAMPLED_TOKENS for r in results):
             raise RuntimeError("a completion ended early")
@@ -82,7 +85,7 @@ class ServiceSide:
 def wait_served(client: tinsmith.Client) -> None:
     """Wait until trainer and sampler have registered, which they do after the server listens."""
     deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
-    while not any(m.trainable and m.sampleable for m in client.get_capabilities()):
+    while not any(m.trainable and m.sampleable for m in client.list_models()):
         if time.monotonic() > deadline_s:
             raise RuntimeError("trainer and sampler did not register")
         time.sleep(0.05)

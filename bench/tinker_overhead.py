@@ -85,7 +85,7 @@ def _pairs(
 def _native_step(run: tinsmith.TrainingRun) -> None:
     datum = tinsmith.Datum(
         model_input=tinsmith.ModelInput.from_ints(_PROMPT[:-1]),
-        loss_inputs={"target_tokens": _PROMPT[1:], "weights": [1.0] * (len(_PROMPT) - 1)},
+        loss_fn_inputs={"target_tokens": _PROMPT[1:], "weights": [1.0] * (len(_PROMPT) - 1)},
     )
     gradient = run.forward_backward([datum], "cross_entropy")
     update = run.optim_step(tinsmith.AdamParams(learning_rate=1e-5))
@@ -108,7 +108,9 @@ def _tinker_step(model: tinker.TrainingClient) -> None:
 def _native_samples(sampler: tinsmith.Sampler) -> None:
     params = SamplingParams(max_tokens=_SAMPLE_TOKENS, seed=1, stop=[])
     prompt = tinsmith.ModelInput.from_ints(_PROMPT)
-    futures = [sampler.sample(prompt, params, num_samples=1) for _ in range(_SAMPLES)]
+    futures = [
+        sampler.sample(prompt, sampling_params=params, num_samples=1) for _ in range(_SAMPLES)
+    ]
     for future in futures:
         future.result()
 

@@ -299,7 +299,7 @@ class Cluster:
         """Return the trainer that holds a run; waits while it moves."""
         end_s = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < end_s:
-            [info] = [info for info in client.list_runs() if info.name == run]
+            [info] = [info for info in client.runs.list() if info.name == run]
             for trainer in self.trainers:
                 if info.worker == f"workers/{trainer.name}" and info.state == "active":
                     return trainer
@@ -311,7 +311,7 @@ class Cluster:
         end_s = time.monotonic() + START_TIMEOUT_S
         with self.client() as client:
             while True:
-                models = client.get_capabilities()
+                models = client.list_models()
                 is_sampled = not self.samplers or any(model.sampleable for model in models)
                 listed = "".join(pod.log for pod in self.trainers).count('"event": "registered"')
                 if any(m.trainable for m in models) and is_sampled and listed >= len(self.trainers):

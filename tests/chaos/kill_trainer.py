@@ -148,8 +148,8 @@ def _train(server: WatchedServer, num_steps: int) -> Training:
         data = [conversation_to_datum(tokenizer, pig_latin.build_messages(p)) for p in phrases]
         waiting: collections.deque[
             tuple[
-                tinsmith.OperationFuture[tinsmith.ForwardResult],
-                tinsmith.OperationFuture[tinsmith.OptimStepResult],
+                tinsmith.OperationFuture[tinsmith.ForwardBackwardOutput],
+                tinsmith.OperationFuture[tinsmith.OptimStepResponse],
             ]
         ] = collections.deque()
         for step in range(num_steps):
@@ -173,8 +173,8 @@ def _train(server: WatchedServer, num_steps: int) -> Training:
 
 def _collect(
     training: Training,
-    gradient: tinsmith.OperationFuture[tinsmith.ForwardResult],
-    update: tinsmith.OperationFuture[tinsmith.OptimStepResult],
+    gradient: tinsmith.OperationFuture[tinsmith.ForwardBackwardOutput],
+    update: tinsmith.OperationFuture[tinsmith.OptimStepResponse],
 ) -> None:
     result = gradient.result()
     digest = hashlib.sha256(json.dumps(result.metrics, sort_keys=True).encode())

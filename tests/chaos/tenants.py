@@ -29,8 +29,8 @@ _GROUP_SIZE = 4
 MAX_ROUNDS = 100_000
 
 Step = tuple[
-    tinsmith.OperationFuture[tinsmith.ForwardResult],
-    tinsmith.OperationFuture[tinsmith.OptimStepResult],
+    tinsmith.OperationFuture[tinsmith.ForwardBackwardOutput],
+    tinsmith.OperationFuture[tinsmith.OptimStepResponse],
 ]
 GoOn = Callable[[int], bool]
 """Whether a round of this number is to be made."""
@@ -99,7 +99,7 @@ def note_reinforced_step(
     step = training.num_steps
     prompt = [(seed * 13 + step * 7 + offset) % 90 + 3 for offset in range(6)]
     params = tinsmith.SamplingParams(max_tokens=6, seed=seed * 100_000 + step, stop=[])
-    drawn = sampler.sample(prompt, params, num_samples=_GROUP_SIZE).result()
+    drawn = sampler.sample(prompt, sampling_params=params, num_samples=_GROUP_SIZE).result()
     rewards = [float(sum(sequence.tokens) % 11) / 10 for sequence in drawn.sequences]
     mean = sum(rewards) / len(rewards)
     digest = hashlib.sha256()
@@ -139,8 +139,8 @@ def supervised_datum(seed: int, step: int, row: int = 0, *, num_tokens: int = 32
 
 def note_step(
     training: Training,
-    gradient: tinsmith.OperationFuture[tinsmith.ForwardResult],
-    update: tinsmith.OperationFuture[tinsmith.OptimStepResult],
+    gradient: tinsmith.OperationFuture[tinsmith.ForwardBackwardOutput],
+    update: tinsmith.OperationFuture[tinsmith.OptimStepResponse],
 ) -> None:
     """Wait for a step and keep a hash of what it said."""
     result, step = gradient.result(), update.result()

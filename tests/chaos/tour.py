@@ -58,5 +58,5 @@ def _visit_other_run(client: tinsmith.Client, seed: int) -> str:
     ]
     visit = Training(run.name)
     note_step(visit, run.forward_backward(data), run.optim_step(ADAM))
-    client.delete_run(run.name)
+    client.runs.delete(run.name)
     return visit.results[0]

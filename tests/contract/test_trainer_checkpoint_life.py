@@ -166,14 +166,14 @@ async def test_a_load_that_reads_is_not_deprived_of_its_files(
     saved = await run.saved("a")
     reading, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    read = registry.manifests.read_checkpoint
+    read = registry.checkpoint_manifests.read_checkpoint
 
     def slow_read(*args: Any, **kwargs: Any) -> Any:
         loop.call_soon_threadsafe(reading.set)
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(TIMEOUT_S)
         return read(*args, **kwargs)
 
-    monkeypatch.setattr(registry.manifests, "read_checkpoint", slow_read)
+    monkeypatch.setattr(registry.checkpoint_manifests, "read_checkpoint", slow_read)
     load_call = await run.load(saved.name)
     await reading.wait()
     await run.call("DeleteCheckpoint", trainer_pb2.DeleteCheckpointRequest(name=saved.name))

@@ -293,7 +293,7 @@ def _play(release: Release) -> None:
         with (
             contextlib.suppress(tinsmith.errors.FailedPreconditionError),
             tinsmith.Client(address=address, api_key=key) as client,
-            client.create_instance("math", seed=1) as instance,
+            client.environments.create_instance("math", seed=1) as instance,
         ):
             return instance.name.startswith("projects/default/")
         return False

@@ -77,7 +77,7 @@ def test_a_job_trains_reports_and_leaves_a_checkpoint_that_loads(
     assert status["progress"]["summary"] == "8/8"
     assert status["progress"]["percent"] == 100
     with deployment.client() as client:
-        checkpoint = client.get_checkpoint(status["checkpoint"]["final"]["name"])
+        checkpoint = client.checkpoints.get(status["checkpoint"]["final"]["name"])
         assert checkpoint.base_model == MODEL
     assert deployment.final_weights("words")
     cluster.wait_for(
@@ -85,8 +85,8 @@ def test_a_job_trains_reports_and_leaves_a_checkpoint_that_loads(
     )
     with deployment.client() as client:
         run = checkpoint.name.partition("/checkpoints/")[0]
-        assert checkpoint.name in {each.name for each in client.list_checkpoints(run)}
-        assert checkpoint.name in {each.name for each in client.list_checkpoints()}
+        assert checkpoint.name in {each.name for each in client.checkpoints.list(run)}
+        assert checkpoint.name in {each.name for each in client.checkpoints.list()}
     listed = cluster.kubectl("get", "tj", "-n", deployment.jobs.namespace, "words")
     assert "Succeeded" in listed
     assert "8/8" in listed
@@ -178,7 +178,7 @@ def test_a_job_that_is_edited_while_suspended_goes_on_from_what_it_has(
     run = saved["name"].partition("/checkpoints/")[0]
     assert final["name"] == f"{run}/checkpoints/final"
     with deployment.client() as client:
-        assert client.get_checkpoint(final["name"]).version == num_steps
+        assert client.checkpoints.get(final["name"]).version == num_steps
 
 
 def test_a_laptop_trains_on_a_pool_through_the_gateway(
@@ -195,7 +195,7 @@ def test_a_laptop_trains_on_a_pool_through_the_gateway(
         tokens = run.get_tokenizer().encode("the quick brown fox")
         datum = tinsmith.Datum(
             model_input=tinsmith.ModelInput.from_ints(tokens[:-1]),
-            loss_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+            loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
         )
         losses = []
         for _ in range(3):
@@ -204,7 +204,7 @@ def test_a_laptop_trains_on_a_pool_through_the_gateway(
             losses.append(gradient.result().loss)
         sampled = run.sampler().sample(
             tinsmith.ModelInput.from_ints(tokens[:2]),
-            tinsmith.SamplingParams(max_tokens=4, temperature=0.0),
+            sampling_params=tinsmith.SamplingParams(max_tokens=4, temperature=0.0),
             num_samples=1,
         )
 

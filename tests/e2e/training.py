@@ -90,7 +90,7 @@ class TrainingDeployment:
         """Return the files of the final checkpoint of a job, read from the object store."""
         name = self.jobs.status(job)["checkpoint"]["final"]["name"]
         with tempfile.TemporaryDirectory() as folder, self.client() as client:
-            client.download_checkpoint(name, Path(folder) / "checkpoint")
+            client.checkpoints.download(name, Path(folder) / "checkpoint")
             files = sorted((Path(folder) / "checkpoint").glob("*.safetensors"))
             return {file.name: file.read_bytes() for file in files}
 
@@ -255,4 +255,4 @@ def _wait_served(address: str, key: str) -> None:
     """Wait until the gateway answers; it starts when the scheduler does."""
     retry = tinsmith.RetryPolicy(budget_s=_START_TIMEOUT_S)
     with tinsmith.Client(address, key, retry=retry) as client:
-        client.get_capabilities()
+        client.list_models()

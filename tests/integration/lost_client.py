@@ -30,7 +30,7 @@ def create_run(client: tinsmith.Client) -> tinsmith.TrainingRun:
 
 def submit_steps(
     run: tinsmith.TrainingRun, seeds: range
-) -> list[tinsmith.OperationFuture[tinsmith.ForwardResult | tinsmith.OptimStepResult]]:
+) -> list[tinsmith.OperationFuture[tinsmith.ForwardBackwardOutput | tinsmith.OptimStepResponse]]:
     futures = []
     for seed in seeds:
         futures.append(run.forward_backward([make_datum(seed)]))
@@ -47,7 +47,7 @@ def main(address: str, api_key: str, num_steps: int) -> None:
     client = tinsmith.Client(address, api_key)
     run = create_run(client)
     for future in submit_steps(run, range(NUM_FIRST_STEPS)):
-        future.result(timeout_s=60)
+        future.result(timeout=60)
     say(client.session)
     sys.stdin.readline()
     futures = submit_steps(run, range(NUM_FIRST_STEPS, NUM_FIRST_STEPS + num_steps))

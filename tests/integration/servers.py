@@ -291,7 +291,7 @@ def _wait_until_served(
     deadline_s = time.monotonic() + TIMEOUT_S
     pause = threading.Event()
     with deployment.client() as client:
-        while not any(model.trainable and model.sampleable for model in client.get_capabilities()):
+        while not any(model.trainable and model.sampleable for model in client.list_models()):
             for pod, process in processes.items():
                 log = (folder / f"{pod}.log").read_text()
                 assert process.poll() is None, f"{pod} ended: {log}"

@@ -44,7 +44,7 @@ def train(run: tinsmith.TrainingRun) -> int:
 def tokens_of(client: tinsmith.Client, checkpoint: str) -> list[int]:
     prompt = tinsmith.ModelInput.from_ints([5, 6])
     sampler = client.create_sampler(checkpoint=checkpoint)
-    return list(sampler.sample(prompt, GREEDY).result().sequences[0].tokens)
+    return list(sampler.sample(prompt, sampling_params=GREEDY).result().sequences[0].tokens)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_backups_are_served_where_they_lie(
         train(run)
         saved = run.save_state("first").result()
         expected = tokens_of(client, saved.name)
-        exported = client.export_checkpoint(saved.name, "peft").result()
+        exported = client.checkpoints.export(saved.name, "peft").result()
         assert str(data) in exported.manifest_uri
         run_command(running_copy, data, online)
         train(run)
@@ -81,16 +81,16 @@ def test_backups_are_served_where_they_lie(
         with embedded_server(folder, model_dir) as other, other.client() as client:
             # The key is that of the first server: no other client has to be told.
             assert other.api_key == deployment.api_key
-            found = client.list_checkpoints()
+            found = client.checkpoints.list()
             assert {checkpoint.name for checkpoint in found} == set(names)
             for checkpoint in found:
                 assert f"{folder.resolve().name.replace(' ', '%20')}/" in checkpoint.manifest_uri
             for name in names:
                 assert tokens_of(client, name) == tokens[name]
-            again = client.export_checkpoint(saved.name, "peft").result()
+            again = client.checkpoints.export(saved.name, "peft").result()
             assert str(data) not in again.manifest_uri
-            continued = client.get_run(run.name)
+            continued = client.runs.get(run.name)
             assert train(continued) == len(names) + 1
             continued.load_state_with_optimizer(saved).result()
             assert train(continued) == 2
-            client.download_checkpoint(saved.name, tmp_path / f"files of {folder.name}")
+            client.checkpoints.download(saved.name, tmp_path / f"files of {folder.name}")

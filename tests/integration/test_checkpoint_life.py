@@ -82,35 +82,35 @@ def test_a_checkpoint_is_published_copied_exported_imported_and_deleted(
 ) -> None:
     run = owner.create_lora_training_run("tiny", 4, seed=3)
     train(run)
-    saved = run.save_state("best", ttl_s=3600, labels={"note": "good"}).result()
+    saved = run.save_state("best", ttl_seconds=3600, user_metadata={"note": "good"}).result()
     assert saved.expire_time is not None
     left = saved.expire_time - datetime.datetime.now(datetime.UTC)
     assert 3000 < left.total_seconds() < 3700
-    assert owner.get_checkpoint(saved) == saved
+    assert owner.checkpoints.get(saved) == saved
     assert {file.file for file in saved.files} == {
         "adapter_config.json",
         "adapter_model.safetensors",
         "optimizer.safetensors",
     }
-    kept = owner.update_checkpoint(saved, keep=True, labels={"note": "better"})
+    kept = owner.checkpoints.update(saved, keep=True, labels={"note": "better"})
     assert (kept.expire_time, kept.labels) == (None, {"note": "better"})
 
     # Another project sees nothing of it until it is published.
     attempts = [
-        lambda: stranger.get_checkpoint(saved),
+        lambda: stranger.checkpoints.get(saved),
         lambda: stranger.create_sampler(checkpoint=saved),
         lambda: stranger.create_training_run_from_checkpoint(saved),
-        lambda: stranger.delete_checkpoint(saved),
-        lambda: stranger.publish_checkpoint(saved),
-        lambda: stranger.download_checkpoint(saved, tmp_path / "stolen"),
+        lambda: stranger.checkpoints.delete(saved),
+        lambda: stranger.checkpoints.publish(saved),
+        lambda: stranger.checkpoints.download(saved, tmp_path / "stolen"),
     ]
     for attempt in attempts:
         with pytest.raises(tinsmith.NotFoundError) as refused:
             attempt()
         assert refused.value.reason == "CHECKPOINT_NOT_FOUND"
-    assert owner.publish_checkpoint(saved).is_published
-    assert stranger.get_checkpoint(saved).is_published
-    assert stranger.list_checkpoints() == []
+    assert owner.checkpoints.publish(saved).is_published
+    assert stranger.checkpoints.get(saved).is_published
+    assert stranger.checkpoints.list() == []
     for attempt in attempts[3:]:
         with pytest.raises(tinsmith.NotFoundError):
             attempt()
@@ -119,7 +119,7 @@ def test_a_checkpoint_is_published_copied_exported_imported_and_deleted(
     np.testing.assert_array_equal(scores(stranger, saved), wanted)
     begun = stranger.create_training_run_from_checkpoint(saved)
     assert (begun.version, begun.info.base_model, begun.info.rank) == (2, "tiny", 4)
-    copied = stranger.copy_checkpoint(saved, begun, "mine").result()
+    copied = stranger.checkpoints.copy(saved, begun, "mine").result()
     assert copied.source_checkpoint == saved.name
     assert copied.files == saved.files
     # With the optimizer, both go on with the same bits.
@@ -129,24 +129,24 @@ def test_a_checkpoint_is_published_copied_exported_imported_and_deleted(
         scores(owner, run.save_weights_for_sampler("next").result()),
         scores(stranger, begun.save_weights_for_sampler("next").result()),
     )
-    owner.unpublish_checkpoint(saved)
+    owner.checkpoints.unpublish(saved)
     with pytest.raises(tinsmith.NotFoundError):
-        stranger.get_checkpoint(saved)
+        stranger.checkpoints.get(saved)
     np.testing.assert_array_equal(scores(stranger, copied), wanted)
 
     # Exports load elsewhere and compute the same.
     told: list[tuple[int, int]] = []
-    merged = owner.export_checkpoint(
+    merged = owner.checkpoints.export(
         saved, "merged", progress=lambda done, total: told.append((done, total))
     ).result()
-    files = owner.download_checkpoint(
+    files = owner.checkpoints.download(
         merged, tmp_path / "merged", progress=lambda done, total: told.append((done, total))
     )
     assert told[-1] == (merged.size_bytes, merged.size_bytes)
     assert {path.name for path in files} >= {"config.json", "model.safetensors", "tokenizer.json"}
     np.testing.assert_allclose(transformers_scores(tmp_path / "merged"), wanted, atol=TOLERANCE)
-    peft = owner.export_checkpoint(saved).result()
-    owner.download_checkpoint(peft, tmp_path / "peft")
+    peft = owner.checkpoints.export(saved).result()
+    owner.checkpoints.download(peft, tmp_path / "peft")
     np.testing.assert_allclose(
         transformers_scores(embedded.model_dir, tmp_path / "peft"), wanted, atol=TOLERANCE
     )
@@ -154,23 +154,25 @@ def test_a_checkpoint_is_published_copied_exported_imported_and_deleted(
     assert settings["base_model_name_or_path"] == "tiny"
 
     # What was downloaded comes back as a checkpoint, here of the other project.
-    imported = stranger.import_adapter(tmp_path / "peft", begun, "back", labels={"from": "disk"})
+    imported = stranger.checkpoints.import_adapter(
+        tmp_path / "peft", begun, "back", labels={"from": "disk"}
+    )
     assert (imported.kind, imported.labels) == ("sampler", {"from": "disk"})
     np.testing.assert_array_equal(scores(stranger, imported), wanted)
     again = stranger.create_training_run_from_checkpoint(imported, include_optimizer=False)
     train(again, 1)
 
-    owner.delete_checkpoint(saved)
+    owner.checkpoints.delete(saved)
     for gone in (saved, merged):
         with pytest.raises(tinsmith.NotFoundError):
-            owner.download_checkpoint(gone, tmp_path / "gone")
+            owner.checkpoints.download(gone, tmp_path / "gone")
     np.testing.assert_array_equal(scores(stranger, copied), wanted)
 
 
 def test_a_run_that_can_not_load_does_not_come_to_be(owner: tinsmith.Client) -> None:
     run = owner.create_lora_training_run("tiny", 2)
     weights = run.save_weights_for_sampler("w").result()
-    known = {info.name for info in owner.list_runs()}
+    known = {info.name for info in owner.runs.list()}
     with pytest.raises(tinsmith.FailedPreconditionError) as refused:
         owner.create_training_run_from_checkpoint(weights)
     assert refused.value.reason == "CHECKPOINT_INCOMPATIBLE"
@@ -178,7 +180,7 @@ def test_a_run_that_can_not_load_does_not_come_to_be(owner: tinsmith.Client) -> 
     (folder / "adapter_model.safetensors").write_bytes(b"broken")
     with pytest.raises(tinsmith.DataLossError):
         owner.create_training_run_from_checkpoint(weights, include_optimizer=False)
-    active = {info.name for info in owner.list_runs() if info.state == "active"}
+    active = {info.name for info in owner.runs.list() if info.state == "active"}
     assert active <= known
 
 
@@ -189,10 +191,10 @@ def test_a_full_parameter_run_is_exported_as_a_model(
     train(run, 1)
     saved = run.save_weights_for_sampler("w").result()
     with pytest.raises(tinsmith.FailedPreconditionError) as refused:
-        owner.export_checkpoint(saved, "peft").result()
+        owner.checkpoints.export(saved, "peft").result()
     assert refused.value.reason == "CHECKPOINT_INCOMPATIBLE"
-    merged = owner.export_checkpoint(saved, "merged").result()
-    owner.download_checkpoint(merged, tmp_path)
+    merged = owner.checkpoints.export(saved, "merged").result()
+    owner.checkpoints.download(merged, tmp_path)
     found = transformers_scores(tmp_path)
     np.testing.assert_allclose(found, scores(owner, saved), atol=TOLERANCE)
     begun = owner.create_training_run_from_checkpoint(saved, include_optimizer=False)
@@ -205,40 +207,40 @@ def test_a_download_goes_on_where_it_stopped(owner: tinsmith.Client, tmp_path: P
     source = Path(saved.manifest_uri.removeprefix("file://")).parent / name
     (tmp_path / f"{name}.part").write_bytes(source.read_bytes()[:1000])
     told: list[int] = []
-    owner.download_checkpoint(saved, tmp_path, progress=lambda done, _: told.append(done))
+    owner.checkpoints.download(saved, tmp_path, progress=lambda done, _: told.append(done))
     assert (tmp_path / name).read_bytes() == source.read_bytes()
     assert not list(tmp_path.glob("*.part"))
     assert told[-1] == saved.size_bytes
     before = (tmp_path / name).stat().st_mtime_ns
-    owner.download_checkpoint(saved, tmp_path)
+    owner.checkpoints.download(saved, tmp_path)
     assert (tmp_path / name).stat().st_mtime_ns == before
     # A part that is wrong is found out, and not kept.
     (tmp_path / name).unlink()
     (tmp_path / f"{name}.part").write_bytes(b"wrong")
     with pytest.raises(tinsmith.DataLossError):
-        owner.download_checkpoint(saved, tmp_path)
-    owner.download_checkpoint(saved, tmp_path)
+        owner.checkpoints.download(saved, tmp_path)
+    owner.checkpoints.download(saved, tmp_path)
     assert (tmp_path / name).read_bytes() == source.read_bytes()
 
 
 async def test_the_twins_for_asyncio(owner: tinsmith.Client, tmp_path: Path) -> None:
     run = await owner.create_lora_training_run_async("tiny", 2)
-    saved = await run.save_state("a", ttl_s=60)
-    assert (await owner.publish_checkpoint_async(saved)).is_published
-    assert not (await owner.unpublish_checkpoint_async(saved)).is_published
-    assert (await owner.update_checkpoint_async(saved, keep=True)).expire_time is None
-    assert [found.name for found in await owner.list_checkpoints_async(run)] == [saved.name]
-    assert (await owner.get_checkpoint_async(saved.name)).name == saved.name
+    saved = await run.save_state("a", ttl_seconds=60)
+    assert (await owner.checkpoints.publish_async(saved)).is_published
+    assert not (await owner.checkpoints.unpublish_async(saved)).is_published
+    assert (await owner.checkpoints.update_async(saved, keep=True)).expire_time is None
+    assert [found.name for found in await owner.checkpoints.list_async(run)] == [saved.name]
+    assert (await owner.checkpoints.get_async(saved.name)).name == saved.name
     copied, exported = await asyncio.gather(
-        owner.copy_checkpoint(saved, run, "b"), owner.export_checkpoint(saved)
+        owner.checkpoints.copy(saved, run, "b"), owner.checkpoints.export(saved)
     )
-    await owner.download_checkpoint_async(exported, tmp_path)
-    imported = await owner.import_adapter_async(tmp_path, run, "c")
+    await owner.checkpoints.download_async(exported, tmp_path)
+    imported = await owner.checkpoints.import_adapter_async(tmp_path, run, "c")
     begun = await owner.create_training_run_from_checkpoint_async(copied)
     assert begun.version == 0
     for gone in (saved, copied, imported):
-        await owner.delete_checkpoint_async(gone)
-    assert await owner.list_checkpoints_async(run) == []
+        await owner.checkpoints.delete_async(gone)
+    assert await owner.checkpoints.list_async(run) == []
 
 
 def test_the_command_line(

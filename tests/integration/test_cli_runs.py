@@ -73,7 +73,7 @@ def weights_of(server: ServerProcess, folder: Path) -> dict[str, str]:
     """Return the hashes of the weights that an experiment ended with."""
     name = json.loads((folder / "summary.json").read_text())["checkpoint"]
     with tinsmith.Client(server.address, server.api_key) as client:
-        path = Path(client.get_checkpoint(name).manifest_uri.removeprefix("file://")).parent
+        path = Path(client.checkpoints.get(name).manifest_uri.removeprefix("file://")).parent
     return {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(path.glob("*.safetensors"))
@@ -133,9 +133,9 @@ def test_a_loop_that_waits_for_agents_says_so_and_ends_at_ctrl_c(
 
 def test_a_key_of_another_project_needs_nothing_else(server: ServerProcess) -> None:
     with tinsmith.Client(server.address, server.api_key) as operator:
-        key = operator.create_key(display_name="bob", project="other")
+        key = operator.keys.create(display_name="bob", project="other")
     with tinsmith.Client(server.address, key.secret) as client:
         assert client.project == "other"
-        assert client.list_runs() == []
+        assert client.runs.list() == []
         run = client.create_lora_training_run("tiny", rank=4)
         assert run.name.startswith("projects/other/")

@@ -45,7 +45,9 @@ def use_everything(client: tinsmith.Client) -> None:
     assert [update.result().version for update in updates] == [1, 2, 3]
     saved = run.save_state("one").result()
     assert run.load_state_with_optimizer(saved).result().version == 3
-    drawn = run.sampler().sample(tokens, tinsmith.SamplingParams(max_tokens=4)).result()
+    drawn = (
+        run.sampler().sample(tokens, sampling_params=tinsmith.SamplingParams(max_tokens=4)).result()
+    )
     assert len(drawn.sequences[0].tokens) == 4
     fixed = client.create_sampler(checkpoint=saved)
     assert len(fixed.compute_logprobs(tokens).result()) == len(tokens)
@@ -66,7 +68,7 @@ def test_environments_are_reached_through_the_gateway(
     deployment = make_embedded(gateway={"pins_clients": True}).start()
     wall(deployment.address)
     with deployment.client() as client:
-        assert client.environments.list_environments()
+        assert client.environments.list()
 
 
 def test_without_the_word_of_the_gateway_it_would_go_to_the_pods(
@@ -80,7 +82,7 @@ def test_without_the_word_of_the_gateway_it_would_go_to_the_pods(
         ) as client,
         pytest.raises(tinsmith.RunUndeliverableError),
     ):
-        client.create_lora_training_run(BASE_MODEL, rank=4).optim_step().result(timeout_s=20)
+        client.create_lora_training_run(BASE_MODEL, rank=4).optim_step().result(timeout=20)
 
 
 def test_a_private_certificate(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import tinsmith
-from tinsmith.jobs.client import JobInfo
+from tinsmith.jobs.job_calls import JobInfo
 from tinsmith_local.process import ServerProcess
 
 TIMEOUT_S = 60.0
@@ -91,7 +91,7 @@ def step_of(job: JobInfo) -> int:
 
 def weights_of(client: tinsmith.Client, job: JobInfo) -> dict[str, str]:
     """Return the hashes of the files of the last save."""
-    checkpoint = client.get_checkpoint(job.checkpoint)
+    checkpoint = client.checkpoints.get(job.checkpoint)
     folder = Path(checkpoint.manifest_uri.removeprefix("file://")).parent
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -139,7 +139,7 @@ def test_a_manifest_is_submitted_trained_and_its_checkpoint_loads(
     # Of the saves on the way one is kept, as the manifest says.
     saved = [
         each.name.rpartition("/")[2]
-        for each in client.list_checkpoints(job.checkpoint.partition("/checkpoints/")[0])
+        for each in client.checkpoints.list(job.checkpoint.partition("/checkpoints/")[0])
     ]
     assert sorted(name.split("-")[0] for name in saved) == ["final", "step"]
 
@@ -241,7 +241,7 @@ def test_a_job_that_begins_from_a_checkpoint(
     client.jobs.create("second", spec)
     second = finished(client, "second")
     assert second.checkpoint.endswith("/checkpoints/second")
-    assert client.get_checkpoint(second.checkpoint).version == 2 * STEPS
+    assert client.checkpoints.get(second.checkpoint).version == 2 * STEPS
 
 
 def test_a_broken_job_fails_with_its_cause_in_one_sentence(

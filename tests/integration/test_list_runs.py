@@ -25,8 +25,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def find(client: tinsmith.Client, run: tinsmith.TrainingRun) -> tinsmith.RunInfo:
-    [found] = [each for each in client.list_runs() if each.name == run.name]
+def find(client: tinsmith.Client, run: tinsmith.TrainingRun) -> tinsmith.TrainingRunInfo:
+    [found] = [each for each in client.runs.list() if each.name == run.name]
     return found
 
 
@@ -46,7 +46,7 @@ def test_a_list_says_what_a_run_waits_for(make_embedded: Callable[..., EmbeddedT
             assert (info.state, info.activity) == ("active", "waiting")
             assert info.waiting_for
             with deployment.client() as second:
-                later = second.get_run(run.name).pending_operations
+                later = second.runs.get(run.name).pending_operations
                 until(lambda: all(future.metadata is not None for future in later))
                 assert [future.metadata.queue_position for future in later if future.metadata] == [
                     *range(17)

@@ -14,7 +14,7 @@ from tests.integration.lost_client import NUM_FIRST_STEPS, create_run, make_datu
 from tests.integration.servers import TIMEOUT_S, Deployment, EmbeddedThread, weight_files
 
 import tinsmith
-from tinsmith.training.training_run import OperationResult
+from tinsmith.training.run_calls import OperationResult
 
 MakeEmbedded = Callable[..., EmbeddedThread]
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,9 +64,9 @@ def lost_client(deployment: Deployment, num_steps: int) -> Iterator[LostClient]:
 
 def shown(result: OperationResult) -> object:
     """Return a result in a form that is equal only if all bits are."""
-    if isinstance(result, tinsmith.ForwardResult):
+    if isinstance(result, tinsmith.ForwardBackwardOutput):
         return [output.logprobs.tobytes() for output in result.outputs], dict(result.metrics)
-    assert isinstance(result, tinsmith.OptimStepResult)
+    assert isinstance(result, tinsmith.OptimStepResponse)
     return result.version, dict(result.metrics)
 
 
@@ -113,9 +113,9 @@ def test_a_client_that_is_killed_while_it_sends_leaves_a_run_that_goes_on(
         with server.engine_held():
             lost.go_on()
             with deployment.client() as other:
-                [info] = other.list_runs()
+                [info] = other.runs.list()
                 pause = threading.Event()
-                while len(other.get_run(info.name).pending_operations) < 20:
+                while len(other.runs.get(info.name).pending_operations) < 20:
                     pause.wait(0.02)
             lost.kill()
         with deployment.client(session=lost.session) as client:

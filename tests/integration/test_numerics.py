@@ -41,7 +41,7 @@ def client(embedded: Deployment) -> Iterator[tinsmith.Client]:
 
 @pytest.fixture(scope="module")
 def vocabulary_size(client: tinsmith.Client) -> int:
-    return client.get_capabilities()[0].vocabulary_size
+    return client.list_models()[0].vocabulary_size
 
 
 def make_batch(
@@ -96,14 +96,14 @@ def peft_model(model_dir: Path, checkpoint: tinsmith.Checkpoint, *, trainable: b
 def reference_logprobs(model: Any, datum: tinsmith.Datum) -> torch.Tensor:
     """Target log-probabilities by a plain forward of one sequence, with grad."""
     logits = model(torch.tensor(datum.model_input.to_ints())[None]).logits[0]
-    targets = torch.from_numpy(datum.loss_inputs["target_tokens"])[:, None]
+    targets = torch.from_numpy(datum.loss_fn_inputs["target_tokens"])[:, None]
     return torch.log_softmax(logits, -1).gather(1, targets)[:, 0]
 
 
 def reference_loss(loss: str, model: Any, datum: tinsmith.Datum) -> torch.Tensor:
     """The loss formulas, written a second time for autograd."""
     logprobs = reference_logprobs(model, datum)
-    inputs = {name: torch.from_numpy(value) for name, value in datum.loss_inputs.items()}
+    inputs = {name: torch.from_numpy(value) for name, value in datum.loss_fn_inputs.items()}
     if loss == "cross_entropy":
         return -(inputs["weights"] * logprobs).sum()
     ratio = torch.exp(logprobs - inputs["logprobs"])
@@ -215,8 +215,8 @@ def test_greedy_sampling_is_deterministic(client: tinsmith.Client, vocabulary_si
     sampler = run.sampler()
     prompt = [5, 6, 7, 8]
     params = tinsmith.SamplingParams(max_tokens=40, temperature=0.0, seed=1, stop=[])
-    first = sampler.sample(prompt, params).result()
-    together = [sampler.sample(prompt, params, num_samples=3) for _ in range(4)]
+    first = sampler.sample(prompt, sampling_params=params).result()
+    together = [sampler.sample(prompt, sampling_params=params, num_samples=3) for _ in range(4)]
     for future in together:
         for sequence in future.result().sequences:
             assert sequence == first.sequences[0]
@@ -230,7 +230,7 @@ def test_sampled_logprobs_equal_the_trainers_forward(
     sampler = run.sampler()
     prompt = [5, 6, 7, 8]
     params = tinsmith.SamplingParams(max_tokens=60, temperature=1.0, seed=1, stop=[])
-    drawn = sampler.sample(prompt, params, num_samples=3).result()
+    drawn = sampler.sample(prompt, sampling_params=params, num_samples=3).result()
     data = []
     for sequence in drawn.sequences:
         tokens = [*prompt, *sequence.tokens]
@@ -254,7 +254,9 @@ def distributions(
 ) -> torch.Tensor:
     """Return the log-probability of every token after each but the last, float32 [T - 1, V]."""
     result = sampler.sample(
-        tokens, tinsmith.SamplingParams(max_tokens=1), topk_prompt_logprobs=vocabulary_size
+        tokens,
+        sampling_params=tinsmith.SamplingParams(max_tokens=1),
+        topk_prompt_logprobs=vocabulary_size,
     ).result()
     assert result.topk_prompt_logprobs is not None
     found = torch.full((len(tokens) - 1, vocabulary_size), torch.nan)

@@ -24,9 +24,9 @@ class Record:
     """All that the loop saw, in values that do not depend on random names."""
 
     losses: list[float] = field(default_factory=list)
-    live: list[tinsmith.SampleResult] = field(default_factory=list)
+    live: list[tinsmith.SampleResponse] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    others: dict[str, tinsmith.SampleResult] = field(default_factory=dict)
+    others: dict[str, tinsmith.SampleResponse] = field(default_factory=dict)
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     answer: str = ""
 
@@ -58,7 +58,9 @@ def quickstart(deployment: Deployment) -> Record:
             update = run.optim_step(ADAM)
             record.losses.append(gradient.result().loss)
             record.versions.append(update.result().version)
-            record.live.append(sampler.sample(prompt, RANDOM, num_samples=2).result())
+            record.live.append(
+                sampler.sample(prompt, sampling_params=RANDOM, num_samples=2).result()
+            )
 
         saved = run.save_state("half").result()
         weights = run.save_weights_for_sampler("weights").result()
@@ -66,7 +68,7 @@ def quickstart(deployment: Deployment) -> Record:
         of_checkpoint = client.create_sampler(checkpoint=weights)
         of_state = client.create_sampler(checkpoint=saved.name)
         of_base = client.create_sampler(base_model=BASE_MODEL)
-        answer = sampler.sample(prompt, GREEDY).result()
+        answer = sampler.sample(prompt, sampling_params=GREEDY).result()
         record.answer = tokenizer.decode(answer.sequences[0].tokens)
         record.others["live"] = answer
 
@@ -76,12 +78,12 @@ def quickstart(deployment: Deployment) -> Record:
             record.losses.append(run.forward_backward([datum]).result().loss)
             record.versions.append(run.optim_step(ADAM).result().version)
             record.files[name] = weight_files(run.save_state(name).result())
-            record.others[name] = sampler.sample(prompt, GREEDY).result()
+            record.others[name] = sampler.sample(prompt, sampling_params=GREEDY).result()
         record.versions.append(run.load_state(weights).result().version)
-        record.others["loaded"] = sampler.sample(prompt, GREEDY).result()
-        record.others["checkpoint"] = of_checkpoint.sample(prompt, GREEDY).result()
-        record.others["state"] = of_state.sample(prompt, GREEDY).result()
-        record.others["base"] = of_base.sample(prompt, GREEDY).result()
+        record.others["loaded"] = sampler.sample(prompt, sampling_params=GREEDY).result()
+        record.others["checkpoint"] = of_checkpoint.sample(prompt, sampling_params=GREEDY).result()
+        record.others["state"] = of_state.sample(prompt, sampling_params=GREEDY).result()
+        record.others["base"] = of_base.sample(prompt, sampling_params=GREEDY).result()
     return record
 
 
@@ -96,7 +98,7 @@ def record(request: pytest.FixtureRequest, records: dict[str, Record]) -> Record
     return records[request.param]
 
 
-def versions_of(result: tinsmith.SampleResult) -> set[int]:
+def versions_of(result: tinsmith.SampleResponse) -> set[int]:
     return {version for sequence in result.sequences for version in sequence.versions}
 
 
@@ -161,13 +163,13 @@ async def test_futures_are_awaited_in_asyncio(way: str, request: pytest.FixtureR
         # Awaited in any order; each is the result of its own place.
         assert [(await update).version for update in reversed(updates)] == [3, 2, 1]
         assert run.version == 3
-        drawn = await sampler.sample(prompt, RANDOM)
+        drawn = await sampler.sample(prompt, sampling_params=RANDOM)
         assert versions_of(drawn) == {3}
-        fixed = await run.save_weights_and_get_sampler_async("third")
+        fixed = await run.save_weights_and_get_sampling_client_async("third")
         run.forward_backward([datum])
-        assert (await run.optim_step(ADAM).result_async(timeout_s=60)).version == 4
-        assert await fixed.sample(prompt, RANDOM) == drawn
-        assert versions_of(await sampler.sample(prompt, RANDOM)) == {4}
+        assert (await run.optim_step(ADAM).result_async(timeout=60)).version == 4
+        assert await fixed.sample(prompt, sampling_params=RANDOM) == drawn
+        assert versions_of(await sampler.sample(prompt, sampling_params=RANDOM)) == {4}
     with pytest.raises(tinsmith.ClientClosedError):
         run.optim_step(ADAM)
 
@@ -187,6 +189,6 @@ def test_live_samples_follow_a_training_run(way: str, request: pytest.FixtureReq
         drawn = []
         for update in updates:
             seen = update.result().version
-            drawn.append((seen, sampler.sample(prompt, RANDOM)))
+            drawn.append((seen, sampler.sample(prompt, sampling_params=RANDOM)))
         for seen, future in drawn:
             assert min(versions_of(future.result())) >= seen

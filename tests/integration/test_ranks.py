@@ -120,7 +120,7 @@ def _torchrun(settings: dict[str, str], log: Path) -> Iterator[subprocess.Popen[
 def _wait_until_served(deployment: RankedDeployment) -> None:
     deadline_s = time.monotonic() + TIMEOUT_S
     with deployment.client() as client:
-        while not any(model.trainable for model in client.get_capabilities()):
+        while not any(model.trainable for model in client.list_models()):
             assert deployment.torchrun.poll() is None, deployment.log.read_text()
             assert time.monotonic() < deadline_s, deployment.log.read_text()
             threading.Event().wait(0.05)
@@ -134,7 +134,7 @@ def make_datum(seed: int, num_tokens: int = 24) -> tinsmith.Datum:
 
 def train(
     run: tinsmith.TrainingRun, steps: range
-) -> list[tinsmith.OperationFuture[tinsmith.OptimStepResult]]:
+) -> list[tinsmith.OperationFuture[tinsmith.OptimStepResponse]]:
     updates = []
     for step in steps:
         run.forward_backward([make_datum(10 * step + number) for number in range(4)])

@@ -26,7 +26,7 @@ RL = rl.Config(num_steps=2, num_problems=4, group_size=4, num_validation=8, max_
 
 
 def weights_sha256(client: tinsmith.Client, name: str) -> dict[str, str]:
-    folder = Path(client.get_checkpoint(name).manifest_uri.removeprefix("file://")).parent
+    folder = Path(client.checkpoints.get(name).manifest_uri.removeprefix("file://")).parent
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.glob("*.safetensors"))
@@ -39,7 +39,7 @@ def test_supervised_lowers_the_loss_and_leaves_metrics_and_a_picture(
     with embedded.client() as client:
         config = dataclasses.replace(SUPERVISED, output_dir=tmp_path)
         summary = supervised.main(config, client)
-        checkpoint = client.get_checkpoint(summary.checkpoint)
+        checkpoint = client.checkpoints.get(summary.checkpoint)
     assert checkpoint.version == config.num_steps
     assert summary.losses[-1] < summary.losses[0]
     assert set(summary.after.metrics) == {"held_out_words", "num_held_out_words"}
@@ -97,7 +97,7 @@ def test_an_interrupt_while_a_step_is_awaited_repeats_no_step(
             with pytest.raises(KeyboardInterrupt):
                 supervised.main(config, client)
         resumed = supervised.main(config, client)
-        assert client.get_checkpoint(resumed.checkpoint).version == config.num_steps
+        assert client.checkpoints.get(resumed.checkpoint).version == config.num_steps
         assert weights_sha256(client, resumed.checkpoint) == weights_sha256(client, calm.checkpoint)
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_may_change_goes_on_with_other_settings(
 
         def train(observer: Observer | None = None, **changes: Any) -> tuple[str, int]:
             summary = supervised.main(dataclasses.replace(config, **changes), client, observer)
-            return summary.run, client.get_checkpoint(summary.checkpoint).version
+            return summary.run, client.checkpoints.get(summary.checkpoint).version
 
         run, version = train()
         assert version == 3
@@ -210,10 +210,10 @@ def test_a_start_that_fails_leaves_neither_a_run_nor_a_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with embedded.client() as client:
-        before = client.list_runs()
+        before = client.runs.list()
         with pytest.raises(tinsmith.TinsmithError, match=message) as caught:
             recipe.main(recipe.Config(**settings), client)
-        assert client.list_runs() == before
+        assert client.runs.list() == before
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -234,9 +234,9 @@ def test_an_experiment_that_ended_is_not_repeated(
     with embedded.client() as client:
         summary = recipe.main(config, client)
         shown = capsys.readouterr().out
-        num_runs = len(client.list_runs())
+        num_runs = len(client.runs.list())
         assert recipe.main(config, client) == summary
-        assert len(client.list_runs()) == num_runs
+        assert len(client.runs.list()) == num_runs
     [folder] = (tmp_path / "runs").iterdir()
     # The last lines say what came out and what to do with it.
     for said in (
@@ -255,7 +255,7 @@ def test_a_run_that_the_server_does_not_have_is_told_in_one_line(
     config = dataclasses.replace(SUPERVISED, output_dir=tmp_path, num_steps=1)
     with embedded.client() as client:
         summary = supervised.main(config, client)
-        client.delete_run(summary.run)
+        client.runs.delete(summary.run)
         longer = dataclasses.replace(config, num_steps=2)
         with pytest.raises(tinsmith.ConfigurationError, match="does not have; begin anew with"):
             supervised.main(longer, client)

@@ -53,7 +53,7 @@ def make_datum(seed: int, num_tokens: int = 24) -> tinsmith.Datum:
 
 def submit_steps(
     run: tinsmith.TrainingRun, seeds: range
-) -> list[tinsmith.OperationFuture[tinsmith.OptimStepResult]]:
+) -> list[tinsmith.OperationFuture[tinsmith.OptimStepResponse]]:
     updates = []
     for seed in seeds:
         run.forward_backward([make_datum(seed)])
@@ -83,7 +83,7 @@ def test_a_client_works_on_across_a_restart(make_embedded: MakeEmbedded) -> None
         calm = client.create_lora_training_run(BASE_MODEL, rank=8, seed=3)
         submit_steps(calm, range(12))
         wanted = bits_of(calm)
-        live = calm.sampler().sample(PROMPT, GREEDY).result().sequences[0]
+        live = calm.sampler().sample(PROMPT, sampling_params=GREEDY).result().sequences[0]
 
         run = client.create_lora_training_run(BASE_MODEL, rank=8, seed=3)
         sampler = run.sampler()
@@ -93,17 +93,17 @@ def test_a_client_works_on_across_a_restart(make_embedded: MakeEmbedded) -> None
         server.stop()
         during = submit_steps(run, range(6, 12))
         saved = run.save_state("during")
-        drawn = sampler.sample(PROMPT, GREEDY)
+        drawn = sampler.sample(PROMPT, sampling_params=GREEDY)
         server.start()
         assert [update.result().version for update in before + during] == list(range(1, 13))
         assert weight_files(saved.result()) == wanted
         assert drawn.result().sequences[0].stop_reason == "length"
-        assert sampler.sample(PROMPT, GREEDY).result().sequences[0] == live
+        assert sampler.sample(PROMPT, sampling_params=GREEDY).result().sequences[0] == live
         # The session lives on as well: it holds new runs and samplers.
         other = client.create_sampler(checkpoint=saved.result())
-        assert other.sample(PROMPT, GREEDY).result().sequences[0] == live
+        assert other.sample(PROMPT, sampling_params=GREEDY).result().sequences[0] == live
         assert bits_of(calm, "again") == wanted
-        assert {info.name for info in client.list_runs()} == {calm.name, run.name}
+        assert {info.name for info in client.runs.list()} == {calm.name, run.name}
 
 
 def test_a_run_is_attached_again(make_embedded: MakeEmbedded) -> None:
@@ -114,13 +114,13 @@ def test_a_run_is_attached_again(make_embedded: MakeEmbedded) -> None:
         # Accumulated, not applied.
         run.forward_backward([make_datum(2)]).result()
         # From the same client, while the first handle is idle.
-        second = client.get_run(run.name)
+        second = client.runs.get(run.name)
         assert second.version == 2
         assert second.optim_step(ADAM).result().version == 3
     server.stop()
     with server.start().client() as client:
         run_id = run.name.rpartition("/")[2]
-        third = client.get_run(run_id)
+        third = client.runs.get(run_id)
         assert (third.name, third.version) == (run.name, 3)
         assert third.info.rank == 8
         submit_steps(third, range(3, 5))
@@ -129,7 +129,7 @@ def test_a_run_is_attached_again(make_embedded: MakeEmbedded) -> None:
         submit_steps(calm, range(5))
         assert found == bits_of(calm)
         with pytest.raises(tinsmith.NotFoundError) as caught:
-            client.get_run("none")
+            client.runs.get("none")
         assert caught.value.reason == "RUN_NOT_FOUND"
 
 
@@ -162,7 +162,7 @@ def test_an_expired_session_parks_its_runs(make_embedded: MakeEmbedded) -> None:
             ),
             metadata=metadata,
         )
-        run = client.get_run(name)
+        run = client.runs.get(name)
         submit_steps(run, range(2))[-1].result()
         with grpc.insecure_channel(_trainer_of(deployment, name)) as channel:
             trainer: Any = trainer_pb2_grpc.TrainerServiceStub(channel)
@@ -264,27 +264,27 @@ def test_tenants_do_not_see_each_other(
     their_run = theirs.create_lora_training_run(BASE_MODEL, rank=8, display_name="theirs")
     their_saved = their_run.save_state("secret").result()
 
-    names = {info.name for info in theirs.list_runs()}
+    names = {info.name for info in theirs.runs.list()}
     assert names == {their_run.name}
-    assert their_run.name not in {info.name for info in ours.list_runs()}
-    assert {found.name for found in theirs.list_checkpoints()} == {their_saved.name}
-    assert saved.name in {found.name for found in ours.list_checkpoints()}
+    assert their_run.name not in {info.name for info in ours.runs.list()}
+    assert {found.name for found in theirs.checkpoints.list()} == {their_saved.name}
+    assert saved.name in {found.name for found in ours.checkpoints.list()}
     looks: list[tuple[str, Callable[[], Any]]] = [
-        ("RUN_NOT_FOUND", lambda: theirs.get_run(run.name)),
-        ("RUN_NOT_FOUND", lambda: theirs.delete_run(run.name)),
-        ("RUN_NOT_FOUND", lambda: theirs.list_checkpoints(run.name)),
+        ("RUN_NOT_FOUND", lambda: theirs.runs.get(run.name)),
+        ("RUN_NOT_FOUND", lambda: theirs.runs.delete(run.name)),
+        ("RUN_NOT_FOUND", lambda: theirs.checkpoints.list(run.name)),
         ("RUN_NOT_FOUND", lambda: theirs.create_sampler(run=run.name)),
         ("CHECKPOINT_NOT_FOUND", lambda: theirs.create_sampler(checkpoint=saved)),
         ("CHECKPOINT_NOT_FOUND", lambda: their_run.load_state(saved).result()),
-        ("CHECKPOINT_NOT_FOUND", lambda: theirs.get_checkpoint(saved.name)),
-        ("CHECKPOINT_NOT_FOUND", lambda: theirs.delete_checkpoint(saved.name)),
+        ("CHECKPOINT_NOT_FOUND", lambda: theirs.checkpoints.get(saved.name)),
+        ("CHECKPOINT_NOT_FOUND", lambda: theirs.checkpoints.delete(saved.name)),
     ]
     for reason, look in looks:
         with pytest.raises(tinsmith.NotFoundError) as caught:
             look()
         assert caught.value.reason == reason
     # Nothing happened to what they could not see.
-    assert ours.get_checkpoint(saved.name) == saved
+    assert ours.checkpoints.get(saved.name) == saved
     assert submit_steps(run, range(1, 2))[0].result().version == 2
 
 
@@ -416,7 +416,9 @@ def test_concurrent_runs_give_the_bits_of_each_alone(
             losses.append(gradient.result().loss)
             update.result()
             params = tinsmith.SamplingParams(max_tokens=9, temperature=1.0, seed=step, stop=[])
-            drawn.append(sampler.sample(PROMPT, params, num_samples=1 + index % 2).result())
+            drawn.append(
+                sampler.sample(PROMPT, sampling_params=params, num_samples=1 + index % 2).result()
+            )
         return {"losses": losses, "drawn": drawn, "files": bits_of(run)}
 
     with embedded.client() as client:

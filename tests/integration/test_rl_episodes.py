@@ -64,7 +64,7 @@ def test_agents_play_and_the_recipe_trains(
     with agents(client, Player(client, endpoint), queue="rl", types=TYPES) as failures:
         summary = rl_episodes.main(config, client)
     assert not failures
-    assert client.get_checkpoint(summary.checkpoint).version == CONFIG.num_steps
+    assert client.checkpoints.get(summary.checkpoint).version == CONFIG.num_steps
     assert summary.num_validation == 3
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
@@ -100,7 +100,7 @@ def test_an_interrupted_loop_goes_on_where_it_saved(
                 rl_episodes.main(config, client)
         summary = rl_episodes.main(config, client)
     assert not failures
-    assert client.get_checkpoint(summary.checkpoint).version == CONFIG.num_steps
+    assert client.checkpoints.get(summary.checkpoint).version == CONFIG.num_steps
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
 
@@ -122,7 +122,9 @@ def test_an_episode_goes_on_through_a_change_of_weights(
         run.forward_backward(data, "cross_entropy").result()
         run.optim_step(tinsmith.AdamParams(learning_rate=1e-3)).result()
         # Weights are published in the background; a call that asks for them waits.
-        run.sampler().sample([1, 2, 3], tinsmith.SamplingParams(max_tokens=1)).result()
+        run.sampler().sample(
+            [1, 2, 3], sampling_params=tinsmith.SamplingParams(max_tokens=1)
+        ).result()
         second = endpoint.complete(episode.openai.api_key, [1, 2, 3, *first, 7], max_tokens=4)
         ended = episode.end(tinsmith.WorkflowOutput(reward=[0.0, 1.0]))
     [trajectory] = client.episodes.get(ended.name).trajectories

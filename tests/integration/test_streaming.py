@@ -34,10 +34,14 @@ def test_a_stream_gives_what_sample_gives(deployment: Deployment) -> None:
     params = tinsmith.SamplingParams(max_tokens=24, seed=3)
     with deployment.client() as client:
         sampler = client.create_sampler(base_model=BASE_MODEL)
-        wanted = sampler.sample(PROMPT, params, 3, prompt_logprobs=True).result()
+        wanted = sampler.sample(
+            PROMPT, sampling_params=params, num_samples=3, include_prompt_logprobs=True
+        ).result()
 
-        async def read() -> list[tinsmith.SamplePiece]:
-            stream = sampler.stream(PROMPT, params, 3, prompt_logprobs=True)
+        async def read() -> list[tinsmith.SampleChunk]:
+            stream = sampler.stream(
+                PROMPT, sampling_params=params, num_samples=3, include_prompt_logprobs=True
+            )
             pieces = [piece async for piece in stream]
             assert stream.result is not None
             assert stream.result.sequences == wanted.sequences
@@ -45,7 +49,7 @@ def test_a_stream_gives_what_sample_gives(deployment: Deployment) -> None:
 
         pieces = asyncio.run(read())
         assert len(pieces) > 3
-        again = sampler.sample(PROMPT, params, 3).result()
+        again = sampler.sample(PROMPT, sampling_params=params, num_samples=3).result()
         assert again.sequences == wanted.sequences
         assert again.num_cached_prompt_tokens == len(PROMPT)
 
@@ -56,12 +60,14 @@ def test_steps_reach_a_stream_of_a_live_run_and_not_a_pinned_one(embedded: Deplo
         assert step(run) == 1
         sampler = run.sampler()
         wanted = sampler.sample(
-            PROMPT, tinsmith.SamplingParams(max_tokens=40, seed=3, stop=[])
+            PROMPT, sampling_params=tinsmith.SamplingParams(max_tokens=40, seed=3, stop=[])
         ).result()
         with (
-            sampler.stream(PROMPT, ENDLESS) as pinned,
+            sampler.stream(PROMPT, sampling_params=ENDLESS) as pinned,
             # So many that they decode for seconds; a step takes a few hundredths of one.
-            sampler.stream(PROMPT, ENDLESS, 32, weight_updates="in_flight") as followed,
+            sampler.stream(
+                PROMPT, sampling_params=ENDLESS, num_samples=32, weight_updates="in_flight"
+            ) as followed,
         ):
             assert next(pinned).versions[0] == next(followed).versions[0] == 1
             assert step(run) == 2

@@ -48,12 +48,12 @@ def test_a_model_learns_from_an_image_and_samples_after_one(seeing: Deployment) 
     image = picture("png")
     answer = [11, 12, 13]
     with seeing.client() as client:
-        run = client.create_lora_training_run(BASE_MODEL, rank=8, seed=1, train_unembedding=True)
+        run = client.create_lora_training_run(BASE_MODEL, rank=8, seed=1, train_unembed=True)
         native_input = tinsmith.ModelInput(
             chunks=(
-                tinsmith.TokenChunk((5, 6)),
+                tinsmith.EncodedTextChunk((5, 6)),
                 tinsmith.ImageChunk(image, "png"),
-                tinsmith.TokenChunk((7, 8, *answer[:-1])),
+                tinsmith.EncodedTextChunk((7, 8, *answer[:-1])),
             )
         )
         length = 2 + 4 + 2 + len(answer) - 1
@@ -61,7 +61,7 @@ def test_a_model_learns_from_an_image_and_samples_after_one(seeing: Deployment) 
             "target_tokens": np.array([0] * (length - len(answer)) + answer),
             "weights": np.array([0.0] * (length - len(answer)) + [1.0] * 3, dtype=np.float32),
         }
-        datum = tinsmith.Datum(model_input=native_input, loss_inputs=inputs)
+        datum = tinsmith.Datum(model_input=native_input, loss_fn_inputs=inputs)
         native = run.forward_backward([datum], "cross_entropy").result().loss
     with connected(seeing) as service:
         model = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result()

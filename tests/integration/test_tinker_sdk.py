@@ -87,10 +87,10 @@ def test_training_gives_the_bits_that_the_native_sdk_gives(
 ) -> None:
     losses = train(model, 4)
     with embedded.client() as client:
-        run = client.create_lora_training_run(BASE_MODEL, rank=8, seed=3, train_unembedding=True)
+        run = client.create_lora_training_run(BASE_MODEL, rank=8, seed=3, train_unembed=True)
         datum = tinsmith.Datum(
             model_input=tinsmith.ModelInput.from_ints(TOKENS[:-1]),
-            loss_inputs={"target_tokens": TOKENS[1:], "weights": [1.0] * 7},
+            loss_fn_inputs={"target_tokens": TOKENS[1:], "weights": [1.0] * 7},
         )
         native = []
         for _ in range(4):

@@ -81,7 +81,7 @@ def test_a_second_server_gives_the_clients_back(servers: tuple[Up, Up]) -> None:
     second.stop()
     with tinsmith.Client() as client:
         assert resolve_settings().address == first.address
-        assert [model.base_model for model in client.get_capabilities()] == ["tiny"]
+        assert [model.base_model for model in client.list_models()] == ["tiny"]
 
     first.kill()
     with pytest.raises(tinsmith.ConfigurationError, match=f"--data-dir {first.data_dir}"):

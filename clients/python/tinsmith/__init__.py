@@ -1,10 +1,10 @@
 """Tinsmith: write the training loop, the server runs the model."""
 
-from tinsmith import driver
+from tinsmith import driver, types
 from tinsmith.client import Client
-from tinsmith.environments.client import (
+from tinsmith.environments.client import EnvironmentClient
+from tinsmith.environments.environment_calls import (
     Environment,
-    EnvironmentClient,
     EnvironmentInstance,
     Observation,
     StepResult,
@@ -55,25 +55,33 @@ from tinsmith.types import (
     CheckpointFile,
     Datum,
     DatumOutput,
-    ForwardResult,
+    EncodedTextChunk,
+    ForwardBackwardOutput,
     ImageChunk,
-    LoadResult,
+    LoadWeightsResponse,
+    ModelInfo,
     ModelInput,
     NewApiKey,
     OperationMetadata,
-    OptimStepResult,
+    OptimStepResponse,
     PromptAlternatives,
-    RunInfo,
+    SampleChunk,
     SampledSequence,
-    SamplePiece,
-    SampleResult,
+    SampleResponse,
     SamplingParams,
-    ServedModel,
-    TokenChunk,
+    TensorData,
+    TrainingRunInfo,
 )
 from tinsmith.version import __version__
 
+# The names of the `tinker` SDK for the same things.
+ServiceClient = Client
+TrainingClient = TrainingRun
+SamplingClient = Sampler
+APIFuture = ResultFuture
+
 __all__ = [
+    "APIFuture",
     "AbortedError",
     "AdamParams",
     "AlreadyExistsError",
@@ -90,6 +98,7 @@ __all__ = [
     "Datum",
     "DatumOutput",
     "DeadlineExceededError",
+    "EncodedTextChunk",
     "Environment",
     "EnvironmentClient",
     "EnvironmentInstance",
@@ -100,12 +109,13 @@ __all__ = [
     "EpisodeSpec",
     "FailedPreconditionError",
     "FieldViolation",
-    "ForwardResult",
+    "ForwardBackwardOutput",
     "HeldEpisode",
     "ImageChunk",
     "InternalError",
     "InvalidArgumentError",
-    "LoadResult",
+    "LoadWeightsResponse",
+    "ModelInfo",
     "ModelInput",
     "NewApiKey",
     "NotFoundError",
@@ -114,27 +124,29 @@ __all__ = [
     "OperationFuture",
     "OperationMetadata",
     "OperationTimeoutError",
-    "OptimStepResult",
+    "OptimStepResponse",
     "PermissionDeniedError",
     "PromptAlternatives",
     "RecordedTrajectory",
     "ResourceExhaustedError",
     "ResultFuture",
     "RetryPolicy",
-    "RunInfo",
     "RunUndeliverableError",
-    "SamplePiece",
-    "SampleResult",
+    "SampleChunk",
+    "SampleResponse",
     "SampleStream",
     "SampledSequence",
     "Sampler",
+    "SamplingClient",
     "SamplingParams",
-    "ServedModel",
+    "ServiceClient",
     "StepResult",
+    "TensorData",
     "TinsmithError",
-    "TokenChunk",
     "Tokenizer",
+    "TrainingClient",
     "TrainingRun",
+    "TrainingRunInfo",
     "UnauthenticatedError",
     "UnavailableError",
     "UnimplementedError",
@@ -143,4 +155,5 @@ __all__ = [
     "__version__",
     "driver",
     "numpy_loss",
+    "types",
 ]

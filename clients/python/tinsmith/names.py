@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _ID_PATTERN = re.compile(_ID)
@@ -32,6 +32,20 @@ def is_valid_id(value: str) -> bool:
     return _ID_PATTERN.fullmatch(value) is not None
 
 
+class Named(Protocol):
+    """A value with a resource name, such as a run or a checkpoint."""
+
+    @property
+    def name(self) -> str:
+        """Resource name."""
+        ...
+
+
+def name_of(value: str | Named) -> str:
+    """Return the resource name of a value that may be given as such or by its name."""
+    return value if isinstance(value, str) else value.name
+
+
 def shorten(name: str) -> str:
     """Return a name as people read it, without project: `run-1` of a run, `run-1/final` of a save.
 
@@ -44,7 +58,7 @@ def shorten(name: str) -> str:
 def worker_tag(worker: str) -> str:
     """Return what the ids of a worker's environment instances begin with, before a `-`.
 
-    An instance lives in the memory of one worker: whoever routes by name finds it again.
+    An instance lives in the memory of one worker, and is routed to it by name.
     """
     return hashlib.sha256(worker.encode()).hexdigest()[:8]
 

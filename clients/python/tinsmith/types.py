@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,7 +17,7 @@ FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class TokenChunk:
+class EncodedTextChunk:
     """A stretch of token ids in a prompt."""
 
     tokens: tuple[int, ...]
@@ -33,9 +34,9 @@ class ImageChunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelInput:
-    """A prompt: pieces in reading order."""
+    """A prompt: chunks in reading order."""
 
-    chunks: tuple[TokenChunk | ImageChunk, ...] = ()
+    chunks: tuple[EncodedTextChunk | ImageChunk, ...] = ()
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | NDArray[np.integer]) -> Self:
@@ -49,15 +50,15 @@ class ModelInput:
                 "the prompt is text, and a model reads tokens",
                 remedy="encode it with get_tokenizer() of the run or sampler",
             )
-        return cls((TokenChunk(tuple(int(token) for token in tokens)),))
+        return cls((EncodedTextChunk(tuple(int(token) for token in tokens)),))
 
-    def append(self, chunk: TokenChunk | ImageChunk) -> Self:
+    def append(self, chunk: EncodedTextChunk | ImageChunk) -> Self:
         """Return a longer input; this one stays as it is."""
         return type(self)((*self.chunks, chunk))
 
     def append_tokens(self, tokens: Sequence[int]) -> Self:
         """Return a longer input; this one stays as it is."""
-        return self.append(TokenChunk(tuple(tokens)))
+        return self.append(EncodedTextChunk(tuple(tokens)))
 
     def to_ints(self) -> list[int]:
         """Return the token ids.
@@ -67,7 +68,7 @@ class ModelInput:
         """
         tokens: list[int] = []
         for chunk in self.chunks:
-            if not isinstance(chunk, TokenChunk):
+            if not isinstance(chunk, EncodedTextChunk):
                 raise ValueError("the input holds an image, which has no token ids")
             tokens.extend(chunk.tokens)
         return tokens
@@ -75,7 +76,79 @@ class ModelInput:
     @property
     def length(self) -> int:
         """Number of token ids; images are not counted."""
-        return sum(len(chunk.tokens) for chunk in self.chunks if isinstance(chunk, TokenChunk))
+        return sum(
+            len(chunk.tokens) for chunk in self.chunks if isinstance(chunk, EncodedTextChunk)
+        )
+
+
+class TensorData:
+    """A tensor of a datum or a result, as Tinker's programs build and read it; wraps numpy.
+
+    Attributes:
+        dtype: `int64` or `float32`.
+    """
+
+    __slots__ = ("_array", "dtype")
+
+    def __init__(
+        self,
+        data: ArrayLike,
+        dtype: str | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> None:
+        """Wrap values.
+
+        Args:
+            data: The values, flat or in shape.
+            dtype: `int64` or `float32`; by the values if None.
+            shape: Its shape; that of `data` if None.
+        """
+        array = np.asarray(data)
+        self.dtype = dtype or ("int64" if np.issubdtype(array.dtype, np.integer) else "float32")
+        self._array: NDArray[Any] = array.astype(self.dtype).reshape(shape or array.shape)
+
+    @classmethod
+    def from_numpy(cls, array: NDArray[Any]) -> Self:
+        """Return the tensor of a numpy array."""
+        return cls(array)
+
+    @classmethod
+    def from_torch(cls, tensor: Any) -> Self:
+        """Return the tensor of a torch tensor."""
+        return cls(tensor.detach().cpu().numpy())
+
+    @property
+    def data(self) -> list[Any]:
+        """The values, flat."""
+        values: list[Any] = self._array.ravel().tolist()
+        return values
+
+    @property
+    def shape(self) -> list[int]:
+        """Its shape."""
+        return list(self._array.shape)
+
+    def to_numpy(self) -> NDArray[Any]:
+        """Return the values as a numpy array."""
+        return self._array
+
+    def to_torch(self) -> Any:
+        """Return the values as a torch tensor; needs torch."""
+        return importlib.import_module("torch").from_numpy(self._array.copy())
+
+    def tolist(self) -> list[Any]:
+        """Return the values as nested lists."""
+        values: list[Any] = self._array.tolist()
+        return values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self._array, dtype=dtype, copy=copy)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __repr__(self) -> str:
+        return f"TensorData(dtype={self.dtype!r}, shape={self.shape})"
 
 
 class Datum:
@@ -86,41 +159,26 @@ class Datum:
     position.
     """
 
-    __slots__ = ("loss_inputs", "model_input")
+    __slots__ = ("loss_fn_inputs", "model_input")
 
-    def __init__(
-        self,
-        model_input: ModelInput,
-        loss_inputs: Mapping[str, ArrayLike] | None = None,
-        *,
-        loss_fn_inputs: Mapping[str, ArrayLike] | None = None,
-    ) -> None:
+    def __init__(self, model_input: ModelInput, loss_fn_inputs: Mapping[str, ArrayLike]) -> None:
         """Build a datum.
 
         Args:
             model_input: What the model reads.
-            loss_inputs: Tensors by name: `target_tokens`, and what the loss takes of `weights`,
+            loss_fn_inputs: Tensors by name: `target_tokens`, and what the loss takes of `weights`,
                 `logprobs`, `advantages`, `sequence_ratio_mask`, `clip_low_threshold` and
                 `clip_high_threshold`.
-            loss_fn_inputs: Another name of `loss_inputs`, as Tinker has it.
         """
-        if (loss_inputs is None) == (loss_fn_inputs is None):
-            raise TypeError("give either loss_inputs or its alias loss_fn_inputs")
-        inputs = loss_inputs if loss_inputs is not None else loss_fn_inputs
         self.model_input = model_input
-        self.loss_inputs: dict[str, NDArray[Any]] = {
+        self.loss_fn_inputs: dict[str, NDArray[Any]] = {
             name: np.asarray(value, dtype=np.int64 if name.endswith("tokens") else np.float32)
-            for name, value in (inputs or {}).items()
+            for name, value in loss_fn_inputs.items()
         }
 
-    @property
-    def loss_fn_inputs(self) -> dict[str, NDArray[Any]]:
-        """Another name of `loss_inputs`."""
-        return self.loss_inputs
-
     def __repr__(self) -> str:
-        shapes = {name: value.shape for name, value in self.loss_inputs.items()}
-        return f"Datum(length={self.model_input.length}, loss_inputs={shapes})"
+        shapes = {name: value.shape for name, value in self.loss_fn_inputs.items()}
+        return f"Datum(length={self.model_input.length}, loss_fn_inputs={shapes})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +223,7 @@ class DatumOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardResult:
+class ForwardBackwardOutput:
     """Result of `forward` and `forward_backward`."""
 
     outputs: list[DatumOutput]
@@ -178,9 +236,14 @@ class ForwardResult:
         """The loss, summed over tokens and datums."""
         return self.metrics["loss:sum"]
 
+    @property
+    def loss_fn_outputs(self) -> list[dict[str, TensorData]]:
+        """The outputs by datum and name, as Tinker's programs read them."""
+        return [{"logprobs": TensorData(output.logprobs)} for output in self.outputs]
+
 
 @dataclass(frozen=True, slots=True)
-class OptimStepResult:
+class OptimStepResponse:
     """Result of `optim_step`."""
 
     version: int
@@ -189,7 +252,7 @@ class OptimStepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadResult:
+class LoadWeightsResponse:
     """Result of `load_state`."""
 
     version: int
@@ -227,6 +290,11 @@ class Checkpoint:
     source_checkpoint: str = ""
     """The checkpoint that it is a copy of; empty if it is none."""
 
+    @property
+    def path(self) -> str:
+        """Its resource name, by the name that Tinker's programs read."""
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointExport:
@@ -260,7 +328,7 @@ class SampledSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplePiece:
+class SampleChunk:
     """The next tokens of one completion of a stream."""
 
     sample_index: int
@@ -271,7 +339,7 @@ class SamplePiece:
     logprobs: list[float]
     versions: list[int]
     stop_reason: str
-    """`stop` or `length` in the last piece of a completion; empty before."""
+    """`stop` or `length` in the last chunk of a completion; empty before."""
     topk_logprobs: list[list[tuple[int, float]]] | None = None
 
 
@@ -286,7 +354,7 @@ class PromptAlternatives:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleResult:
+class SampleResponse:
     """Result of `sample`."""
 
     sequences: list[SampledSequence]
@@ -305,7 +373,7 @@ class SampleResult:
 
 
 @dataclass(frozen=True, slots=True)
-class RunInfo:
+class TrainingRunInfo:
     """What the scheduler knows of a run."""
 
     name: str
@@ -320,7 +388,7 @@ class RunInfo:
     session: str
     create_time: datetime.datetime | None
     worker: str
-    """The trainer that holds it or is to; empty before one was chosen."""
+    """The trainer that holds it or will; empty before one was chosen."""
     waiting_for: str
     """What it waits for, in words: to be created or moved or, in a list, its next operation."""
     activity: str = ""
@@ -347,7 +415,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class NewApiKey:
-    """An API key that was created a moment ago; nobody is told its secret again."""
+    """An API key that was created a moment ago; its secret is never told again."""
 
     name: str
     scopes: tuple[str, ...]
@@ -359,7 +427,7 @@ class NewApiKey:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelInfo:
     """A base model and what can be done with it."""
 
     base_model: str

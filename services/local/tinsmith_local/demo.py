@@ -80,7 +80,7 @@ def _run_tiny(arguments: argparse.Namespace, output: Path, work: Path) -> list[R
         begin_s = time.monotonic()
         with tinsmith.Client(server.address, server.api_key) as client:
             warm = _warm_start(client, output)
-            manifest_uri = client.get_checkpoint(warm.checkpoint).manifest_uri
+            manifest_uri = client.checkpoints.get(warm.checkpoint).manifest_uri
         rows.append(_row("warm start: sums", warm, "validation_accuracy", begin_s))
         _console.print("the result becomes a base model; the server restarts with it")
         server.stop()

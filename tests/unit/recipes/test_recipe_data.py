@@ -100,7 +100,7 @@ def test_a_call_without_content_is_rendered_by_a_template_that_has_calls(tmp_pat
     assert "None" not in text
     # What is trained on renders as well, whether the call is the context or the answer.
     tokenizer = Tokenizer(make_files(CALLS))
-    assert conversation.to_datum(tokenizer).loss_inputs["weights"].sum() > 0
+    assert conversation.to_datum(tokenizer).loss_fn_inputs["weights"].sum() > 0
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ async def test_a_multi_turn_episode_to_the_last_bit() -> None:
     assert by_turn.advantages.tolist() == [turn + 1.0 if turn >= 0 else 0.0 for turn in turns[1:]]
     (datum,) = trajectory_datums(trajectory, 0.5)
     assert datum.model_input.to_ints() == tokens[:-1]
-    assert set(datum.loss_inputs) == {"target_tokens", "logprobs", "advantages"}
-    assert datum.loss_inputs["target_tokens"].dtype == np.int64
+    assert set(datum.loss_fn_inputs) == {"target_tokens", "logprobs", "advantages"}
+    assert datum.loss_fn_inputs["target_tokens"].dtype == np.int64
 
 
 async def test_split_turns_train_each_turn_in_the_context_it_was_sampled_in() -> None:

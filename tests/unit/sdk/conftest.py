@@ -42,6 +42,6 @@ def data() -> list[tinsmith.Datum]:
     return [
         tinsmith.Datum(
             model_input=tinsmith.ModelInput.from_ints([1, 2, 3]),
-            loss_inputs={"target_tokens": [2, 3, 4], "weights": [0.0, 1.0, 1.0]},
+            loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [0.0, 1.0, 1.0]},
         )
     ]

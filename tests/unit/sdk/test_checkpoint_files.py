@@ -23,7 +23,7 @@ def test_a_stream_that_breaks_off_is_continued(
 ) -> None:
     server.update(files={"w.safetensors": CONTENT}, cut_streams=3)
     told: list[tuple[int, int]] = []
-    (path,) = client.download_checkpoint(
+    (path,) = client.checkpoints.download(
         NAME, tmp_path, progress=lambda done, total: told.append((done, total))
     )
     assert path.read_bytes() == CONTENT
@@ -38,7 +38,7 @@ def test_a_file_never_leaves_its_folder(
 ) -> None:
     server.update(files={name: CONTENT})
     with pytest.raises(tinsmith.InternalError):
-        client.download_checkpoint(NAME, tmp_path / "in")
+        client.checkpoints.download(NAME, tmp_path / "in")
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == set()
 
 
@@ -78,7 +78,7 @@ def test_a_signed_url_is_fetched_with_ranges(
     url: str, server: FakeServer, client: tinsmith.Client, tmp_path: Path
 ) -> None:
     server.update(files={"w.safetensors": CONTENT}, file_url=url)
-    (path,) = client.download_checkpoint(NAME, tmp_path)
+    (path,) = client.checkpoints.download(NAME, tmp_path)
     assert path.read_bytes() == CONTENT
     assert RangeHandler.answered == ["bytes=0-", "bytes=30-"]
     assert not server.state.offsets
@@ -90,12 +90,12 @@ def test_other_urls_are_not_followed(
 ) -> None:
     server.update(files={"w.safetensors": CONTENT}, file_url=url)
     with pytest.raises(tinsmith.InternalError):
-        client.download_checkpoint(NAME, tmp_path)
+        client.checkpoints.download(NAME, tmp_path)
 
 
 def test_a_folder_without_safetensors_is_not_sent(client: tinsmith.Client, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.bin").write_bytes(b"x")
     with pytest.raises(tinsmith.ConfigurationError) as refused:
-        client.import_adapter(tmp_path, "run-1", "c")
+        client.checkpoints.import_adapter(tmp_path, "run-1", "c")
     assert "safe_serialization" in str(refused.value)

@@ -142,11 +142,11 @@ def test_a_live_sampler_asks_for_the_version_that_the_client_knows(
 ) -> None:
     sampler = run.sampler()
     prompt = tinsmith.ModelInput.from_ints([1, 2])
-    assert sampler.sample(prompt).result(timeout_s=10).sequences[0].versions == [0, 0, 0]
+    assert sampler.sample(prompt).result(timeout=10).sequences[0].versions == [0, 0, 0]
     run.forward_backward(data)
-    run.optim_step().result(timeout_s=10)
+    run.optim_step().result(timeout=10)
     params = tinsmith.SamplingParams(max_tokens=20, temperature=0.0, stop=["\n"])
-    result = sampler.sample(prompt, params, num_samples=8).result(timeout_s=10)
+    result = sampler.sample(prompt, sampling_params=params, num_samples=8).result(timeout=10)
     assert len(result.sequences) == 8
     assert result.sequences[0].tokens == [0, 1, 2]
     assert result.sequences[0].logprobs == [-0.5] * 3
@@ -155,7 +155,7 @@ def test_a_live_sampler_asks_for_the_version_that_the_client_knows(
     request = server.state.last["Sample"]
     assert list(request.params.stop_strings) == ["\n"]
     assert not request.params.HasField("stop_tokens")
-    scored = sampler.compute_logprobs([1, 2]).result(timeout_s=10)
+    scored = sampler.compute_logprobs([1, 2]).result(timeout=10)
     assert np.isnan(scored[0])
     assert scored[1] == -1
 
@@ -178,7 +178,7 @@ def test_stops_are_told_apart(
     strings: list[str],
 ) -> None:
     sampler = client.create_sampler(base_model="tiny")
-    sampler.sample([1], tinsmith.SamplingParams(stop=stop)).result(timeout_s=10)  # type: ignore[arg-type]
+    sampler.sample([1], sampling_params=tinsmith.SamplingParams(stop=stop)).result(timeout=10)  # type: ignore[arg-type]
     params = server.state.last["Sample"].params
     assert params.HasField("stop_tokens") == has_tokens
     assert list(params.stop_tokens.token_ids) == token_ids
@@ -189,7 +189,7 @@ def test_a_sample_that_was_cut_off_is_drawn_again_with_its_seed(
     server: FakeServer, client: tinsmith.Client
 ) -> None:
     server.state.fail_calls["Sample"] = [unavailable(), unavailable()]
-    client.create_sampler(base_model="tiny").sample([1]).result(timeout_s=10)
+    client.create_sampler(base_model="tiny").sample([1]).result(timeout=10)
     seeds = {server.state.last["Sample"].params.seed}
     assert server.state.calls["Sample"] == 3
     assert seeds != {0}
@@ -198,31 +198,31 @@ def test_a_sample_that_was_cut_off_is_drawn_again_with_its_seed(
 def test_weights_are_saved_and_sampled(
     server: FakeServer, run: tinsmith.TrainingRun, client: tinsmith.Client
 ) -> None:
-    sampler = run.save_weights_and_get_sampler("first")
+    sampler = run.save_weights_and_get_sampling_client("first")
     assert sampler.checkpoint == f"{RUN}/checkpoints/first"
-    saved = run.save_state("second", labels={"a": "b"}).result(timeout_s=10)
+    saved = run.save_state("second", user_metadata={"a": "b"}).result(timeout=10)
     assert saved.kind == "training"
-    assert run.load_state_with_optimizer("second").result(timeout_s=10).version == 0
+    assert run.load_state_with_optimizer("second").result(timeout=10).version == 0
     assert server.state.last["load_checkpoint"].checkpoint == saved.name
     assert server.state.last["load_checkpoint"].include_optimizer
-    run.load_state(saved).result(timeout_s=10)
-    names = [checkpoint.name.rpartition("/")[2] for checkpoint in client.list_checkpoints(run)]
+    run.load_state(saved).result(timeout=10)
+    names = [checkpoint.name.rpartition("/")[2] for checkpoint in client.checkpoints.list(run)]
     assert names == ["first", "second"]
-    assert len(client.list_checkpoints()) == 2
-    client.delete_checkpoint(saved)
+    assert len(client.checkpoints.list()) == 2
+    client.checkpoints.delete(saved)
     assert server.state.last["DeleteCheckpoint"].name == saved.name
 
 
 def test_checkpoints_of_a_run_without_a_trainer_are_listed_by_who_knows_them(
     server: FakeServer, run: tinsmith.TrainingRun, client: tinsmith.Client
 ) -> None:
-    run.save_state("first").result(timeout_s=10)
+    run.save_state("first").result(timeout=10)
     server.state.is_orphaned = True
-    assert client.list_checkpoints() == [], "nobody knows them at the moment"
+    assert client.checkpoints.list() == [], "nobody knows them at the moment"
 
     server.state.keeper_address = server.address
-    assert len(client.list_checkpoints()) == 1
-    assert len(client.list_checkpoints(run)) == 1
+    assert len(client.checkpoints.list()) == 1
+    assert len(client.checkpoints.list(run)) == 1
 
 
 def test_a_sampler_needs_one_source(client: tinsmith.Client) -> None:
@@ -231,18 +231,18 @@ def test_a_sampler_needs_one_source(client: tinsmith.Client) -> None:
 
 
 def test_runs_are_listed_and_deleted(server: FakeServer, client: tinsmith.Client) -> None:
-    (run,) = client.list_runs()
+    (run,) = client.runs.list()
     assert (run.name, run.state, run.adapter, run.rank) == (RUN, "active", "lora", 32)
-    client.delete_run("run-1")
+    client.runs.delete("run-1")
     assert server.state.last["DeleteTrainingRun"].name == RUN
-    with pytest.raises(tinsmith.NotFoundError, match="list_runs"):
-        client.get_run("other")
-    assert client.get_capabilities()[0].base_model == "tiny"
+    with pytest.raises(tinsmith.NotFoundError, match=r"runs\.list"):
+        client.runs.get("other")
+    assert client.list_models()[0].base_model == "tiny"
 
 
 def test_creation_sends_what_is_asked_for(server: FakeServer, client: tinsmith.Client) -> None:
     client.create_lora_training_client(
-        base_model="tiny", rank=4, seed=7, train_mlp=False, train_unembedding=True
+        base_model="tiny", rank=4, seed=7, train_mlp=False, train_unembed=True
     )
     lora = server.state.last["CreateTrainingRun"].adapter.lora
     assert (lora.rank, lora.seed) == (4, 7)
@@ -261,12 +261,12 @@ def test_creation_that_never_ends_times_out_with_the_reason(server: FakeServer) 
 
 
 def test_an_environment_is_played(client: tinsmith.Client) -> None:
-    (environment,) = client.environments.list_environments()
+    (environment,) = client.environments.list()
     assert environment.description == "echoes"
-    with client.create_instance("echo", seed=3, config={"size": 4}) as instance:
+    with client.environments.create_instance("echo", seed=3, config={"size": 4}) as instance:
         assert instance.observation.messages == [{"role": "user", "content": "hello"}]
         steps = [instance.step("one"), instance.step("two")]
-        results = [step.result(timeout_s=10) for step in steps]
+        results = [step.result(timeout=10) for step in steps]
         assert [result.reward for result in results] == [0.0, 1.0]
         assert results[1].done
         assert results[1].observation.messages[0]["content"] == "two"
@@ -293,7 +293,7 @@ def test_a_blocking_wait_inside_the_clients_loop_is_refused(
     server: FakeServer, client: tinsmith.Client
 ) -> None:
     async def misuse() -> None:
-        client.list_runs()
+        client.runs.list()
 
     with pytest.raises(RuntimeError, match="await instead"):
         client._core.background.call(misuse())

@@ -40,7 +40,7 @@ def square_numpy(data: Data, logprobs: list[Any]) -> tuple[Any, list[Any], dict[
 def test_the_linear_pass_has_the_gradient_of_the_loss(
     server: FakeServer, run: tinsmith.TrainingRun, data: Data, loss_fn: Any
 ) -> None:
-    result = run.forward_backward_custom(data, loss_fn).result(timeout_s=10)
+    result = run.forward_backward_custom(data, loss_fn).result(timeout=10)
     forward, backward = (request for _, request in server.state.requests)
     scored = tensors.decode_tensor(forward.data[0].loss_inputs["weights"])
     assert scored.tolist() == [1, 1, 1]
@@ -63,9 +63,9 @@ def test_several_targets_by_position_are_several_log_probabilities(
         tinsmith.ModelInput.from_ints([1, 2, 3]),
         {"target_tokens": targets, "weights": np.ones((3, 2))},
     )
-    plain = run.forward_backward([wide]).result(timeout_s=10)
+    plain = run.forward_backward([wide]).result(timeout=10)
     np.testing.assert_allclose(plain.outputs[0].logprobs, -0.1 * (targets + 1), rtol=1e-6)
-    run.forward_backward_custom([wide], square_torch).result(timeout_s=10)
+    run.forward_backward_custom([wide], square_torch).result(timeout=10)
     sent = [request.data[0].loss_inputs for _, request in server.state.requests]
     for inputs in sent:
         assert tensors.decode_tensor(inputs["target_tokens"]).tolist() == targets.tolist()
@@ -88,7 +88,7 @@ def test_a_datum_that_the_loss_ignores_gets_no_gradient(
     def first_only(data: Data, logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
         return logprobs[0].sum(), {}
 
-    run.forward_backward_custom([*data, *data], first_only).result(timeout_s=10)
+    run.forward_backward_custom([*data, *data], first_only).result(timeout=10)
     backward = server.state.requests[-1][1]
     weights = [tensors.decode_tensor(datum.loss_inputs["weights"]) for datum in backward.data]
     assert weights[0].tolist() == [-1, -1, -1]
@@ -101,7 +101,7 @@ def test_a_loss_that_raises_leaves_the_run_usable(run: tinsmith.TrainingRun, dat
 
     with pytest.raises(KeyError):
         run.forward_backward_custom(data, broken)
-    assert run.forward_backward(data).result(timeout_s=10).loss > 0
+    assert run.forward_backward(data).result(timeout=10).loss > 0
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def in_a_fork(work: Callable[[], object]) -> str:
 @pytest.mark.parametrize(
     "work",
     [
-        pytest.param(lambda client, run: client.list_runs(), id="call"),
+        pytest.param(lambda client, run: client.runs.list(), id="call"),
         pytest.param(lambda client, run: run.optim_step(), id="operation"),
         pytest.param(lambda client, run: tinsmith.Client(client.address, "tsk_test"), id="new"),
     ],
@@ -74,21 +74,21 @@ def test_a_result_that_is_not_there_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = run.forward_backward(data)
-    there.result(timeout_s=10)
+    there.result(timeout=10)
     server.update(paused=True)
     pending = run.forward_backward(data)
     with monkeypatch.context() as patch:
         patch.setattr(event_loop_thread.os, "getpid", lambda: -1)
         with pytest.raises(tinsmith.ClientClosedError, match="was forked while a Client was open"):
-            pending.result(timeout_s=10)
+            pending.result(timeout=10)
         assert there.result().loss > 0
     server.update(paused=False)
-    assert pending.result(timeout_s=10).loss > 0
+    assert pending.result(timeout=10).loss > 0
 
 
 def test_what_a_fork_closes_stays_open_for_the_parent(
     server: FakeServer, client: tinsmith.Client
 ) -> None:
     assert in_a_fork(client.close) == "done"
-    assert client.list_runs() is not None
+    assert client.runs.list() is not None
     assert server.state.calls["FinishSession"] == 0

@@ -18,10 +18,10 @@ class FakeClient:
 
     def __init__(self, *stages: tuple[bool, bool, bool]) -> None:
         self._stages = list(stages)
-        self.environments = SimpleNamespace(list_environments=self._find)
+        self.environments = SimpleNamespace(list=self._find)
         self.episodes = SimpleNamespace(list=lambda queue: self._find())
 
-    def get_capabilities(self) -> list[Any]:
+    def list_models(self) -> list[Any]:
         if len(self._stages) > 1:
             self._stages.pop(0)
         trainable, sampleable, _ = self._stages[0]

@@ -29,8 +29,8 @@ def lost(
     server: FakeServer, client: tinsmith.Client, run: tinsmith.TrainingRun, data: Data
 ) -> Iterator[tinsmith.Client]:
     """A client that trained a step, sent another one, and is not heard of again."""
-    run.forward_backward(data).result(timeout_s=10)
-    run.optim_step().result(timeout_s=10)
+    run.forward_backward(data).result(timeout=10)
+    run.optim_step().result(timeout=10)
     server.update(paused=True)
     run.forward_backward(data)
     run.optim_step()
@@ -69,9 +69,9 @@ async def test_pending_results_are_collected_and_the_run_goes_on(
     assert not gradient.done()
     server.update(paused=False)
     first, second = await gradient, await update
-    assert isinstance(first, tinsmith.ForwardResult)
+    assert isinstance(first, tinsmith.ForwardBackwardOutput)
     assert first.loss > 0
-    assert isinstance(second, tinsmith.OptimStepResult)
+    assert isinstance(second, tinsmith.OptimStepResponse)
     assert (second.version, run.version) == (2, 2)
     assert next_gradient.sequence_number == 5
     assert (await run.optim_step()).version == 3
@@ -88,9 +88,9 @@ def test_a_step_after_a_resume_observes_only_what_its_caller_can_know(
     until(lambda: 5 in server.state.operations)
     server.update(paused=False, fail_operation={3: failure, 4: failure})
     gradient, update = run.pending_operations
-    assert isinstance(gradient.exception(timeout_s=10), tinsmith.FailedPreconditionError)
-    assert isinstance(update.exception(timeout_s=10), tinsmith.FailedPreconditionError)
-    run.optim_step().result(timeout_s=10)
+    assert isinstance(gradient.exception(timeout=10), tinsmith.FailedPreconditionError)
+    assert isinstance(update.exception(timeout=10), tinsmith.FailedPreconditionError)
+    run.optim_step().result(timeout=10)
     observed = [
         request.observed_sequence_number
         for kind, request in server.state.requests
@@ -124,10 +124,10 @@ def test_a_run_taken_by_name_offers_what_waits(
     server: FakeServer, lost: tinsmith.Client, data: Data
 ) -> None:
     with tinsmith.Client(server.address, "tsk_test", retry=FAST) as client:
-        run = client.get_run("run-1")
+        run = client.runs.get("run-1")
         assert [future.sequence_number for future in run.pending_operations] == [3, 4]
         server.update(paused=False)
-        assert [bool(f.result(timeout_s=10)) for f in run.pending_operations] == [True, True]
+        assert [bool(f.result(timeout=10)) for f in run.pending_operations] == [True, True]
         assert run.forward_backward(data).sequence_number == 5
 
 
@@ -138,7 +138,7 @@ def test_closing_fails_what_was_taken_over(server: FakeServer, lost: tinsmith.Cl
     client.close()
     for future in futures:
         with pytest.raises(tinsmith.ClientClosedError):
-            future.result(timeout_s=10)
+            future.result(timeout=10)
 
 
 # Earlier operations.
@@ -150,19 +150,19 @@ def test_any_earlier_operation_is_decoded_by_its_type(
     run.forward(data)
     run.forward_backward(data)
     run.optim_step()
-    run.save_state("a").result(timeout_s=10)
-    run.load_state("a").result(timeout_s=10)
-    found = [run.operation(number).result(timeout_s=10) for number in range(1, 6)]
+    run.save_state("a").result(timeout=10)
+    run.load_state("a").result(timeout=10)
+    found = [run.operation(number).result(timeout=10) for number in range(1, 6)]
     assert [type(result) for result in found] == [
-        tinsmith.ForwardResult,
-        tinsmith.ForwardResult,
-        tinsmith.OptimStepResult,
+        tinsmith.ForwardBackwardOutput,
+        tinsmith.ForwardBackwardOutput,
+        tinsmith.OptimStepResponse,
         tinsmith.Checkpoint,
-        tinsmith.LoadResult,
+        tinsmith.LoadWeightsResponse,
     ]
     assert run.version == 0
     future = run.operation(3)
-    future.result(timeout_s=10)
+    future.result(timeout=10)
     assert (future.kind, future.sequence_number) == ("optim_step", 3)
     assert run.version == 0  # An earlier step says nothing of the present weights.
 
@@ -174,21 +174,21 @@ async def test_an_operation_that_waits_is_waited_for(
     future = run.operation(4)
     server.update(paused=False)
     result = await future
-    assert isinstance(result, tinsmith.OptimStepResult)
+    assert isinstance(result, tinsmith.OptimStepResponse)
     assert result.version == 2
 
 
 def test_what_never_was_differs_from_what_has_expired(
     server: FakeServer, run: tinsmith.TrainingRun, data: Data
 ) -> None:
-    run.forward_backward(data).result(timeout_s=10)
+    run.forward_backward(data).result(timeout=10)
     server.update(expired={1})
     with pytest.raises(tinsmith.FailedPreconditionError, match="OPERATION_EXPIRED") as expired:
-        run.operation(1).result(timeout_s=10)
+        run.operation(1).result(timeout=10)
     assert "do not send it again" in str(expired.value)
     with pytest.raises(tinsmith.NotFoundError, match="OPERATION_NOT_FOUND"):
-        run.operation(7).result(timeout_s=10)
-    assert run.optim_step().result(timeout_s=10).version == 1
+        run.operation(7).result(timeout=10)
+    assert run.optim_step().result(timeout=10).version == 1
 
 
 def test_a_failed_operation_is_found_with_its_error(
@@ -197,9 +197,9 @@ def test_a_failed_operation_is_found_with_its_error(
     server.state.fail_operation[1] = make_status(
         code_pb2.FAILED_PRECONDITION, "NON_FINITE_LOSS", "NaN"
     )
-    run.forward_backward(data).exception(timeout_s=10)
+    run.forward_backward(data).exception(timeout=10)
     with pytest.raises(tinsmith.FailedPreconditionError, match="NON_FINITE_LOSS"):
-        run.operation(1).result(timeout_s=10)
+        run.operation(1).result(timeout=10)
 
 
 # Trainers that do not answer.
@@ -213,7 +213,7 @@ def test_a_run_is_found_whose_trainer_stopped_answering(
     elsewhere = FakeServer()
     try:
         server.update(trainer_address=elsewhere.address)
-        assert run.forward_backward(data).result(timeout_s=10).loss > 0
+        assert run.forward_backward(data).result(timeout=10).loss > 0
         assert elsewhere.state.calls["forward_backward"] == 1
     finally:
         elsewhere.stop()

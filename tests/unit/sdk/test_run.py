@@ -28,8 +28,8 @@ def invalid() -> object:
 def test_a_step_gives_loss_and_version(run: tinsmith.TrainingRun, data: Data) -> None:
     gradient = run.forward_backward(data, "cross_entropy")
     update = run.optim_step(tinsmith.AdamParams(learning_rate=1e-4))
-    assert gradient.result(timeout_s=10).loss == pytest.approx(0.4 + 0.5)
-    assert update.result(timeout_s=10).version == 1
+    assert gradient.result(timeout=10).loss == pytest.approx(0.4 + 0.5)
+    assert update.result(timeout=10).version == 1
     assert run.version == 1
     assert update.operation_name == f"{RUN}/operations/2"
     assert update.metadata is not None
@@ -58,7 +58,7 @@ def test_calls_are_numbered_in_order_and_do_not_wait(
     assert not futures[0].done()
     server.update(paused=False)
     for future in futures:
-        future.result(timeout_s=10)
+        future.result(timeout=10)
     assert server.state.executed == list(range(1, 31))
 
 
@@ -69,7 +69,7 @@ def test_many_requests_are_in_flight(
     started = time.monotonic()
     futures = [run.forward_backward(data) for _ in range(20)]
     for future in futures:
-        future.result(timeout_s=10)
+        future.result(timeout=10)
     assert time.monotonic() - started < 3  # 6 s one after the other
 
 
@@ -79,7 +79,7 @@ def test_late_arrivals_execute_in_sequence(
     server.state.submit_delay_s = {1: 0.4}
     futures = [run.forward_backward(data), run.optim_step(), run.forward_backward(data)]
     for future in futures:
-        future.result(timeout_s=10)
+        future.result(timeout=10)
     assert server.state.executed == [1, 2, 3]
 
 
@@ -87,7 +87,7 @@ def test_a_refused_call_is_sent_again_with_the_same_request_id(
     server: FakeServer, run: tinsmith.TrainingRun, data: Data
 ) -> None:
     server.state.refusals = [unavailable(), unavailable()]
-    run.forward_backward(data).result(timeout_s=10)
+    run.forward_backward(data).result(timeout=10)
     ids = {request.request_id for _, request in server.state.requests}
     assert len(server.state.requests) == 3
     assert len(ids) == 1
@@ -99,7 +99,7 @@ def test_a_lost_reply_does_not_double_the_operation(
     server.state.drop_replies = 2
     futures = [run.forward_backward(data), run.optim_step()]
     for future in futures:
-        future.result(timeout_s=10)
+        future.result(timeout=10)
     assert server.state.version == 1
     assert server.state.executed == [1, 2]
 
@@ -109,13 +109,13 @@ def test_a_full_queue_is_retried_only_with_retry_info(
 ) -> None:
     full = make_status(code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL", "full", retry_after_s=0.05)
     server.state.refusals = [full, full]
-    run.forward_backward(data).result(timeout_s=10)
+    run.forward_backward(data).result(timeout=10)
     assert len(server.state.requests) == 3
     server.state.refuse_number = {
         2: make_status(code_pb2.RESOURCE_EXHAUSTED, "BATCH_TOO_LARGE", "too large")
     }
     with pytest.raises(tinsmith.ResourceExhaustedError, match="send the batch in parts"):
-        run.forward_backward(data).result(timeout_s=10)
+        run.forward_backward(data).result(timeout=10)
     assert len(server.state.requests) == 4
 
 
@@ -125,12 +125,12 @@ def test_a_refusal_is_typed_and_the_run_goes_on(
     server.state.refuse_number = {1: invalid()}
     bad, good = run.forward_backward(data), run.forward_backward(data)
     with pytest.raises(tinsmith.InvalidArgumentError) as caught:
-        bad.result(timeout_s=10)
+        bad.result(timeout=10)
     assert caught.value.reason == "SHAPE_MISMATCH"
     assert caught.value.metadata == {"field": "weights"}
     assert caught.value.field_violations[0].field == "weights"
     assert "\n" not in str(caught.value)
-    assert good.result(timeout_s=10).loss > 0
+    assert good.result(timeout=10).loss > 0
     assert good.sequence_number == 2
 
 
@@ -139,7 +139,7 @@ def test_a_failed_operation_raises_the_same_type_as_a_failed_call(
 ) -> None:
     server.state.fail_operation = {1: invalid()}
     future = run.forward_backward(data)
-    assert isinstance(future.exception(timeout_s=10), tinsmith.InvalidArgumentError)
+    assert isinstance(future.exception(timeout=10), tinsmith.InvalidArgumentError)
     with pytest.raises(tinsmith.InvalidArgumentError):
         future.result()
 
@@ -150,15 +150,15 @@ def test_a_timeout_says_what_the_server_waits_for(
     server.update(paused=True, waiting_for="a free slot of tiny")
     future = run.forward_backward(data)
     with pytest.raises(tinsmith.OperationTimeoutError, match="a free slot of tiny") as caught:
-        future.result(timeout_s=0.5)
+        future.result(timeout=0.5)
     assert isinstance(caught.value, TimeoutError)
     server.update(queue_position=3)
     with pytest.raises(tinsmith.OperationTimeoutError, match="at position 3, a free slot"):
-        future.result(timeout_s=0.5)
+        future.result(timeout=0.5)
     assert future.metadata is not None
     assert future.metadata.queue_position == 3
     server.update(paused=False)
-    assert future.result(timeout_s=10).loss > 0
+    assert future.result(timeout=10).loss > 0
 
 
 async def test_cancelling_a_wait_leaves_the_operation(server: FakeServer, data: Data) -> None:
@@ -178,7 +178,7 @@ def test_results_survive_a_restart_at_another_address(data: Data) -> None:
     first.state.trainer_address = trainer.address
     with tinsmith.Client(first.address, "tsk_test", retry=FAST) as client:
         run = client.create_lora_training_run(base_model="tiny")
-        run.forward_backward(data).result(timeout_s=10)
+        run.forward_backward(data).result(timeout=10)
         first.update(paused=True)
         waiting = run.forward_backward(data)
         time.sleep(0.3)
@@ -188,8 +188,8 @@ def test_results_survive_a_restart_at_another_address(data: Data) -> None:
         second = FakeServer(first.state)
         first.state.trainer_address = second.address
         second.update(paused=False)
-        assert waiting.result(timeout_s=15).loss > 0
-        assert during.result(timeout_s=15).version == 1
+        assert waiting.result(timeout=15).loss > 0
+        assert during.result(timeout=15).version == 1
         assert first.state.executed == [1, 2, 3]
     first.stop()
     second.stop()
@@ -202,16 +202,16 @@ def test_another_pod_at_the_old_address_is_not_taken_for_the_trainer(data: Data)
     stranger = grpc.server(ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
     with tinsmith.Client(first.address, "tsk_test", retry=FAST) as client:
         run = client.create_lora_training_run(base_model="tiny")
-        run.forward_backward(data).result(timeout_s=10)
+        run.forward_backward(data).result(timeout=10)
         trainer.stop()
         assert stranger.add_insecure_port(trainer.address)
         stranger.start()
         during = run.optim_step()
         with pytest.raises(tinsmith.OperationTimeoutError):
-            during.exception(timeout_s=1.0)
+            during.exception(timeout=1.0)
         second = FakeServer(first.state)
         first.state.trainer_address = second.address
-        assert during.result(timeout_s=15).version == 1
+        assert during.result(timeout=15).version == 1
     stranger.stop(None)
     first.stop()
     second.stop()
@@ -225,7 +225,7 @@ def test_a_result_missing_from_the_list_is_asked_for_alone(
     future = run.forward_backward(data)
     time.sleep(0.2)
     server.update(paused=False)
-    assert future.result(timeout_s=10).loss > 0
+    assert future.result(timeout=10).loss > 0
     assert server.state.calls["GetOperation"] >= 1
 
 
@@ -233,29 +233,29 @@ def test_an_undeliverable_operation_fails_all_later_ones(server: FakeServer, dat
     retry = tinsmith.RetryPolicy(budget_s=0.3, initial_backoff_s=0.02, max_backoff_s=0.05)
     with tinsmith.Client(server.address, "tsk_test", retry=retry) as client:
         run = client.create_lora_training_run(base_model="tiny")
-        run.forward_backward(data).result(timeout_s=10)
+        run.forward_backward(data).result(timeout=10)
         server.state.refusals = [unavailable()] * 1000
         futures = [run.forward_backward(data), run.optim_step()]
         for future in futures:
-            with pytest.raises(tinsmith.RunUndeliverableError, match=r"operation 2 .*get_run"):
-                future.result(timeout_s=10)
+            with pytest.raises(tinsmith.RunUndeliverableError, match=r"operation 2 .*runs\.get"):
+                future.result(timeout=10)
         server.state.refusals = []
         with pytest.raises(tinsmith.RunUndeliverableError):
-            run.optim_step().result(timeout_s=10)
-        again = client.get_run(RUN)
-        assert again.forward_backward(data).result(timeout_s=10).loss > 0
+            run.optim_step().result(timeout=10)
+        again = client.runs.get(RUN)
+        assert again.forward_backward(data).result(timeout=10).loss > 0
 
 
 def test_a_continued_run_goes_on_with_the_next_number(
     client: tinsmith.Client, run: tinsmith.TrainingRun, data: Data
 ) -> None:
-    run.forward_backward(data).result(timeout_s=10)
-    run.optim_step().result(timeout_s=10)
-    again = client.get_run("run-1")
+    run.forward_backward(data).result(timeout=10)
+    run.optim_step().result(timeout=10)
+    again = client.runs.get("run-1")
     assert again.version == 1
     gradient, update = again.forward_backward(data), again.optim_step()
     assert gradient.sequence_number == 3
-    assert update.result(timeout_s=10).version == 2
+    assert update.result(timeout=10).version == 2
 
 
 def observed(server: FakeServer) -> list[int]:
@@ -273,9 +273,9 @@ def test_a_pipelined_step_observes_nothing_of_its_own_accumulation(
     run.forward_backward(data)
     update = run.optim_step()
     server.update(paused=False)
-    update.result(timeout_s=10)
-    run.forward_backward(data).result(timeout_s=10)
-    run.optim_step().result(timeout_s=10)
+    update.result(timeout=10)
+    run.forward_backward(data).result(timeout=10)
+    run.optim_step().result(timeout=10)
     assert observed(server) == [0, 3]
 
 
@@ -285,15 +285,15 @@ def test_a_failure_is_observed_once_it_was_looked_at(
     server.state.fail_operation = {2: invalid()}
     run.forward_backward(data)
     bad = run.forward_backward(data)
-    run.forward_backward(data).result(timeout_s=10)
+    run.forward_backward(data).result(timeout=10)
     assert bad.done()
-    run.optim_step().result(timeout_s=10)
+    run.optim_step().result(timeout=10)
     assert observed(server) == [1]
     server.state.fail_operation = {6: invalid()}
     run.forward_backward(data)
     bad = run.forward_backward(data)
-    assert bad.exception(timeout_s=10) is not None
-    run.optim_step().result(timeout_s=10)
+    assert bad.exception(timeout=10) is not None
+    run.optim_step().result(timeout=10)
     # The applied step 4 closed the first accumulation, so its failure is history.
     assert observed(server) == [1, 6]
 
@@ -314,7 +314,7 @@ def test_closing_fails_what_is_pending(server: FakeServer, data: Data) -> None:
         server.update(paused=True)
         future = run.forward_backward(data)
     with pytest.raises(tinsmith.ClientClosedError):
-        future.result(timeout_s=5)
+        future.result(timeout=5)
     with pytest.raises(tinsmith.ClientClosedError):
         run.optim_step()
 

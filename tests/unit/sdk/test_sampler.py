@@ -36,13 +36,13 @@ def test_what_is_asked_for_is_sent_and_returned(
 ) -> None:
     result = sampler.sample(
         [1, 2, 3],
-        prompt_logprobs=True,
+        include_prompt_logprobs=True,
         prompt_logprobs_last_n=2,
-        target_prompt_tokens=[[5, -1], [6, 7]],
-        num_prompt_alternatives=3,
+        target_prompt_logprobs=[[5, -1], [6, 7]],
+        prompt_alt_tokens_k=3,
         topk_sample_logprobs=2,
         weight_updates="in_flight",
-    ).result(timeout_s=10)
+    ).result(timeout=10)
     request = server.state.last["Sample"]
     assert (request.prompt_logprobs_last_n, request.topk_sample_logprobs) == (2, 2)
     assert request.weight_updates == sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT
@@ -52,7 +52,7 @@ def test_what_is_asked_for_is_sent_and_returned(
     assert result.prompt_alternatives.tokens.tolist() == [[7] * 3] * 2
     assert result.prompt_alternatives.logprobs.dtype == np.float32
     assert result.prompt_logprobs is None
-    sampler.sample([1]).result(timeout_s=10)
+    sampler.sample([1]).result(timeout=10)
     plain = server.state.last["Sample"]
     assert plain.weight_updates == sampler_pb2.WEIGHT_UPDATES_PINNED
     assert not plain.HasField("prompt_logprobs_last_n")
@@ -60,7 +60,7 @@ def test_what_is_asked_for_is_sent_and_returned(
 
 
 def test_a_stream_in_plain_code(sampler: tinsmith.Sampler) -> None:
-    stream = sampler.stream([1, 2], PARAMS, num_samples=2, topk_sample_logprobs=1)
+    stream = sampler.stream([1, 2], sampling_params=PARAMS, num_samples=2, topk_sample_logprobs=1)
     assert stream.result is None
     pieces = list(stream)
     assert [(piece.sample_index, piece.token_index) for piece in pieces] == [
@@ -79,7 +79,7 @@ def test_a_stream_in_plain_code(sampler: tinsmith.Sampler) -> None:
 
 def test_a_stream_in_an_event_loop(sampler: tinsmith.Sampler) -> None:
     async def read() -> list[int]:
-        async with sampler.stream([1, 2], PARAMS) as stream:
+        async with sampler.stream([1, 2], sampling_params=PARAMS) as stream:
             return [token async for piece in stream for token in piece.tokens]
 
     assert asyncio.run(read()) == DONE
@@ -89,7 +89,7 @@ def test_a_stream_that_broke_off_goes_on_where_it_was(
     server: FakeServer, sampler: tinsmith.Sampler
 ) -> None:
     server.update(cut_streams=3)
-    stream = sampler.stream([1, 2], PARAMS, num_samples=2)
+    stream = sampler.stream([1, 2], sampling_params=PARAMS, num_samples=2)
     tokens: list[list[int]] = [[], []]
     for piece in stream:
         assert piece.token_index == len(tokens[piece.sample_index])
@@ -110,7 +110,7 @@ def test_a_stream_keeps_the_seed_that_it_drew(
 ) -> None:
     server.state.fail_calls["StreamSample"] = [unavailable()]
     server.update(cut_streams=1)
-    stream = sampler.stream([1], tinsmith.SamplingParams(max_tokens=2))
+    stream = sampler.stream([1], sampling_params=tinsmith.SamplingParams(max_tokens=2))
     assert [token for piece in stream for token in piece.tokens] == [0, 1]
     requests = [request for kind, request in server.state.requests if kind == "stream"]
     (seed,) = {request.request.params.seed for request in requests}
@@ -122,7 +122,7 @@ def test_a_refused_stream_raises(server: FakeServer, sampler: tinsmith.Sampler) 
     status = make_status(code_pb2.INVALID_ARGUMENT, "INVALID_FIELD", "no")
     server.state.fail_calls["StreamSample"] = [status]
     with pytest.raises(tinsmith.InvalidArgumentError):
-        next(sampler.stream([1], PARAMS))
+        next(sampler.stream([1], sampling_params=PARAMS))
 
 
 @pytest.mark.parametrize("how", ["with", "close", "forget"])
@@ -131,10 +131,10 @@ def test_a_stream_that_is_left_is_cancelled(
 ) -> None:
     server.update(hold_streams=True)
     if how == "with":
-        with sampler.stream([1], PARAMS) as stream:
+        with sampler.stream([1], sampling_params=PARAMS) as stream:
             assert next(stream).tokens == [0]
     else:
-        stream = sampler.stream([1], PARAMS)
+        stream = sampler.stream([1], sampling_params=PARAMS)
         assert next(stream).tokens == [0]
         if how == "close":
             stream.close()
@@ -153,7 +153,7 @@ def test_a_read_that_was_given_up_loses_nothing(
     server.update(hold_streams=True)
 
     async def read() -> list[int]:
-        stream = sampler.stream([1], PARAMS)
+        stream = sampler.stream([1], sampling_params=PARAMS)
         first = await anext(stream)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(stream), 0.05)

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from tinsmith.checkpoints import calls
-from tinsmith.checkpoints.calls import Progress
+from tinsmith.checkpoints import tasks
+from tinsmith.checkpoints.tasks import Progress
 from tinsmith.errors import (
     ConfigurationError,
     DataLossError,
@@ -46,7 +46,7 @@ async def download_checkpoint(
         DataLossError: If a file is not what the server says; it is removed.
     """
     checkpoint = name.partition("/exports/")[0]
-    endpoint = await calls.endpoint_of(core, checkpoint)
+    endpoint = await tasks.endpoint_of(core, checkpoint)
     request = trainer_pb2.CreateCheckpointDownloadRequest(name=name)
     download = await core.transport.call(
         endpoint, lambda c: c.trainer.CreateCheckpointDownload, request
@@ -72,7 +72,7 @@ async def import_adapter(
     name: str,
     *,
     labels: Mapping[str, str],
-    ttl_s: float | None,
+    ttl_seconds: float | None,
     progress: Progress | None,
 ) -> Checkpoint:
     """Send a PEFT adapter and make it a checkpoint of a run."""
@@ -94,7 +94,7 @@ async def import_adapter(
             checkpoint_id=name,
             files=files,
             labels=dict(labels),
-            ttl=None if ttl_s is None else calls.encode_ttl(ttl_s),
+            ttl=None if ttl_seconds is None else tasks.encode_ttl(ttl_seconds),
         ),
     )
     meter = _Meter(progress, sum(file.size_bytes for file in files))
@@ -102,7 +102,7 @@ async def import_adapter(
         await _send(core, endpoint, upload.name, state, folder / state.file.file, meter)
     request = trainer_pb2.ImportCheckpointRequest(upload=upload.name, request_id=str(uuid.uuid4()))
     operation = await core.transport.call(endpoint, lambda c: c.trainer.ImportCheckpoint, request)
-    message = await calls.wait_task(core, endpoint, operation, trainer_pb2.Checkpoint(), None)
+    message = await tasks.wait_task(core, endpoint, operation, trainer_pb2.Checkpoint(), None)
     return codec.decode_checkpoint(message)
 
 

@@ -12,7 +12,7 @@ import rich.console
 import rich.progress
 import typer
 
-from tinsmith.checkpoints.calls import Progress
+from tinsmith.checkpoints.tasks import Progress
 from tinsmith.cli.connection import connect
 from tinsmith.cli.durations import parse_duration
 from tinsmith.cli.naming import whole_checkpoint
@@ -43,28 +43,28 @@ def list_checkpoints(
 ) -> None:
     """List checkpoints, newest first."""
     with connect("tinsmith checkpoints list") as client:
-        show_list(client.list_checkpoints(run), _COLUMNS, as_json=as_json)
+        show_list(client.checkpoints.list(run), _COLUMNS, as_json=as_json)
 
 
 @app.command("info")
 def info(name: _Name, as_json: AsJson = False) -> None:
     """Show a checkpoint with its files."""
     with connect("tinsmith checkpoints info") as client:
-        _show(client.get_checkpoint(whole_checkpoint(client, name)), as_json=as_json)
+        _show(client.checkpoints.get(whole_checkpoint(client, name)), as_json=as_json)
 
 
 @app.command("publish")
 def publish(name: _Name, as_json: AsJson = False) -> None:
     """Let every project load, sample and copy a checkpoint by its name."""
     with connect("tinsmith checkpoints publish") as client:
-        _show(client.publish_checkpoint(whole_checkpoint(client, name)), as_json=as_json)
+        _show(client.checkpoints.publish(whole_checkpoint(client, name)), as_json=as_json)
 
 
 @app.command("unpublish")
 def unpublish(name: _Name, as_json: AsJson = False) -> None:
     """Keep other projects from reading a checkpoint from now on."""
     with connect("tinsmith checkpoints unpublish") as client:
-        _show(client.unpublish_checkpoint(whole_checkpoint(client, name)), as_json=as_json)
+        _show(client.checkpoints.unpublish(whole_checkpoint(client, name)), as_json=as_json)
 
 
 @app.command("set-ttl")
@@ -78,7 +78,9 @@ def set_ttl(
     ttl_s = None if is_kept else parse_duration(ttl)
     with connect("tinsmith checkpoints set-ttl") as client:
         _show(
-            client.update_checkpoint(whole_checkpoint(client, name), ttl_s=ttl_s, keep=is_kept),
+            client.checkpoints.update(
+                whole_checkpoint(client, name), ttl_seconds=ttl_s, keep=is_kept
+            ),
             as_json=as_json,
         )
 
@@ -97,8 +99,12 @@ def copy(
         connect("tinsmith checkpoints copy") as client,
         _bar("copying", is_shown=not as_json) as progress,
     ):
-        copied = client.copy_checkpoint(
-            whole_checkpoint(client, source), run, checkpoint_id, ttl_s=ttl_s, progress=progress
+        copied = client.checkpoints.copy(
+            whole_checkpoint(client, source),
+            run,
+            checkpoint_id,
+            ttl_seconds=ttl_s,
+            progress=progress,
         ).result()
     _show(copied, as_json=as_json)
 
@@ -111,7 +117,7 @@ def delete_checkpoints(
     """Delete checkpoints, their exports and files."""
     with connect("tinsmith checkpoints delete") as client:
         for name in names:
-            client.delete_checkpoint(whole_checkpoint(client, name))
+            client.checkpoints.delete(whole_checkpoint(client, name))
             if not as_json:
                 print(f"deleted {name}")
     if as_json:
@@ -130,12 +136,12 @@ def export(
     """Write a checkpoint in the layout of PEFT or transformers."""
     with connect("tinsmith checkpoints export") as client:
         with _bar("exporting", is_shown=not as_json) as progress:
-            made = client.export_checkpoint(
+            made = client.checkpoints.export(
                 whole_checkpoint(client, name), export_format, progress=progress
             ).result()
         if output is not None:
             with _bar("downloading", is_shown=not as_json) as progress:
-                client.download_checkpoint(made, output, progress=progress)
+                client.checkpoints.download(made, output, progress=progress)
     _show(made, as_json=as_json)
     if output is not None and not as_json:
         print(f"written to {output}")
@@ -152,7 +158,7 @@ def download(
         connect("tinsmith checkpoints download") as client,
         _bar("downloading", is_shown=not as_json) as progress,
     ):
-        paths = client.download_checkpoint(
+        paths = client.checkpoints.download(
             whole_checkpoint(client, name), folder, progress=progress
         )
     if as_json:
@@ -176,7 +182,9 @@ def import_adapter(
         connect("tinsmith checkpoints import") as client,
         _bar("sending", is_shown=not as_json) as progress,
     ):
-        made = client.import_adapter(folder, run, checkpoint_id, ttl_s=ttl_s, progress=progress)
+        made = client.checkpoints.import_adapter(
+            folder, run, checkpoint_id, ttl_seconds=ttl_s, progress=progress
+        )
     _show(made, as_json=as_json)
 
 

@@ -15,7 +15,7 @@ from tinsmith.cli.connection import connect
 from tinsmith.cli.durations import parse_duration
 from tinsmith.cli.output import AsJson, describe_age, show_json, show_list
 from tinsmith.errors import ConfigurationError
-from tinsmith.jobs.client import JobInfo
+from tinsmith.jobs.job_calls import JobInfo
 
 app = typer.Typer(help="Hand trainings in and look after them.", no_args_is_help=True)
 

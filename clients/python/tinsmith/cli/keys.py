@@ -33,7 +33,7 @@ def create_key(
 ) -> None:
     """Create a key, and show it once, as gRPC clients and as Tinker's clients spell it."""
     with connect("tinsmith keys create") as client:
-        key = client.create_key(
+        key = client.keys.create(
             scopes=("admin", "user") if admin else ("user",),
             display_name=display_name,
             project=project,
@@ -53,7 +53,7 @@ def create_key(
 def list_keys(project: _Project = "", as_json: AsJson = False) -> None:
     """List the keys of the project, newest first, without their secrets."""
     with connect("tinsmith keys list") as client:
-        show_list(client.list_keys(project=project), _COLUMNS, as_json=as_json)
+        show_list(client.keys.list(project=project), _COLUMNS, as_json=as_json)
 
 
 @app.command("revoke")
@@ -64,4 +64,4 @@ def revoke_keys(
     """Refuse keys from now on."""
     with connect("tinsmith keys revoke") as client:
         for name in names:
-            print(f"revoked {client.revoke_key(name, project=project).name}")
+            print(f"revoked {client.keys.revoke(name, project=project).name}")

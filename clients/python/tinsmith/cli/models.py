@@ -24,4 +24,4 @@ _COLUMNS = {
 def list_models(as_json: AsJson = False) -> None:
     """List the base models that are served, and what can be done with them."""
     with connect("tinsmith models list") as client:
-        show_list(client.get_capabilities(), _COLUMNS, as_json=as_json)
+        show_list(client.list_models(), _COLUMNS, as_json=as_json)

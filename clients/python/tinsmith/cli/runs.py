@@ -33,10 +33,10 @@ def list_runs(as_json: AsJson = False) -> None:
     """List the runs of the project, newest first."""
     with connect("tinsmith runs list") as client:
         # What is served now: a run whose base model is not is told nothing of.
-        served = {model.base_model: model.exactness for model in client.get_capabilities()}
+        served = {model.base_model: model.exactness for model in client.list_models()}
         rows = [
             dataclasses.replace(run, exactness=served.get(run.base_model, ""))
-            for run in client.list_runs()
+            for run in client.runs.list()
         ]
         show_list(rows, _COLUMNS, as_json=as_json)
 
@@ -48,5 +48,5 @@ def delete_runs(
     """Delete runs with their operations and checkpoints."""
     with connect("tinsmith runs delete") as client:
         for name in names:
-            client.delete_run(name)
+            client.runs.delete(name)
             print(f"deleted {name}")

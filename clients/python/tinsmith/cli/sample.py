@@ -57,7 +57,9 @@ def sample(
         params = SamplingParams(
             max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
         )
-        result = sampler.sample(ModelInput.from_ints(tokens), params, num_samples).result()
+        result = sampler.sample(
+            ModelInput.from_ints(tokens), sampling_params=params, num_samples=num_samples
+        ).result()
         texts = [
             tokenizer.decode(sequence.tokens, skip_special_tokens=True)
             for sequence in result.sequences

@@ -117,7 +117,7 @@ class DriverObserver(Observer):
         _LOG.info("saved %s", state.checkpoint)
         for checkpoint in dropped:
             with contextlib.suppress(NotFoundError):
-                self._client.delete_checkpoint(checkpoint)
+                self._client.checkpoints.delete(checkpoint)
 
     def interruptible(self) -> AbstractContextManager[object]:
         """Let SIGTERM end what changes no weights."""
@@ -172,7 +172,7 @@ def _drive(
     if saved is None and job.run:
         # Begun and never saved: nobody will ever use it.
         with contextlib.suppress(NotFoundError):
-            client.delete_run(job.run)
+            client.runs.delete(job.run)
     observer = DriverObserver(job, client, directory, method, state)
     observer.has_sampler = has_sampler
     signal.signal(signal.SIGTERM, observer.stop)

@@ -51,7 +51,7 @@ def wait_ready(
 def _missing(client: Client, method: Method) -> tuple[str, bool]:
     """Return what is not there, in words, and whether the base model can be sampled from."""
     base_model = method.config.base_model
-    served = {model.base_model: model for model in client.get_capabilities()}
+    served = {model.base_model: model for model in client.list_models()}
     model = served.get(base_model)
     is_sampleable = model is not None and model.sampleable
     if model is None or not model.trainable:
@@ -64,7 +64,7 @@ def _missing(client: Client, method: Method) -> tuple[str, bool]:
         if method.recipe is rl_episodes:
             client.episodes.list(queue=method.config.queue)
         elif method.config.environment:
-            client.environments.list_environments()
+            client.environments.list()
     except FailedPreconditionError as error:
         return f"the {error.message.removeprefix('the server has no ')}", is_sampleable
     return "", is_sampleable

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tinsmith import tensors
 from tinsmith.names import EpisodeName
-from tinsmith.types import Datum, FloatArray, ImageChunk, ModelInput, TokenChunk
+from tinsmith.types import Datum, EncodedTextChunk, FloatArray, ImageChunk, ModelInput
 from tinsmith.v1 import episode_pb2, trajectories_pb2
 
 TYPES: dict[str, episode_pb2.Episode.Type.ValueType] = {
@@ -265,7 +265,7 @@ def _decode_trajectory(message: episode_pb2.RecordedTrajectory) -> RecordedTraje
 def _decode_prompt(message: trajectories_pb2.ModelInput) -> ModelInput:
     return ModelInput(
         tuple(
-            TokenChunk(tuple(int(token) for token in tensors.decode_tensor(chunk.tokens)))
+            EncodedTextChunk(tuple(int(token) for token in tensors.decode_tensor(chunk.tokens)))
             if chunk.WhichOneof("content") == "tokens"
             else ImageChunk(data=chunk.image.data, format=chunk.image.format)
             for chunk in message.chunks

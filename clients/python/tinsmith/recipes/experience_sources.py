@@ -111,7 +111,9 @@ class ProblemSource:
                 temperature=config.temperature,
                 seed=(config.seed * 1000 + step) * _SEEDS_PER_STEP + index,
             )
-            futures.append(self._sampler.sample(prompt, params, num_samples=config.group_size))
+            futures.append(
+                self._sampler.sample(prompt, sampling_params=params, num_samples=config.group_size)
+            )
         samples_PG = [future.result().sequences for future in futures]
         rewards_PG = np.asarray(
             [

@@ -37,7 +37,7 @@ from tinsmith.rollouts import DatumArrays
 from tinsmith.rpc.futures import OperationFuture
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.training.training_run import TrainingRun
-from tinsmith.types import AdamParams, ForwardResult, OptimStepResult
+from tinsmith.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
 
 _Z_95 = 1.96
 
@@ -190,13 +190,13 @@ def _prepare(config: Config, client: Client) -> Callable[[Sampler], Source]:
     if not config.environment:
         problems = load_problems(config.data)
         return lambda sampler: ProblemSource(settings, sampler, tokenizer, problems)
-    names = [each.name.rpartition("/")[2] for each in client.environments.list_environments()]
+    names = [each.name.rpartition("/")[2] for each in client.environments.list()]
     if config.environment not in names:
         raise ConfigurationError(
             f"no environment {config.environment} is served",
             remedy=f"give environment= one of {', '.join(sorted(names))}",
         )
-    served = {model.base_model: model for model in client.get_capabilities()}
+    served = {model.base_model: model for model in client.list_models()}
     max_context_tokens = served[config.base_model].max_context_tokens
     return lambda sampler: EnvironmentSource(
         settings,
@@ -238,8 +238,8 @@ def _train(config: Config, source: Source, progress: ResumableRun, log: RunLog) 
 class _Submitted:
     """The operations of a step, on their way."""
 
-    gradient: OperationFuture[ForwardResult]
-    update: OperationFuture[OptimStepResult]
+    gradient: OperationFuture[ForwardBackwardOutput]
+    update: OperationFuture[OptimStepResponse]
 
 
 def _submit(
@@ -293,7 +293,7 @@ def _mean(rewards: Sequence[float]) -> float:
     return float(np.mean(rewards)) if len(rewards) else math.nan
 
 
-def _mismatch(sequences: Sequence[DatumArrays], result: ForwardResult) -> float:
+def _mismatch(sequences: Sequence[DatumArrays], result: ForwardBackwardOutput) -> float:
     """Return the largest difference between sampled and trained log-probabilities."""
     gaps = [
         float(np.abs(output.logprobs - arrays.logprobs)[arrays.mask > 0].max(initial=0.0))

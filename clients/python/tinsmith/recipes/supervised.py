@@ -22,7 +22,7 @@ from tinsmith.recipes.experiment.schedules import linear_schedule
 from tinsmith.recipes.tasks.supervised_tasks import Evaluation, Example, SupervisedTask, make_task
 from tinsmith.rpc.futures import OperationFuture
 from tinsmith.training.training_run import TrainingRun
-from tinsmith.types import AdamParams, ForwardResult, OptimStepResult
+from tinsmith.types import AdamParams, ForwardBackwardOutput, OptimStepResponse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,8 +171,8 @@ class _Step:
 
     step: int
     learning_rate: float
-    gradient: OperationFuture[ForwardResult]
-    update: OperationFuture[OptimStepResult]
+    gradient: OperationFuture[ForwardBackwardOutput]
+    update: OperationFuture[OptimStepResponse]
     is_logged: bool = False
 
     def finish(self, log: RunLog) -> None:

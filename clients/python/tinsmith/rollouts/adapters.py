@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tinsmith.environments.client import EnvironmentClient, EnvironmentInstance, StepResult
+from tinsmith.environments.client import EnvironmentClient
+from tinsmith.environments.environment_calls import EnvironmentInstance, StepResult
 from tinsmith.rollouts.interfaces import Completion
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.types import SamplingParams
@@ -21,7 +22,9 @@ class ServiceSampler:
         self, prompt_tokens: Sequence[int], params: SamplingParams
     ) -> Completion:
         """Return one completion."""
-        result = await self._sampler.sample(list(prompt_tokens), params, num_samples=1)
+        result = await self._sampler.sample(
+            list(prompt_tokens), sampling_params=params, num_samples=1
+        )
         return result.sequences[0]
 
 

@@ -33,7 +33,7 @@ class DatumArrays:
     """Weights that produced each target; -1 where masked."""
 
     @property
-    def loss_inputs(self) -> dict[str, NDArray[np.generic]]:
+    def loss_fn_inputs(self) -> dict[str, NDArray[np.generic]]:
         """What policy-gradient losses take."""
         return {
             "target_tokens": self.target_tokens,
@@ -43,7 +43,7 @@ class DatumArrays:
 
     def to_datum(self) -> Datum:
         """Return the value that `forward_backward` takes, for a policy-gradient loss."""
-        return Datum(ModelInput.from_ints(self.tokens), dict(self.loss_inputs))
+        return Datum(ModelInput.from_ints(self.tokens), dict(self.loss_fn_inputs))
 
     def to_supervised_datum(self) -> Datum:
         """Return the datum of the same tokens for `cross_entropy`."""

@@ -24,7 +24,7 @@ def encode_model_input(value: t.ModelInput) -> trajectories_pb2.ModelInput:
     """Return the message of a prompt."""
     message = trajectories_pb2.ModelInput()
     for chunk in value.chunks:
-        if isinstance(chunk, t.TokenChunk):
+        if isinstance(chunk, t.EncodedTextChunk):
             message.chunks.add(tokens=tensors.encode_tokens(chunk.tokens))
         else:
             image = trajectories_pb2.ImageChunk(data=chunk.data, format=chunk.format)
@@ -53,7 +53,7 @@ def encode_datum(value: t.Datum) -> trajectories_pb2.Datum:
     return trajectories_pb2.Datum(
         model_input=encode_model_input(value.model_input),
         loss_inputs={
-            name: tensors.encode_tensor(array) for name, array in value.loss_inputs.items()
+            name: tensors.encode_tensor(array) for name, array in value.loss_fn_inputs.items()
         },
     )
 
@@ -128,23 +128,23 @@ def encode_lora(
 
 def decode_forward(
     message: trainer_pb2.ForwardResponse | trainer_pb2.ForwardBackwardResponse,
-) -> t.ForwardResult:
+) -> t.ForwardBackwardOutput:
     """Return the result of a pass."""
     outputs = [
         t.DatumOutput(logprobs=tensors.decode_tensor(output.logprobs).astype(np.float32))
         for output in message.outputs
     ]
-    return t.ForwardResult(outputs=outputs, metrics=dict(message.metrics))
+    return t.ForwardBackwardOutput(outputs=outputs, metrics=dict(message.metrics))
 
 
-def decode_optim_step(message: trainer_pb2.OptimStepResponse) -> t.OptimStepResult:
+def decode_optim_step(message: trainer_pb2.OptimStepResponse) -> t.OptimStepResponse:
     """Return the result of an optimizer step."""
-    return t.OptimStepResult(version=message.version, metrics=dict(message.metrics))
+    return t.OptimStepResponse(version=message.version, metrics=dict(message.metrics))
 
 
-def decode_load(message: trainer_pb2.LoadCheckpointResponse) -> t.LoadResult:
+def decode_load(message: trainer_pb2.LoadCheckpointResponse) -> t.LoadWeightsResponse:
     """Return the result of a load."""
-    return t.LoadResult(version=message.version)
+    return t.LoadWeightsResponse(version=message.version)
 
 
 def decode_checkpoint(message: trainer_pb2.Checkpoint) -> t.Checkpoint:
@@ -197,10 +197,10 @@ def decode_operation_metadata(message: trainer_pb2.OperationMetadata) -> t.Opera
     )
 
 
-def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -> t.RunInfo:
+def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -> t.TrainingRunInfo:
     """Return what the scheduler knows of a run; a list says what goes on in it, too."""
     is_full = message.adapter.WhichOneof("kind") == "full"
-    return t.RunInfo(
+    return t.TrainingRunInfo(
         name=message.name,
         state=_enum_word(scheduler_pb2.TrainingRun.State.Name(message.state), "STATE_"),
         base_model=message.base_model,
@@ -247,11 +247,11 @@ def decode_new_key(message: scheduler_pb2.Key) -> t.NewApiKey:
     )
 
 
-def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ServedModel:
+def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ModelInfo:
     """Return a base model and what can be done with it."""
     model = message.model
     exactness = models_pb2.ModelCapabilities.Exactness.Name(model.exactness)
-    return t.ServedModel(
+    return t.ModelInfo(
         base_model=model.base_model,
         trainable=message.trainable,
         sampleable=message.sampleable,
@@ -265,7 +265,7 @@ def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ServedModel:
     )
 
 
-def decode_sample(message: sampler_pb2.SampleResponse) -> t.SampleResult:
+def decode_sample(message: sampler_pb2.SampleResponse) -> t.SampleResponse:
     """Return completions."""
     topk: list[list[tuple[int, float]]] | None = None
     if message.HasField("topk_prompt_logprobs"):
@@ -277,7 +277,7 @@ def decode_sample(message: sampler_pb2.SampleResponse) -> t.SampleResult:
             tokens=tensors.decode_tensor(drawn.tokens).astype(np.int64),
             logprobs=tensors.decode_tensor(drawn.logprobs).astype(np.float32),
         )
-    return t.SampleResult(
+    return t.SampleResponse(
         sequences=[_decode_sequence(sequence) for sequence in message.sequences],
         seed=message.seed,
         prompt_logprobs=_decode_floats(message, "prompt_logprobs"),
@@ -289,10 +289,10 @@ def decode_sample(message: sampler_pb2.SampleResponse) -> t.SampleResult:
     )
 
 
-def decode_piece(message: sampler_pb2.StreamSampleResponse) -> t.SamplePiece:
+def decode_piece(message: sampler_pb2.StreamSampleResponse) -> t.SampleChunk:
     """Return a piece of a stream."""
     sequence = _decode_sequence(message.piece)
-    return t.SamplePiece(
+    return t.SampleChunk(
         sample_index=message.sample_index,
         token_index=message.token_index,
         tokens=sequence.tokens,

@@ -38,30 +38,30 @@ class ResultFuture(Generic[T_co]):
         """Return whether a result or a failure is there."""
         return self._future.done()
 
-    def result(self, timeout_s: float | None = None) -> T_co:
+    def result(self, timeout: float | None = None) -> T_co:
         """Wait for the result and return it.
 
         Args:
-            timeout_s: How long to wait; the client's `operation_timeout_s` by default.
+            timeout: Seconds to wait; the client's `operation_timeout_s` by default.
 
         Raises:
             OperationTimeoutError: If it did not arrive in time; it names what the server waits
                 for. The operation goes on, and `result` may be called again.
             TinsmithError: If the operation failed.
         """
-        self._wait(timeout_s)
+        self._wait(timeout)
         return self._outcome()
 
-    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+    def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait, and return the failure, or None if there is a result.
 
         Raises:
             OperationTimeoutError: If neither arrived in time.
         """
-        self._wait(timeout_s)
+        self._wait(timeout)
         return self._failure()
 
-    async def result_async(self, timeout_s: float | None = None) -> T_co:
+    async def result_async(self, timeout: float | None = None) -> T_co:
         """Wait for the result without blocking the running event loop, and return it.
 
         Raises:
@@ -69,7 +69,7 @@ class ResultFuture(Generic[T_co]):
             TinsmithError: As `result`.
         """
         self._check_process()
-        timeout_s = self._default_timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._default_timeout_s if timeout is None else timeout
         if not await _wait_done(self._future, timeout_s):
             waiting_for = await self._background.acall(self._describe())
             raise self._timeout_error(timeout_s, waiting_for)

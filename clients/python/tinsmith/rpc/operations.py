@@ -268,7 +268,7 @@ class OperationStream:
         """Fail what is pending. Runs in the background loop."""
         error = ClientClosedError(
             f"the client was closed before the results of {self._run} arrived",
-            remedy="continue the run with Client.get_run(name) of a new Client",
+            remedy="continue the run with Client.runs.get(name) of a new Client",
         )
         self._broken, self._broken_from = error, 0
         for number in list(self._pending):
@@ -355,7 +355,7 @@ class OperationStream:
             self._broken = RunUndeliverableError(
                 f"operation {number} of {self._run} could not be delivered: {error.message}",
                 metadata={"sequence_number": str(number)},
-                remedy="check the server, then continue with Client.get_run(name)",
+                remedy="check the server, then continue with Client.runs.get(name)",
             )
             self._broken.__cause__ = error
             self._broken_from = number

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from tinsmith.errors import TinsmithError, UnavailableError
 from tinsmith.rpc import codec
 from tinsmith.rpc.transport import Backoff, Endpoint, is_away
-from tinsmith.types import SampledSequence, SamplePiece, SampleResult
+from tinsmith.types import SampleChunk, SampledSequence, SampleResponse
 from tinsmith.v1 import sampler_pb2
 
 if TYPE_CHECKING:
@@ -43,26 +43,26 @@ class SampleStream:
         self._is_closed = False
 
     @property
-    def result(self) -> SampleResult | None:
+    def result(self) -> SampleResponse | None:
         """What has arrived so far, put together; None before the first piece.
 
         The stop reason of a sample that goes on is empty.
         """
         return self._reader.result()
 
-    def __iter__(self) -> Iterator[SamplePiece]:
+    def __iter__(self) -> Iterator[SampleChunk]:
         return self
 
-    def __next__(self) -> SamplePiece:
+    def __next__(self) -> SampleChunk:
         piece = self._background.call(self._next())
         if piece is None:
             raise StopIteration
         return piece
 
-    def __aiter__(self) -> AsyncIterator[SamplePiece]:
+    def __aiter__(self) -> AsyncIterator[SampleChunk]:
         return self
 
-    async def __anext__(self) -> SamplePiece:
+    async def __anext__(self) -> SampleChunk:
         piece = await self._background.acall(self._next())
         if piece is None:
             raise StopAsyncIteration
@@ -98,7 +98,7 @@ class SampleStream:
     ) -> None:
         await self.close_async()
 
-    async def _next(self) -> SamplePiece | None:
+    async def _next(self) -> SampleChunk | None:
         piece = await anext(self._pieces, None)
         if piece is None and not (self._is_closed or self._reader.is_complete):
             # An earlier wait for a piece was cancelled, which ended the stream but not its samples.
@@ -120,7 +120,7 @@ class _Reader:
         self._core = core
         self._endpoint = endpoint
         self._request = request
-        self._prompt: SampleResult | None = None
+        self._prompt: SampleResponse | None = None
         self._samples = [
             SampledSequence(tokens=[], logprobs=[], versions=[], stop_reason="")
             for _ in range(max(request.num_samples, 1))
@@ -131,12 +131,12 @@ class _Reader:
         """Whether all samples have ended."""
         return all(one.stop_reason for one in self._samples)
 
-    def result(self) -> SampleResult | None:
+    def result(self) -> SampleResponse | None:
         """Return what has arrived, put together; None before the first message."""
         if self._prompt is None:
             return None
         prompt = self._prompt
-        return SampleResult(
+        return SampleResponse(
             sequences=list(self._samples),
             seed=prompt.seed,
             prompt_logprobs=prompt.prompt_logprobs,
@@ -147,7 +147,7 @@ class _Reader:
             version=max([prompt.version, *(v for one in self._samples for v in one.versions[-1:])]),
         )
 
-    async def pieces(self) -> AsyncGenerator[SamplePiece, None]:
+    async def pieces(self) -> AsyncGenerator[SampleChunk, None]:
         """Yield what arrives, until all samples have ended."""
         settings = self._core.settings
         backoff = Backoff(settings.retry)
@@ -186,7 +186,7 @@ class _Reader:
             received_tokens=[len(one.tokens) for one in self._samples],
         )
 
-    def _take(self, message: sampler_pb2.StreamSampleResponse) -> SamplePiece | None:
+    def _take(self, message: sampler_pb2.StreamSampleResponse) -> SampleChunk | None:
         """Note what a message brings; None for what is known already."""
         if message.HasField("prompt") and self._prompt is None:
             self._prompt = codec.decode_sample(message.prompt)

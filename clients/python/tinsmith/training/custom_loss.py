@@ -114,11 +114,11 @@ def _weighted(data: Sequence[Datum], weights: Sequence[FloatArray]) -> list[Datu
 
 
 def _targets(datum: Datum) -> Any:
-    if "target_tokens" not in datum.loss_inputs:
+    if "target_tokens" not in datum.loss_fn_inputs:
         raise InvalidArgumentError(
             "a datum lacks target_tokens, which a custom loss needs", reason="MISSING_LOSS_INPUT"
         )
-    return datum.loss_inputs["target_tokens"]
+    return datum.loss_fn_inputs["target_tokens"]
 
 
 def _import_torch() -> Any:

@@ -79,7 +79,7 @@ class ResumableRun:
             saved = self.run.save_state(checkpoint).result()
         except AlreadyExistsError:
             # Saved by a part of this run that ended before it could note so.
-            self._client.delete_checkpoint(f"{self.run.name}/checkpoints/{checkpoint}")
+            self._client.checkpoints.delete(f"{self.run.name}/checkpoints/{checkpoint}")
             saved = self.run.save_state(checkpoint).result()
         experiment = self._experiment
         state = SavedState(
@@ -132,7 +132,7 @@ class ResumableRun:
 
     def _go_on(self, state: SavedState) -> TrainingRun:
         try:
-            run = self._client.get_run(state.run)
+            run = self._client.runs.get(state.run)
             run.load_state_with_optimizer(state.checkpoint).result()
         except NotFoundError as error:
             if not self._is_at_a_desk:

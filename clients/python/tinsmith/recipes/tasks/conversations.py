@@ -100,11 +100,11 @@ def scale_weights(batch: Sequence[Datum]) -> list[Datum]:
 
     The service sums losses over tokens and never averages; averaging is the client's choice.
     """
-    total = sum(float(np.abs(datum.loss_inputs["weights"]).sum()) for datum in batch)
+    total = sum(float(np.abs(datum.loss_fn_inputs["weights"]).sum()) for datum in batch)
     return [
         Datum(
             datum.model_input,
-            {**datum.loss_inputs, "weights": datum.loss_inputs["weights"] / max(total, 1.0)},
+            {**datum.loss_fn_inputs, "weights": datum.loss_fn_inputs["weights"] / max(total, 1.0)},
         )
         for datum in batch
     ]

@@ -217,14 +217,14 @@ class ConversationTask:
         data = self._held_out_data
         futures = [
             sampler.compute_logprobs(
-                [*datum.model_input.to_ints(), int(datum.loss_inputs["target_tokens"][-1])]
+                [*datum.model_input.to_ints(), int(datum.loss_fn_inputs["target_tokens"][-1])]
             )
             for datum in data
         ]
         loss = 0.0
         num_tokens = 0.0
         for datum, future in zip(data, futures, strict=True):
-            weights = datum.loss_inputs["weights"]
+            weights = datum.loss_fn_inputs["weights"]
             loss -= float((weights * future.result()[1:]).sum())
             num_tokens += float(weights.sum())
         shown = self._held_out[:_NUM_SHOWN]
@@ -276,7 +276,7 @@ def complete(
     futures = [
         sampler.sample(
             tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tools=offered),
-            params,
+            sampling_params=params,
         )
         for prompt, offered in zip(prompts, tools or [None] * len(prompts), strict=True)
     ]

@@ -104,7 +104,7 @@ async def _wait_created(
             raise OperationTimeoutError(
                 f"{operation.name} did not finish; the server waits for: {waiting_for}",
                 metadata={"waiting_for": waiting_for},
-                remedy=f"it goes on; Client.get_run({metadata.run!r}) continues it",
+                remedy=f"it goes on; Client.runs.get({metadata.run!r}) continues it",
             )
         # A server that answers at once instead of waiting is not to be flooded.
         await asyncio.sleep(_POLL_PAUSE_S)

@@ -1,0 +1,322 @@
+"""Calls on checkpoints, as coroutines of the background loop; `client` has the forms for users."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from tinsmith.checkpoints import files
+from tinsmith.checkpoints.tasks import Progress, encode_ttl, endpoint_of, wait_task
+from tinsmith.errors import ConfigurationError
+from tinsmith.names import name_of
+from tinsmith.rpc import codec
+from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.forms import call, future
+from tinsmith.rpc.transport import Endpoint
+from tinsmith.training.run_catalog import all_runs
+from tinsmith.training.training_run import TrainingRun
+from tinsmith.types import Checkpoint, CheckpointExport
+from tinsmith.v1 import scheduler_pb2, trainer_pb2
+
+_EXPORT_FORMATS = {
+    "peft": trainer_pb2.CheckpointExport.FORMAT_PEFT,
+    "merged": trainer_pb2.CheckpointExport.FORMAT_MERGED,
+}
+_PAGE_SIZE = 1000
+_ACTIVE = scheduler_pb2.TrainingRun.STATE_ACTIVE
+_MOVING = scheduler_pb2.TrainingRun.STATE_MOVING
+
+
+class CheckpointCalls:
+    """The checkpoints of a project; one is given as such or by its resource name.
+
+    Example:
+        >>> newest = client.checkpoints.list(run)[0]
+        >>> client.checkpoints.download(newest, "adapter")
+    """
+
+    def __init__(self, core: ClientCore) -> None:
+        self._core = core
+
+    @call
+    async def _list(self, run: str | TrainingRun | None = None) -> list[Checkpoint]:
+        """Return the checkpoints of a run, or of all runs, newest first.
+
+        Of all runs, checkpoints are left out whose trainers are gone without a successor on their
+        ledger.
+
+        Args:
+            run: A run, its resource name or its id.
+
+        Returns:
+            The checkpoints, without their files' content.
+
+        Raises:
+            NotFoundError: If there is no such run.
+        """
+        core = self._core
+        if run is not None:
+            message = await core.get_run(core.run_name(name_of(run)))
+            return await self._list_at(core.checkpoints_endpoint(message), message.name)
+        endpoints: dict[str, Endpoint] = {}
+        for message in await all_runs(core):
+            is_known = message.checkpoint_address or message.state == _ACTIVE
+            if is_known and message.state in (_ACTIVE, _MOVING):
+                endpoint = core.checkpoints_endpoint(message)
+                endpoints[endpoint.address] = endpoint
+        found: dict[str, Checkpoint] = {}
+        for endpoint in endpoints.values():
+            for checkpoint in await self._list_at(endpoint, f"{core.project}/trainingRuns/-"):
+                found[checkpoint.name] = checkpoint
+        return sorted(found.values(), key=_created_at, reverse=True)
+
+    @call
+    async def _get(self, name: str | Checkpoint) -> Checkpoint:
+        """Return a checkpoint of this project, or one that another project published.
+
+        Raises:
+            NotFoundError: If there is none of this name.
+        """
+        request = trainer_pb2.GetCheckpointRequest(name=name_of(name))
+        return await self._answer(request.name, "GetCheckpoint", request)
+
+    @call
+    async def _delete(self, name: str | Checkpoint) -> None:
+        """Delete a checkpoint, its exports and their files.
+
+        Raises:
+            NotFoundError: If there is none of this name.
+        """
+        request = trainer_pb2.DeleteCheckpointRequest(name=name_of(name))
+        endpoint = await endpoint_of(self._core, request.name)
+        await self._core.transport.call(endpoint, lambda c: c.trainer.DeleteCheckpoint, request)
+
+    @call
+    async def _update(
+        self,
+        name: str | Checkpoint,
+        *,
+        labels: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        keep: bool = False,
+    ) -> Checkpoint:
+        """Change labels or expiry of a checkpoint.
+
+        Args:
+            name: The checkpoint.
+            labels: Replace all of its labels.
+            ttl_seconds: It is deleted so long from now on.
+            keep: It is kept until it is deleted.
+
+        Returns:
+            The checkpoint as it is now.
+
+        Raises:
+            ConfigurationError: If both `ttl_seconds` and `keep` are given.
+            NotFoundError: If there is none of this name.
+        """
+        if ttl_seconds is not None and keep:
+            raise ConfigurationError(
+                "ttl_seconds and keep exclude each other", remedy="give one of them"
+            )
+        request = trainer_pb2.UpdateCheckpointRequest(name=name_of(name))
+        if labels is not None:
+            request.update_mask.paths.append("labels")
+            request.labels.update(labels)
+        if ttl_seconds is not None or keep:
+            request.update_mask.paths.append("expire_time")
+        if ttl_seconds is not None:
+            request.ttl.CopyFrom(encode_ttl(ttl_seconds))
+        return await self._answer(request.name, "UpdateCheckpoint", request)
+
+    @call
+    async def _publish(self, name: str | Checkpoint) -> Checkpoint:
+        """Let every project get, load, sample and copy a checkpoint by its name.
+
+        Raises:
+            NotFoundError: If there is none of this name.
+        """
+        request = trainer_pb2.PublishCheckpointRequest(name=name_of(name))
+        return await self._answer(request.name, "PublishCheckpoint", request)
+
+    @call
+    async def _unpublish(self, name: str | Checkpoint) -> Checkpoint:
+        """Keep other projects from reading a checkpoint from now on.
+
+        Raises:
+            NotFoundError: If there is none of this name.
+        """
+        request = trainer_pb2.UnpublishCheckpointRequest(name=name_of(name))
+        return await self._answer(request.name, "UnpublishCheckpoint", request)
+
+    @future("copy of {name_of(source)}")
+    async def _copy(
+        self,
+        source: str | Checkpoint,
+        run: str | TrainingRun,
+        name: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Copy a checkpoint, of this project or published, into a run of this project.
+
+        Args:
+            source: The checkpoint to copy; the server copies it.
+            run: The run that gets the copy.
+            name: The copy's id within the run.
+            labels: Labels of the copy.
+            ttl_seconds: The copy is deleted so long after it was made; kept if None.
+            progress: Called with bytes done and in all, from another thread.
+
+        Raises:
+            AlreadyExistsError: If the run has a checkpoint of this id.
+            NotFoundError: If source or run does not exist.
+        """
+        parent = await self._core.get_run(self._core.run_name(name_of(run)))
+        endpoint = self._core.trainer_endpoint(parent)
+        request = trainer_pb2.CopyCheckpointRequest(
+            parent=parent.name,
+            request_id=str(uuid.uuid4()),
+            source_checkpoint=name_of(source),
+            checkpoint_id=name,
+            labels=dict(labels or {}),
+            ttl=None if ttl_seconds is None else encode_ttl(ttl_seconds),
+        )
+        operation = await self._core.transport.call(
+            endpoint, lambda c: c.trainer.CopyCheckpoint, request
+        )
+        answer = trainer_pb2.Checkpoint()
+        await wait_task(self._core, endpoint, operation, answer, progress)
+        return codec.decode_checkpoint(answer)
+
+    @future("export of {name_of(name)}")
+    async def _export(
+        self,
+        name: str | Checkpoint,
+        export_format: str = "peft",
+        *,
+        progress: Progress | None = None,
+    ) -> CheckpointExport:
+        """Write a checkpoint on the server in the layout of other tools, to be downloaded.
+
+        Args:
+            name: The checkpoint.
+            export_format: `peft`: the adapter, as PEFT and vLLM load it. `merged`: a whole model in
+                Hugging Face layout.
+            progress: Called with bytes done and in all, from another thread.
+
+        Raises:
+            ConfigurationError: If there is no such format.
+            NotFoundError: If there is no such checkpoint.
+        """
+        if export_format not in _EXPORT_FORMATS:
+            raise ConfigurationError(
+                f"there is no export format {export_format!r}",
+                remedy=f"use one of {', '.join(_EXPORT_FORMATS)}",
+            )
+        endpoint = await endpoint_of(self._core, name_of(name))
+        request = trainer_pb2.ExportCheckpointRequest(
+            name=name_of(name),
+            request_id=str(uuid.uuid4()),
+            format=_EXPORT_FORMATS[export_format],
+        )
+        operation = await self._core.transport.call(
+            endpoint, lambda c: c.trainer.ExportCheckpoint, request
+        )
+        answer = trainer_pb2.CheckpointExport()
+        await wait_task(self._core, endpoint, operation, answer, progress)
+        return codec.decode_export(answer)
+
+    @call
+    async def _download(
+        self,
+        name: str | Checkpoint | CheckpointExport,
+        folder: str | Path,
+        *,
+        progress: Progress | None = None,
+    ) -> list[Path]:
+        """Fetch the files of a checkpoint or export into a folder.
+
+        A call that was cut off is continued by the same call: what is there is verified by hash and
+        not fetched again.
+
+        Args:
+            name: A checkpoint or export, or the resource name of one.
+            folder: Created if it is missing.
+            progress: Called with bytes done and in all, from another thread.
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            DataLossError: If a file is not what the server says; it is removed.
+        """
+        return await files.download_checkpoint(
+            self._core, name_of(name), Path(folder), progress=progress
+        )
+
+    @call
+    async def _import_adapter(
+        self,
+        folder: str | Path,
+        run: str | TrainingRun,
+        name: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        ttl_seconds: float | None = None,
+        progress: Progress | None = None,
+    ) -> Checkpoint:
+        """Send a PEFT adapter from this machine and make it a checkpoint.
+
+        Args:
+            folder: Holds `adapter_config.json` and `adapter_model.safetensors`.
+            run: The run that is to have the checkpoint, on the adapter's base model; its own
+                adapter may be another one.
+            name: The checkpoint's id within the run.
+            labels: Labels of the checkpoint.
+            ttl_seconds: It is deleted so long after the import; kept if None.
+            progress: Called with bytes sent and in all, from another thread.
+
+        Raises:
+            ConfigurationError: If a file is missing.
+            InvalidArgumentError: If the server does not accept the adapter.
+        """
+        return await files.import_adapter(
+            self._core,
+            Path(folder),
+            name_of(run),
+            name,
+            labels=labels or {},
+            ttl_seconds=ttl_seconds,
+            progress=progress,
+        )
+
+    async def _answer(self, name: str, method: str, request: object) -> Checkpoint:
+        """Call a method that answers with a checkpoint, at the trainer that knows it."""
+        endpoint = await endpoint_of(self._core, name)
+        answer = await self._core.transport.call(
+            endpoint, lambda c: getattr(c.trainer, method), request
+        )
+        return codec.decode_checkpoint(answer)
+
+    async def _list_at(self, endpoint: Endpoint, parent: str) -> list[Checkpoint]:
+        found: list[Checkpoint] = []
+        token = ""
+        while True:
+            request = trainer_pb2.ListCheckpointsRequest(
+                parent=parent, page_size=_PAGE_SIZE, page_token=token
+            )
+            answer = await self._core.transport.call(
+                endpoint, lambda c: c.trainer.ListCheckpoints, request
+            )
+            found.extend(codec.decode_checkpoint(message) for message in answer.checkpoints)
+            token = answer.next_page_token
+            if not token:
+                return found
+
+
+def _created_at(checkpoint: Checkpoint) -> float:
+    return checkpoint.create_time.timestamp() if checkpoint.create_time else 0.0

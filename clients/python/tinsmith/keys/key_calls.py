@@ -1,0 +1,99 @@
+"""Calls on API keys, as coroutines of the background loop; `client` has the forms for users."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from tinsmith.names import KeyName, ProjectName
+from tinsmith.rpc import codec
+from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.forms import call
+from tinsmith.types import ApiKey, NewApiKey
+from tinsmith.v1 import scheduler_pb2
+
+_PAGE_SIZE = 1000
+
+
+class KeyCalls:
+    """The API keys of a project, that of the client unless told otherwise.
+
+    Every call needs a key of the scope `admin`, but to revoke the key that the client itself uses.
+
+    Example:
+        >>> key = client.keys.create(display_name="nightly evaluation")
+        >>> print(key.secret)
+    """
+
+    def __init__(self, core: ClientCore) -> None:
+        self._core = core
+
+    @call
+    async def _create(
+        self, *, scopes: Sequence[str] = ("user",), display_name: str = "", project: str = ""
+    ) -> NewApiKey:
+        """Create a key, and its project with the first one.
+
+        Args:
+            scopes: What it may do: `user`, `admin`.
+            display_name: What it is for, for people.
+            project: Id of another project, whose keys operators may manage.
+
+        Returns:
+            The key with its secret, which is not kept anywhere.
+
+        Raises:
+            PermissionDeniedError: If the client's key may not manage keys.
+        """
+        request = scheduler_pb2.CreateKeyRequest(
+            parent=self._project_name(project),
+            request_id=str(uuid.uuid4()),
+            scopes=scopes,
+            display_name=display_name,
+        )
+        key = await self._core.transport.call(
+            self._core.scheduler, lambda c: c.scheduler.CreateKey, request
+        )
+        return codec.decode_new_key(key)
+
+    @call
+    async def _list(self, *, project: str = "") -> list[ApiKey]:
+        """Return the keys of a project, newest first, revoked ones included.
+
+        Raises:
+            PermissionDeniedError: If the client's key may not manage keys.
+        """
+        found: list[ApiKey] = []
+        token = ""
+        while True:
+            request = scheduler_pb2.ListKeysRequest(
+                parent=self._project_name(project), page_size=_PAGE_SIZE, page_token=token
+            )
+            answer = await self._core.transport.call(
+                self._core.scheduler, lambda c: c.scheduler.ListKeys, request
+            )
+            found.extend(codec.decode_key(message) for message in answer.keys)
+            token = answer.next_page_token
+            if not token:
+                return found
+
+    @call
+    async def _revoke(self, name: str, *, project: str = "") -> ApiKey:
+        """Refuse a key, given by resource name or id, from now on; repeating it succeeds.
+
+        Returns:
+            The key, revoked.
+
+        Raises:
+            NotFoundError: If the project has no such key.
+        """
+        if "/" not in name:
+            name = f"{self._project_name(project)}/keys/{name}"
+        request = scheduler_pb2.RevokeKeyRequest(name=str(KeyName.parse(name)))
+        key = await self._core.transport.call(
+            self._core.scheduler, lambda c: c.scheduler.RevokeKey, request
+        )
+        return codec.decode_key(key)
+
+    def _project_name(self, project: str) -> str:
+        return str(ProjectName(project)) if project else self._core.project

@@ -1,0 +1,62 @@
+"""Opening a sampling session on one source of weights."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+from tinsmith.errors import ConfigurationError
+from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.transport import Endpoint
+from tinsmith.sampling.sampler import Sampler
+from tinsmith.v1 import scheduler_pb2
+
+
+async def open_sampler(
+    core: ClientCore,
+    *,
+    base_model: str = "",
+    checkpoint: str = "",
+    run: str = "",
+    min_version: Callable[[], int] = lambda: 0,
+) -> Sampler:
+    """Open a sampling session. Runs in the background loop.
+
+    Args:
+        core: What the client shares.
+        base_model: Name of a base model.
+        checkpoint: Resource name of a checkpoint.
+        run: Resource name or id of a run, for its live weights.
+        min_version: The version that each request must see at least.
+
+    Raises:
+        ConfigurationError: Unless exactly one source is given.
+    """
+    if sum(map(bool, (base_model, checkpoint, run))) != 1:
+        raise ConfigurationError(
+            "a sampler needs one source", remedy="give base_model=, checkpoint= or run="
+        )
+    request = scheduler_pb2.CreateSamplingSessionRequest(
+        parent=core.session.name, request_id=str(uuid.uuid4())
+    )
+    if base_model:
+        request.base_model = base_model
+    elif checkpoint:
+        request.checkpoint = checkpoint
+    else:
+        request.run = core.run_name(run)
+    message = await core.transport.call(
+        core.scheduler, lambda c: c.scheduler.CreateSamplingSession, request
+    )
+
+    async def locate() -> str:
+        found = await core.transport.call_once(
+            core.scheduler,
+            lambda c: c.scheduler.GetSamplingSession,
+            scheduler_pb2.GetSamplingSessionRequest(name=message.name),
+            timeout_s=10,
+        )
+        return found.sampler_address
+
+    endpoint = Endpoint(message.sampler_address or core.settings.address, locate)
+    return Sampler(core, message, endpoint, min_version)

@@ -1,0 +1,391 @@
+"""Calls of one run; `training_run` has all forms of them."""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tinsmith import names
+from tinsmith.rpc import codec, operations
+from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.forms import call, submits
+from tinsmith.rpc.futures import OperationFuture
+from tinsmith.rpc.operations import OperationStream
+from tinsmith.sampling.opening import open_sampler
+from tinsmith.sampling.sampler import Sampler
+from tinsmith.text.tokenizer import Tokenizer
+from tinsmith.training.custom_loss import CustomLoss, evaluate_loss, forward_data, linear_data
+from tinsmith.types import (
+    AdamParams,
+    Checkpoint,
+    Datum,
+    FloatArray,
+    ForwardBackwardOutput,
+    LoadWeightsResponse,
+    OptimStepResponse,
+    TrainingRunInfo,
+)
+from tinsmith.v1 import scheduler_pb2, trainer_pb2
+
+DEFAULT_LOSS = "cross_entropy"
+
+OperationResult = ForwardBackwardOutput | OptimStepResponse | Checkpoint | LoadWeightsResponse
+"""What an operation may end with, by its kind."""
+
+
+class TrainingRunCalls:
+    """One trainable model on the server: the handle that a training loop works with.
+
+    Each method that changes or reads weights submits an operation and returns its future at once;
+    operations execute in the order of the calls, whatever order their futures are awaited in.
+
+    Example:
+        >>> gradient = run.forward_backward(batch, "cross_entropy")
+        >>> update = run.optim_step(AdamParams(learning_rate=1e-4))
+        >>> print(gradient.result().loss, update.result().version)
+    """
+
+    def __init__(
+        self,
+        core: ClientCore,
+        message: scheduler_pb2.TrainingRun,
+        status: trainer_pb2.RunStatus | None = None,
+    ) -> None:
+        """Take a run over.
+
+        Args:
+            core: What the client shares.
+            message: The run.
+            status: State of a run that was used before; a new one has none.
+        """
+        self._core = core
+        self.info: TrainingRunInfo = codec.decode_run(message)
+        status = status or trainer_pb2.RunStatus(next_sequence_number=1)
+        self._version = status.version
+        # What waits may be above the first free number, behind one that has not arrived.
+        highest = max((each.sequence_number for each in status.pending_operations), default=0)
+        self._stream = OperationStream(
+            core.background,
+            core.transport,
+            core.trainer_endpoint(message),
+            message.name,
+            next_sequence_number=max(status.next_sequence_number, highest + 1),
+            revision=status.latest_revision,
+        )
+        core.streams.add(self._stream)
+        self._resumed = [
+            self._stream.resume(each.sequence_number, each.kind, self._decode_pending)
+            for each in status.pending_operations
+        ]
+
+    @property
+    def name(self) -> str:
+        """Resource name, `projects/{project}/trainingRuns/{run}`."""
+        return self.info.name
+
+    @property
+    def base_model(self) -> str:
+        """Name of the base model."""
+        return self.info.base_model
+
+    @property
+    def version(self) -> int:
+        """Version of the weights, as far as results have arrived; samplers see it or newer."""
+        return self._version
+
+    @property
+    def pending_operations(self) -> list[OperationFuture[OperationResult]]:
+        """Futures of what was acknowledged to an earlier client and had not ended, by number.
+
+        Empty for a run that this client created. What was sent as `forward_backward_custom` comes
+        back as the plain result of its linear pass.
+        """
+        return list(self._resumed)
+
+    def operation(self, sequence_number: int) -> OperationFuture[OperationResult]:
+        """Return a future of any operation of the run, of this or an earlier client.
+
+        Its `result()` raises `NotFoundError` if there is no operation of this number, and
+        `FailedPreconditionError` with the reason `OPERATION_EXPIRED` if it ended so long ago that
+        its result is not kept.
+
+        Args:
+            sequence_number: Its number, as `OperationFuture.sequence_number` has it.
+        """
+        return self._stream.look_up(sequence_number, _decode_result)
+
+    def __repr__(self) -> str:
+        return f"TrainingRun({self.name!r}, base_model={self.base_model!r})"
+
+    @submits
+    def forward(
+        self,
+        data: Sequence[Datum],
+        loss_fn: str = DEFAULT_LOSS,
+        loss_fn_config: Mapping[str, float] | None = None,
+    ) -> OperationFuture[ForwardBackwardOutput]:
+        """Compute the loss and log-probabilities of a batch, and no gradient.
+
+        The arguments, the result and the errors are those of `forward_backward`.
+        """
+        request = trainer_pb2.ForwardRequest(
+            run=self.name,
+            data=codec.encode_data(data),
+            loss=codec.encode_loss(loss_fn, loss_fn_config),
+        )
+        return self._stream.submit(operations.FORWARD, request, codec.decode_forward)
+
+    @submits
+    def forward_backward(
+        self,
+        data: Sequence[Datum],
+        loss_fn: str = DEFAULT_LOSS,
+        loss_fn_config: Mapping[str, float] | None = None,
+    ) -> OperationFuture[ForwardBackwardOutput]:
+        """Accumulate the gradient of a batch.
+
+        Args:
+            data: The batch.
+            loss_fn: Name of the loss, a sum over tokens and datums: `cross_entropy`,
+                `importance_sampling`, `ppo`, `cispo`, `dro` or `gspo`.
+            loss_fn_config: Its settings, such as `clip_low_threshold` of `ppo` or `beta` of `dro`.
+
+        Returns:
+            A future of the loss, its metrics, and log-probabilities by datum, float32 [T].
+
+        Raises:
+            InvalidArgumentError: At once, if `data` is no list of datums; from `result()`, if the
+                server refuses the batch.
+            ResourceExhaustedError: From `result()`, if the batch is too large or the queue full.
+        """
+        return self._stream.submit(
+            operations.FORWARD_BACKWARD,
+            self._forward_backward_request(data, loss_fn, loss_fn_config),
+            codec.decode_forward,
+        )
+
+    def forward_backward_custom(
+        self, data: Sequence[Datum], loss_fn: CustomLoss
+    ) -> OperationFuture[ForwardBackwardOutput]:
+        """Accumulate the gradient of a loss that is computed here.
+
+        Runs a forward pass and waits for it, computes the loss and its gradient by log-probability
+        in the calling thread, then submits a pass that is linear in the log-probabilities and has
+        this gradient. In the result, `loss:sum` is the custom loss.
+
+        Args:
+            data: The batch; each datum needs `target_tokens`.
+            loss_fn: Called with the batch and a list of log-probabilities, each [T] or, for so
+                many targets, [T, K]. It returns `(value, metrics)` if written with torch,
+                `(value, gradients, metrics)` if with numpy: see `tinsmith.CustomLoss`.
+
+        Returns:
+            A future of the linear pass.
+
+        Raises:
+            TinsmithError: If the forward pass fails.
+        """
+        outputs = self.forward(forward_data(data), DEFAULT_LOSS).result().outputs
+        return self._linear_pass(data, loss_fn, [output.logprobs for output in outputs])
+
+    async def forward_backward_custom_async(
+        self, data: Sequence[Datum], loss_fn: CustomLoss
+    ) -> OperationFuture[ForwardBackwardOutput]:
+        """Do as `forward_backward_custom`; only `loss_fn` itself blocks the event loop."""
+        outputs = (await self.forward(forward_data(data), DEFAULT_LOSS)).outputs
+        return self._linear_pass(data, loss_fn, [output.logprobs for output in outputs])
+
+    @submits
+    def optim_step(
+        self, adam_params: AdamParams | None = None
+    ) -> OperationFuture[OptimStepResponse]:
+        """Apply the accumulated gradient with AdamW and clear it.
+
+        Args:
+            adam_params: Hyper-parameters of this step; the defaults of `AdamParams` if None.
+
+        Returns:
+            A future of the version that the step made, and its metrics.
+
+        Raises:
+            FailedPreconditionError: From `result()`, if there is no gradient.
+            AbortedError: From `result()`, if a part of the gradient failed.
+        """
+        request = trainer_pb2.OptimStepRequest(
+            run=self.name, adam=codec.encode_adam(adam_params or AdamParams())
+        )
+        return self._stream.submit(operations.OPTIM_STEP, request, self._decode_optim_step)
+
+    @submits
+    def save_state(
+        self,
+        name: str,
+        ttl_seconds: float | None = None,
+        *,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> OperationFuture[Checkpoint]:
+        """Save weights and optimizer state under a name, to go on training from.
+
+        Args:
+            name: Id within the run.
+            ttl_seconds: It is deleted so long after the save; None keeps it.
+            user_metadata: Labels of the checkpoint.
+
+        Returns:
+            A future of the checkpoint.
+
+        Raises:
+            AlreadyExistsError: From `result()`, if the run has a checkpoint of this name.
+        """
+        return self._save(name, trainer_pb2.Checkpoint.KIND_TRAINING, user_metadata, ttl_seconds)
+
+    @submits
+    def save_weights_for_sampler(
+        self,
+        name: str,
+        ttl_seconds: float | None = None,
+        *,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> OperationFuture[Checkpoint]:
+        """Save weights under a name, to sample from.
+
+        Arguments, result and errors are those of `save_state`.
+        """
+        return self._save(name, trainer_pb2.Checkpoint.KIND_SAMPLER, user_metadata, ttl_seconds)
+
+    @submits
+    def load_state(self, path: str | Checkpoint) -> OperationFuture[LoadWeightsResponse]:
+        """Replace the weights by those of a checkpoint; the optimizer starts anew.
+
+        Args:
+            path: A checkpoint, its resource name, or its id within this run.
+
+        Returns:
+            A future of the version that the run has now.
+
+        Raises:
+            NotFoundError: From `result()`, if there is no such checkpoint.
+        """
+        return self._load(path, include_optimizer=False)
+
+    @submits
+    def load_state_with_optimizer(
+        self, path: str | Checkpoint
+    ) -> OperationFuture[LoadWeightsResponse]:
+        """Replace weights and optimizer state by those of a checkpoint of `save_state`.
+
+        Arguments, result and errors are those of `load_state`.
+        """
+        return self._load(path, include_optimizer=True)
+
+    @call
+    async def _sampler(self) -> Sampler:
+        """Return a sampler of the live weights.
+
+        Each request uses weights at least as new as the last `optim_step` whose result arrived.
+        """
+        return await open_sampler(self._core, run=self.name, min_version=lambda: self._version)
+
+    @call
+    async def _save_weights_and_get_sampling_client(self, name: str | None = None) -> Sampler:
+        """Save the weights, and return a sampler that stays at them.
+
+        Args:
+            name: Id of the checkpoint within the run; drawn if None.
+
+        Returns:
+            The sampler; it serves the weights of this moment, whatever the run does later.
+        """
+        saved = await self.save_weights_for_sampler(name or f"sampler-{secrets.token_hex(6)}")
+        return await open_sampler(self._core, checkpoint=saved.name)
+
+    @call
+    async def _get_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer of the base model."""
+        return await self._core.get_tokenizer(self.base_model)
+
+    def get_info(self) -> TrainingRunInfo:
+        """Return what the run is: its model, adapter and labels."""
+        return self.info
+
+    def _forward_backward_request(
+        self, data: Sequence[Datum], loss_fn: str, config: Mapping[str, float] | None
+    ) -> trainer_pb2.ForwardBackwardRequest:
+        return trainer_pb2.ForwardBackwardRequest(
+            run=self.name,
+            data=codec.encode_data(data),
+            loss=codec.encode_loss(loss_fn, config),
+        )
+
+    def _linear_pass(
+        self, data: Sequence[Datum], loss_fn: CustomLoss, logprobs: list[FloatArray]
+    ) -> OperationFuture[ForwardBackwardOutput]:
+        evaluated = evaluate_loss(loss_fn, data, logprobs)
+        weighted = linear_data(data, evaluated.gradients)
+
+        def decode(message: trainer_pb2.ForwardBackwardResponse) -> ForwardBackwardOutput:
+            result = codec.decode_forward(message)
+            metrics = {**result.metrics, **evaluated.metrics}
+            metrics["surrogate_loss:sum"] = result.loss
+            metrics["loss:sum"] = evaluated.value
+            return ForwardBackwardOutput(outputs=result.outputs, metrics=metrics)
+
+        request = self._forward_backward_request(weighted, DEFAULT_LOSS, None)
+        return self._stream.submit(operations.FORWARD_BACKWARD, request, decode)
+
+    def _save(
+        self,
+        name: str,
+        kind: trainer_pb2.Checkpoint.Kind.ValueType,
+        labels: Mapping[str, str] | None,
+        ttl_seconds: float | None,
+    ) -> OperationFuture[Checkpoint]:
+        request = trainer_pb2.SaveCheckpointRequest(
+            parent=self.name, checkpoint_id=name, kind=kind, labels=dict(labels or {})
+        )
+        if ttl_seconds is not None:
+            request.ttl.FromTimedelta(datetime.timedelta(seconds=ttl_seconds))
+        return self._stream.submit(operations.SAVE_CHECKPOINT, request, codec.decode_checkpoint)
+
+    def _load(
+        self, checkpoint: str | Checkpoint, *, include_optimizer: bool
+    ) -> OperationFuture[LoadWeightsResponse]:
+        name = checkpoint if isinstance(checkpoint, str) else checkpoint.name
+        if "/" not in name:
+            run = names.RunName.parse(self.name)
+            name = str(names.CheckpointName(run.project, run.run, name))
+        request = trainer_pb2.LoadCheckpointRequest(
+            run=self.name, checkpoint=name, include_optimizer=include_optimizer
+        )
+        return self._stream.submit(operations.LOAD_CHECKPOINT, request, self._decode_load)
+
+    def _decode_pending(self, message: Any) -> OperationResult:
+        if isinstance(message, trainer_pb2.OptimStepResponse | trainer_pb2.LoadCheckpointResponse):
+            self._version = message.version
+        return _decode_result(message)
+
+    def _decode_optim_step(self, message: trainer_pb2.OptimStepResponse) -> OptimStepResponse:
+        # Results arrive in the order of execution, so the last one is the state of the run.
+        self._version = message.version
+        return codec.decode_optim_step(message)
+
+    def _decode_load(self, message: trainer_pb2.LoadCheckpointResponse) -> LoadWeightsResponse:
+        self._version = message.version
+        return codec.decode_load(message)
+
+
+def _decode_result(message: Any) -> OperationResult:
+    """Return the result of an operation from its response message."""
+    match message:
+        case trainer_pb2.ForwardResponse() | trainer_pb2.ForwardBackwardResponse():
+            return codec.decode_forward(message)
+        case trainer_pb2.OptimStepResponse():
+            return codec.decode_optim_step(message)
+        case trainer_pb2.LoadCheckpointResponse():
+            return codec.decode_load(message)
+        case trainer_pb2.Checkpoint():
+            return codec.decode_checkpoint(message)
+        case _:
+            raise TypeError(f"{type(message).__name__} is not the response of an operation")
