@@ -31,10 +31,10 @@ from tinsmith.v1 import (
     trajectories_pb2,
 )
 from tinsmith_engine import Engine, LoraConfig
-from tinsmith_engine.contract.codec import adapter_to_json
 from tinsmith_engine.files.weight_files import ADAPTER_FILE
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
+from tinsmith_runtime.adapters import adapter_to_json
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
     ErrorCode,
