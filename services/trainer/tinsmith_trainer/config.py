@@ -49,7 +49,7 @@ class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
     result_retention_s: float = 24 * 3600.0
     """How long a result is kept after a client first got it."""
     unretrieved_retention_s: float = 7 * 24 * 3600.0
-    """How long a result is kept after its operation ended, if nobody got it."""
+    """How long a result is kept after its operation ended, if no client got it."""
     lease_ttl_s: float = 15.0
     """On a shared ledger: how long other trainers leave a silent one its runs."""
     gap_timeout_s: float = 60.0

@@ -3,8 +3,8 @@
 Rank 0 is the trainer: it serves, and has the ledger. The others hold their parts of the models and
 do what rank 0 sends (`tinsmith_engine.distributed`). They end when rank 0 says so: a SIGTERM, which
 torchrun sends to all, must not take them away while rank 0 still parks its runs. If any rank is
-lost all end at once, whoever started them starts them again, and the runs are restored from the
-ledger, which has everything that was acknowledged.
+lost, all end at once and are to be started again. The runs are then restored from the ledger, which
+has everything that was acknowledged.
 """
 
 from __future__ import annotations
