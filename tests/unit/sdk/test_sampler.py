@@ -41,9 +41,9 @@ def test_what_is_asked_for_is_sent_and_returned(
     assert request.weight_updates == sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT
     assert result.target_prompt_logprobs is not None
     assert result.target_prompt_logprobs.tolist() == [[-1, 0], [-1, -1]]
-    assert result.prompt_alternatives is not None
-    assert result.prompt_alternatives.tokens.tolist() == [[7] * 3] * 2
-    assert result.prompt_alternatives.logprobs.dtype == np.float32
+    assert result.prompt_alt_tokens is not None
+    assert result.prompt_alt_tokens.tokens.tolist() == [[7] * 3] * 2
+    assert result.prompt_alt_tokens.logprobs.dtype == np.float32
     assert result.prompt_logprobs is None
     sampler.sample([1]).result(timeout=10)
     plain = server.state.last["Sample"]
