@@ -30,7 +30,7 @@ from tests.fakes.trainer_rig import (
 )
 
 from tinsmith.v1 import trainer_pb2
-from tinsmith_engine import AdamParams, BatchRequest, ForwardResult, OptimStepResult
+from tinsmith_engine import AdamParams, BatchRequest, BatchResult, OptimStepResult
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
 
@@ -59,7 +59,7 @@ def cycles(engine_host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> Iterator
     compute, optim_steps = engine.compute, engine.optim_steps
     cycles = Cycles()
 
-    def recorded_compute(requests: Sequence[BatchRequest]) -> list[ForwardResult | TinsmithError]:
+    def recorded_compute(requests: Sequence[BatchRequest]) -> list[BatchResult | TinsmithError]:
         names = [str(request.run).rpartition("/")[2] for request in requests]
         cycles.batches.append(names)
         cycles.splits += [request.micro_batch_tokens for request in requests]
@@ -67,7 +67,7 @@ def cycles(engine_host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> Iterator
             raise RuntimeError("a bug")
         answers = compute(requests)
         for answer in answers:
-            if isinstance(answer, ForwardResult):
+            if isinstance(answer, BatchResult):
                 answer.micro_batch_tokens = cycles.split
         return answers
 

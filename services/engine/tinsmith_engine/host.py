@@ -1,7 +1,7 @@
 """The engines of a pod and the one thread that may touch them.
 
-Trainer and sampler of one process are given the same host, so that a training step and a decode
-step never run at the same time and weights pass from one to the other without a file.
+Trainer and sampler of one process share a host. A training step and a decode step then never run
+at the same time, and weights pass between them without a file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EngineHost:
         dtype: str,
         device: str,
         num_threads: int | None,
-        max_rows: int,
+        max_resident_runs: int,
         exact: bool | None = None,
         compiled: bool | None = None,
         load: Callable[..., Engine] = Engine.load,
@@ -56,7 +56,7 @@ class EngineHost:
             dtype: Of the base models, float32 or bfloat16.
             device: A torch device.
             num_threads: Threads of one operation; None takes all cores.
-            max_rows: Runs that each engine can hold.
+            max_resident_runs: Runs that each engine can hold.
             exact: Whether a run's bits must not depend on its neighbours; see `Engine.load`.
             compiled: Whether elementwise kernels are compiled; None does so on a GPU alone.
             load: Loads one model, with the arguments of `Engine.load`.
@@ -76,7 +76,7 @@ class EngineHost:
                 directories[name],
                 dtype=dtype,
                 device=device,
-                max_rows=max_rows,
+                max_resident_runs=max_resident_runs,
                 num_threads=num_threads,
                 exact=exact,
                 compiled=compiled,

@@ -41,7 +41,7 @@ def load_engines(config: SamplerConfig) -> EngineHost:
         num_threads=config.num_threads or None,
         exact=config.exact,
         compiled=config.compiled,
-        max_rows=1,
+        max_resident_runs=1,
     )
     # Those of the hub are here now.
     require_tokenizers(host.directories)

@@ -70,7 +70,7 @@ def load_engines(config: TrainerConfig, load: Callable[..., Engine] = Engine.loa
         num_threads=config.num_threads or None,
         exact=config.exact,
         compiled=config.compiled,
-        max_rows=config.max_resident_runs,
+        max_resident_runs=config.max_resident_runs,
         load=load,
     )
     # Those of the hub are here now.
