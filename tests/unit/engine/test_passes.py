@@ -56,7 +56,7 @@ def use(
 
 
 @pytest.mark.parametrize(
-    ("wearers", "groups"),
+    ("uses", "groups"),
     [
         pytest.param([use(2), use(0), use(1)], [[1, 2, 0]], id="neighbours-by-row"),
         pytest.param([use(0), use(3), use(6)], [[0, 1, 2]], id="one-stride"),

@@ -172,7 +172,7 @@ class ShardedDecoder(Decoder):
         raise _no_parameters()
 
     def bind(self, run: RunTensors | None) -> Bound:
-        """Return the base model's weights, or the adapters of a stack.
+        """Return the base model's weights, or the adapters of a group.
 
         Raises:
             InvalidFieldError: The run trains all weights.

@@ -144,7 +144,7 @@ class Decoder:
         return self._base_parameters
 
     def bind(self, run: RunTensors | None) -> Bound:
-        """Return the weights of a full run or of the base model, or the adapters of a stack."""
+        """Return the weights of a full run or of the base model, or the adapters of a group."""
         if run is not None and not run.is_full:
             return bind_adapters(self._specs, self._base_parameters.dtype, run)
         return bind_weights(
@@ -152,7 +152,7 @@ class Decoder:
         )
 
     def head_adapter(self, bound: Bound, index: int) -> LoraTarget | None:
-        """Return the adapter of the unembedding of one run of a stack, or None."""
+        """Return the adapter of the unembedding of one run of a group, or None."""
         target = bound.linear(-1) if isinstance(bound, AdapterWeights) else None
         return None if target is None else target.run(index)
 

@@ -29,7 +29,7 @@ from tinsmith_engine.products.ops import swiglu, swiglu_backward
 from tinsmith_engine.products.split_products import KSplit
 
 Groups = tuple[tuple[GroupBatch, ...], ...]
-"""For each adapted stack its groups, by padded length."""
+"""For each adapter group its expert groups, by padded length."""
 GroupsSaved = tuple[tuple[Tensor, ...], ...]
 
 

@@ -153,7 +153,7 @@ class Dispatch:
     def groups(
         self, tokens: slice, num_runs: int, num_experts: int, *, tile: int | None
     ) -> tuple[GroupBatch, ...]:
-        """Return the groups of the rows that a stack of runs has in the pass, by padded length.
+        """Return the groups of the rows that an adapter group has in the pass, by padded length.
 
         Args:
             tokens: Rows of the pass; each run has as many.

@@ -6,7 +6,8 @@ left over at the end of a block differently. Only attention is padded, each sequ
 that depends on itself alone.
 
 Split, rows and padding of an operation depend on the operation alone, never on load or on other
-runs. They change the order of float additions: the same operation then gives the same bits whatever else is in the pass.
+runs. They change the order of float additions: the same operation then gives the same bits
+whatever else is in the pass.
 """
 
 from __future__ import annotations

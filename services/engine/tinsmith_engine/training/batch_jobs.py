@@ -41,7 +41,7 @@ class Job:
         run: Whose weights are used; None for the base model.
         micro_batch_tokens: How the batch is split.
         starts_fresh: Whether this process computes a part of the gradient that does not continue
-            what the run accumulated before (`distributed.lanes`).
+            what the run accumulated before (`distributed.microbatch_assignment`).
         outcome: What became of it, once it ended.
     """
 

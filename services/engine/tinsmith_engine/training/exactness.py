@@ -23,7 +23,7 @@ from tinsmith_runtime.errors import ExactnessUnavailableError
 if TYPE_CHECKING:
     from tinsmith_engine.training.engine import Engine
 
-# Ranks and sequence lengths: equal segments that stack, ragged ones, and one of several sequences.
+# Ranks and lengths: equal segments that form a group, ragged ones, and one of several sequences.
 _TENANTS = (
     (8, (17,)),
     (8, (20,)),

@@ -51,7 +51,7 @@ class ObjectStore(Protocol):
         ...
 
     def write_new(self, path: str, data: bytes) -> None:
-        """Store an object that nobody else may have written.
+        """Store an object unless another writer did.
 
         Of several writers at most one is told that it succeeded; where the store knows no
         conditional writes it may be none.
@@ -138,7 +138,7 @@ class ObjectStore(Protocol):
     def presigned_url(self, path: str, *, expires_s: float) -> str | None:
         """Return a URL that downloads an object without credentials.
 
-        None if the store cannot be reached by URL: somebody else must then serve the object.
+        None if the store cannot be reached by URL: the object must then be served by a pod.
         """
         ...
 

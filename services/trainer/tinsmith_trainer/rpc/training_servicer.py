@@ -23,8 +23,8 @@ from tinsmith_runtime.ledger import OperationRecord
 from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle.operation_reader import OperationReader, operation_expired
-from tinsmith_trainer.ownership.adoption import ReleaseMode, RunPlacement
-from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.adoption import ReleaseMode, RunAdoption
+from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry, is_final, run_not_found
 from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.rpc import training_codec
@@ -55,7 +55,7 @@ class TrainerServicer(CheckpointServicer):
     Args:
         config: Limits that are told to clients.
         registry: Runs and their queues.
-        placement: Takes runs and gives them up.
+        adoption: Takes runs and gives them up.
         lease: Whether this process may answer for its runs.
         reader: Reads operations and waits for them.
         checkpoints: What the checkpoint calls are mapped onto.
@@ -67,8 +67,8 @@ class TrainerServicer(CheckpointServicer):
         self,
         config: TrainerConfig,
         registry: RunRegistry,
-        placement: RunPlacement,
-        lease: LeaseKeeper,
+        adoption: RunAdoption,
+        lease: Lease,
         reader: OperationReader,
         checkpoints: CheckpointDomain,
         publisher: Publisher,
@@ -77,7 +77,7 @@ class TrainerServicer(CheckpointServicer):
         super().__init__(registry, checkpoints)
         self._config = config
         self._registry = registry
-        self._placement = placement
+        self._adoption = adoption
         self._lease = lease
         self._reader = reader
         self._publisher = publisher
@@ -96,7 +96,7 @@ class TrainerServicer(CheckpointServicer):
             max_queued_tokens=self._config.max_queued_tokens,
             max_project_queued_tokens=self._config.max_project_queued_tokens,
             max_resident_runs=self._config.max_resident_runs,
-            num_resident_runs=sum(run.is_resident for run in self._registry.runs),
+            num_resident_runs=sum(run.state.is_resident for run in self._registry.runs),
         )
 
     async def AdoptRun(
@@ -104,7 +104,7 @@ class TrainerServicer(CheckpointServicer):
     ) -> trainer_pb2.AdoptRunResponse:
         current_caller().require_scope(POD_SCOPE)
         name = training_codec.decode_run(request.run)
-        version = await self._placement.adopt(
+        version = await self._adoption.adopt(
             str(name),
             request.base_model,
             engine_codec.decode_adapter(request.adapter),
@@ -118,7 +118,7 @@ class TrainerServicer(CheckpointServicer):
         current_caller().require_scope(POD_SCOPE)
         if request.mode not in _RELEASE_MODES:
             raise InvalidFieldError("mode", "must be MODE_PARK, MODE_HAND_OVER or MODE_DELETE")
-        await self._placement.release(
+        await self._adoption.release(
             str(training_codec.decode_run(request.run)), request.epoch, _RELEASE_MODES[request.mode]
         )
         return trainer_pb2.ReleaseRunResponse()
@@ -127,7 +127,7 @@ class TrainerServicer(CheckpointServicer):
         self, request: trainer_pb2.GetRunStatusRequest, context: Context
     ) -> trainer_pb2.RunStatus:
         run = await self._owned_run(training_codec.decode_run(request.run))
-        return self._status(run, next_sequence_number=run.next_free_number)
+        return self._status(run, next_sequence_number=run.queue.next_free_number)
 
     async def ListRunStatuses(
         self, request: trainer_pb2.ListRunStatusesRequest, context: Context
@@ -141,7 +141,7 @@ class TrainerServicer(CheckpointServicer):
                     version=run.record.version,
                     num_pending_operations=len(run.queue),
                     waiting_for=self._waiting_for(run),
-                    resident=run.is_resident,
+                    resident=run.state.is_resident,
                 )
                 for run in self._registry.runs
                 if run.queue and run.name.split("/")[1] == project
@@ -155,11 +155,11 @@ class TrainerServicer(CheckpointServicer):
         run = await self._registry.find(str(training_codec.decode_run(request.run)))
         self._lease.require()
         await self._registry.resume(run)
-        return self._status(run, next_sequence_number=run.highest_number + 1)
+        return self._status(run, next_sequence_number=run.queue.highest_number + 1)
 
     def _waiting_for(self, run: LiveRun) -> str:
         """Return what the next operation of a run waits for; empty if it runs or there is none."""
-        return self._registry.standing(run, min(run.queue)).waiting_for if run.queue else ""
+        return self._registry.status(run, min(run.queue)).waiting_for if run.queue else ""
 
     def _status(self, run: LiveRun, *, next_sequence_number: int) -> trainer_pb2.RunStatus:
         return trainer_pb2.RunStatus(
@@ -168,13 +168,13 @@ class TrainerServicer(CheckpointServicer):
             next_sequence_number=next_sequence_number,
             num_pending_operations=len(run.queue),
             waiting_for=self._waiting_for(run),
-            resident=run.is_resident,
+            resident=run.state.is_resident,
             replay_diverged=run.record.replay_diverged,
             pending_operations=[
                 trainer_pb2.PendingOperation(sequence_number=number, kind=operation.record.kind)
                 for number, operation in sorted(run.queue.items())
             ],
-            latest_revision=run.latest_revision,
+            latest_revision=run.queue.latest_revision,
         )
 
     async def PublishWeights(
@@ -257,7 +257,7 @@ class TrainerServicer(CheckpointServicer):
             if is_final(error) or isinstance(error, RequestIdReusedError):
                 await self._registry.refuse(submission, error)
             raise
-        # Thousands are accepted at once by a busy pod, and hardly anybody reads more than the name.
+        # Thousands are accepted at once by a busy pod, and few clients read more than the name.
         return describe(self._registry, run, record, looks_around=False)
 
     def _check_size(self, request: Any) -> None:
@@ -314,7 +314,7 @@ async def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:
     """Return a run of the caller's project.
 
     Raises:
-        RunNotFoundError: If there is none, or it belongs to somebody else.
+        RunNotFoundError: If there is none, or it belongs to another project.
         RunMovedError: If another trainer holds it.
     """
     current_caller().require_project(name.project, lambda: run_not_found(str(name)))
@@ -330,12 +330,12 @@ def describe(
         registry: All runs.
         run: Its run.
         record: Its row.
-        looks_around: Whether to count what other runs have before it; see `standing_of`.
+        looks_around: Whether to count what other runs have before it; see `status_of`.
 
     Raises:
         OperationExpiredError: If its result is not kept any more.
     """
     if record.is_expired:
         raise operation_expired(record.run, record.sequence_number)
-    standing = registry.standing(run, record.sequence_number, looks_around=looks_around)
-    return training_codec.encode_operation(record, standing)
+    status = registry.status(run, record.sequence_number, looks_around=looks_around)
+    return training_codec.encode_operation(record, status)
