@@ -19,6 +19,9 @@ SOURCES := clients services tests bench helm docs
 # What `make images` builds. The images of trainer and sampler take a CUDA build of torch unless
 # TORCH_INDEX_URL names another index.
 IMAGES ?= scheduler trainer sampler environment coordinator gateway controller driver
+# Extras and modules of images that are not called after their pod.
+IMAGE_ARGS_scheduler := EXTRA=scheduler,cluster
+IMAGE_ARGS_driver := EXTRA= MODULE=tinsmith.driver.main
 IMAGE_REPOSITORY ?= localhost/tinsmith
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
@@ -110,10 +113,8 @@ manifests-check: venv ## Lint the chart, and fail if what `make manifests` write
 images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name IMAGE_TAG=0.1.0 ENGINE=docker|podman|buildah
 	@$(or $(ENGINE),false) info >/dev/null 2>&1 || \
 		{ echo "no container engine answers: start docker, or install podman or buildah, or set ENGINE"; exit 1; }
-	@for pod in $(IMAGES); do \
-		$(ENGINE) build $(BUILD_ARGS) -f $$(ls services/$$pod/Dockerfile 2>/dev/null || echo clients/python/Dockerfile) \
-			-t $(IMAGE_REPOSITORY)/$$pod:$(IMAGE_TAG) . || exit 1; \
-	done
+	@$(foreach pod,$(IMAGES),$(ENGINE) build -f services/Dockerfile $(BUILD_ARGS) \
+		$(addprefix --build-arg ,POD=$(pod) $(IMAGE_ARGS_$(pod))) -t $(IMAGE_REPOSITORY)/$(pod):$(IMAGE_TAG) . &&) true
 
 test-cluster: venv ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e

@@ -15,16 +15,15 @@ import grpc.aio
 import pytest
 from google.protobuf import struct_pb2
 from grpc_status import rpc_status
+from tests.fakes.scheduler import POD_KEY, FakeScheduler
 
 from tinsmith import tensors
 from tinsmith.v1 import environment_pb2, environment_pb2_grpc, tensors_pb2, trajectories_pb2
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
-from tinsmith_environment.rpc import codec
-from tinsmith_runtime.errors import ConfigError, KeyInvalidError
-from tinsmith_runtime.rpc.auth import Authenticator, Caller
+from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.rpc.auth import USER_SCOPE
 from tinsmith_runtime.rpc.error_codec import decode_status
-from tinsmith_runtime.rpc.server import PodServer
 
 Code = grpc.StatusCode
 Metadata = tuple[tuple[str, str], ...]
@@ -44,14 +43,6 @@ MINE, THEIRS = bearer(1), bearer(2)
 
 def pid_of(answer: environment_pb2.StepInstanceResponse) -> int:
     return int(answer.info.fields["pid"].number_value)
-
-
-class TwoProjects:
-    async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
-        project = {"0" * 11 + "1": "mine", "0" * 11 + "2": "theirs"}.get(key_id)
-        if project is None:
-            raise KeyInvalidError("the API key is unknown")
-        return Caller(project, frozenset({"user"}), key_id)
 
 
 class Rig:
@@ -89,8 +80,15 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def running(**fields: Any) -> AsyncIterator[Rig]:
+    scheduler = FakeScheduler()
+    for number, project in enumerate(("mine", "theirs"), start=1):
+        key_id = f"{number:012d}"
+        scheduler.projects[key_id], scheduler.scopes[key_id] = project, frozenset({USER_SCOPE})
+    await scheduler.server.start()
     config = EnvironmentConfig(
         **{
+            "scheduler_address": scheduler.server.address,
+            "pod_key": POD_KEY,
             "num_workers": 2,
             "environments": "unruly=unruly_environments:UnrulyEnvironment",
             "python_path": str(UNRULY_FOLDER),
@@ -98,15 +96,14 @@ async def running(**fields: Any) -> AsyncIterator[Rig]:
             **fields,
         }
     )
-    authenticator = Authenticator(TwoProjects(), pod_key="pod-secret")
-    server = PodServer(config.server(), domain=codec.DOMAIN, authenticator=authenticator)
-    pod = EnvironmentPod(config, server)
-    await pod.start()
+    pod = EnvironmentPod(config)
     try:
+        await pod.start()
         async with grpc.aio.insecure_channel(pod.address) as channel:
             yield Rig(pod, channel)
     finally:
         await pod.stop()
+        await scheduler.server.stop()
 
 
 @pytest.fixture
@@ -188,7 +185,7 @@ async def test_a_foreign_instance_is_not_found(rig: Rig) -> None:
         await rig.stub.GetInstance(get, metadata=THEIRS, timeout=5)
     delete = environment_pb2.DeleteInstanceRequest(name=instance.name)
     await rig.stub.DeleteInstance(delete, metadata=THEIRS, timeout=5)
-    pod: Metadata = (("authorization", "Bearer pod-secret"),)
+    pod: Metadata = (("authorization", f"Bearer {POD_KEY}"),)
     assert await rig.step(instance.name, 0, metadata=pod)
     for _ in range(2):
         await rig.stub.DeleteInstance(delete, metadata=MINE, timeout=5)

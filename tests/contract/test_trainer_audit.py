@@ -66,7 +66,7 @@ def key_of(run: RunClient) -> str:
 
 
 async def change(run: RunClient, method: str, name: str) -> Any:
-    message = getattr(trainer_pb2, f"{method}CheckpointRequest")
+    message = getattr(checkpoint_pb2, f"{method}CheckpointRequest")
     return await run.call(f"{method}Checkpoint", message(name=name))
 
 

@@ -90,7 +90,7 @@ async def exported(run: RunClient, name: str, kind: Any = PEFT) -> checkpoint_pb
 
 async def publish(run: RunClient, name: str, *, undo: bool = False) -> checkpoint_pb2.Checkpoint:
     method = "UnpublishCheckpoint" if undo else "PublishCheckpoint"
-    return await run.call(method, getattr(trainer_pb2, f"{method}Request")(name=name))
+    return await run.call(method, getattr(checkpoint_pb2, f"{method}Request")(name=name))
 
 
 # Expiry.

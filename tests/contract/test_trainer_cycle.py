@@ -265,7 +265,7 @@ async def test_a_restore_holds_up_nobody_else(
     await parked.step()
     await release(parked, PARK)
     restore = Gate()
-    restore.hold_first(monkeypatch, rig.pod._registry.residency._replayer, "replay")
+    restore.hold_first(monkeypatch, rig.pod._residency._replayer, "replay")
     await parked.forward_backward()
     await restore.began.wait()
     assert metadata_of(await parked.get(3)).waiting_for == "the run to be restored"
@@ -280,7 +280,7 @@ async def test_a_save_holds_up_nobody_else(
     saving, other = await rig.new_run("saving"), await rig.new_run("other")
     await saving.step()
     save = Gate()
-    save.hold_first(monkeypatch, rig.pod._cycle._solo._saves._checkpoints, "save")
+    save.hold_first(monkeypatch, rig.pod._cycle._run_tasks._saves._checkpoints, "save")
     await saving.save("slow")
     await save.began.wait()
     assert metadata_of(await saving.get(3)).state == State.STATE_RUNNING
@@ -302,7 +302,7 @@ async def test_a_run_without_a_place_waits_for_one_and_says_so(
     for run in (deleted, outside):
         await run.forward_backward()
         async with asyncio.timeout(TIMEOUT_S):
-            while "a place in the engine" not in (await run.status()).waiting_for:
+            while "a slot of the engine" not in (await run.status()).waiting_for:
                 await asyncio.sleep(0.001)
     # A run needs no slot in order to be deleted.
     await release(deleted, DELETE)
@@ -449,7 +449,7 @@ async def test_a_pod_whose_cycle_died_is_unhealthy(
     def broken(_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(rig.pod._cycle._turns, "take", broken)
+    monkeypatch.setattr(rig.pod._cycle._planner, "take", broken)
     await run.forward_backward()
     await until(lambda: bool(rig.failed))
     answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)

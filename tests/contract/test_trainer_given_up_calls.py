@@ -59,7 +59,7 @@ async def test_a_deletion_whose_caller_left_is_finished_and_may_be_repeated(
 ) -> None:
     run = await rig.new_run("left-delete")
     await run.step()
-    residency = rig.pod._registry.residency
+    residency = rig.pod._residency
     evict, began, may_evict = residency.evict, asyncio.Event(), asyncio.Event()
 
     async def held_evict(live: object) -> None:

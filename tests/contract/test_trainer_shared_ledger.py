@@ -153,7 +153,7 @@ async def test_checkpoints_of_a_run_without_operations_stay_when_it_moves(
         raise CapacityExhaustedError("all places are busy")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rig.pod._registry.residency, "ensure", full)
+        patched.setattr(rig.pod._residency, "ensure", full)
         await rig.adopt(run.name, epoch=2)
     request = checkpoint_pb2.GetCheckpointRequest(name=made.name)
     assert (await run.call("GetCheckpoint", request)).name == made.name
@@ -164,7 +164,7 @@ async def test_an_adoption_that_broke_off_at_its_end_is_completed_by_the_next_tr
 ) -> None:
     run = await rig.new_run()
     # The cycle is not told, so the operation is left to the next process.
-    rig.pod._registry.on_work = lambda: None
+    monkeypatch.setattr(rig.pod._registry._has_work, "set", lambda: None)
     operation = await run.forward_backward(make_datum())
     await rig.restart()
 
@@ -172,7 +172,7 @@ async def test_an_adoption_that_broke_off_at_its_end_is_completed_by_the_next_tr
         raise StorageUnavailableError("the database is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(rig.pod._placement, "on_adopted", away)
+        patched.setattr(rig.pod._adoption, "_on_adopted", away)
         await refusal(rig.adopt(run.name, epoch=2))
     await rig.adopt(run.name, epoch=2)
     assert (await run.wait(operation)).done
@@ -184,10 +184,10 @@ async def test_a_run_that_can_not_be_loaded_is_free_for_others(
     run = await rig.new_run()
     await rig.restart()
 
-    async def broken(_: Any) -> None:
+    async def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(rig.pod._placement._loader, "load", broken)
+    monkeypatch.setattr(rig.pod._adoption._loader, "load", broken)
     assert (await refusal(rig.adopt(run.name, epoch=2))).code is InternalError.code
     await take_over(other, run, 3)
 

@@ -1,4 +1,4 @@
-"""The Dockerfiles of this repository, and what they say."""
+"""The one Dockerfile of this repository, and the image that it makes for each pod."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+DOCKERFILE = ROOT / "services/Dockerfile"
 PREFIX = "/opt/tinsmith"
 """Where every image has its environment."""
 
@@ -23,15 +24,15 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Dockerfile:
-    """An image, as its file describes it."""
+class Image:
+    """An image, as the Dockerfile describes it to those who give it these arguments."""
 
     pod: str
-    path: Path
+    arguments: dict[str, str]
 
     @property
     def instructions(self) -> list[Instruction]:
-        text = re.sub(r"\\\n", " ", re.sub(r"(?m)^\s*#.*\n", "", self.path.read_text()))
+        text = re.sub(r"\\\n", " ", re.sub(r"(?m)^\s*#.*\n", "", DOCKERFILE.read_text()))
         found: list[Instruction] = []
         stage = 0
         for line in filter(None, map(str.strip, text.splitlines())):
@@ -39,6 +40,16 @@ class Dockerfile:
             stage += word == "FROM"
             found.append(Instruction(word, rest.strip(), stage))
         return found
+
+    @property
+    def extras(self) -> list[str]:
+        """Extras that are installed; none for the client alone."""
+        return list(filter(None, self.arguments.get("EXTRA", self.pod).split(",")))
+
+    @property
+    def module(self) -> str:
+        """What the entry point runs."""
+        return self.arguments.get("MODULE", f"tinsmith_{self.pod}")
 
     def of(self, word: str) -> list[str]:
         """Return the texts of all instructions of a word."""
@@ -57,17 +68,27 @@ class Dockerfile:
     @property
     def installs(self) -> list[str]:
         """Commands that make the environment, in order."""
-        return [text for text in self.of("RUN") if PREFIX in text]
+        built = [entry for entry in self.instructions if entry.stage < self.last_stage[0].stage]
+        return [text for text in _texts(built, "RUN") if PREFIX in text]
 
 
 def _texts(instructions: list[Instruction], word: str) -> list[str]:
     return [entry.text for entry in instructions if entry.word == word]
 
 
-DOCKERFILES = [
-    *(Dockerfile(path.parent.name, path) for path in sorted(ROOT.glob("services/*/Dockerfile"))),
-    Dockerfile("driver", ROOT / "clients/python/Dockerfile"),
-]
+def _images() -> list[Image]:
+    """Return the images that `make images` builds, with the arguments that it gives."""
+    makefile = (ROOT / "Makefile").read_text()
+    [pods] = re.findall(r"(?m)^IMAGES \?= (.*)$", makefile)
+    given = dict(re.findall(r"(?m)^IMAGE_ARGS_(\w+) := (.*)$", makefile))
+    assert set(given) <= set(pods.split())
+    return [
+        Image(pod, dict(each.split("=", 1) for each in [f"POD={pod}", *given.get(pod, "").split()]))
+        for pod in sorted(pods.split())
+    ]
+
+
+IMAGES = _images()
 
 
 def copy_sources(instruction: str, folder: Path) -> None:

@@ -1,7 +1,8 @@
-"""What the Dockerfiles do, done without a container engine: their install and entry lines run here.
+"""What the Dockerfile does for each pod, done without a container engine.
 
-The light images are installed for real. Those with torch are not: that their extra is what the
-other lines need is checked in the environment of the tests.
+Its install lines run here, and the entry point that they make. The light images are installed for
+real. Those with torch are not: that their extra is what the other lines need is checked in the
+environment of the tests.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.dockerfiles import DOCKERFILES, PREFIX, ROOT, Dockerfile, copy_sources
+from tests.e2e.dockerfiles import IMAGES, PREFIX, ROOT, Image, copy_sources
 
 INSTALLED = tuple(os.environ.get("TINSMITH_E2E_IMAGES", "controller").split(","))
 """Images whose lines are run; each takes a minute. `make test-images` runs all without torch."""
@@ -28,72 +29,66 @@ _INSTALL_TIMEOUT_S = 600
 _RUN_TIMEOUT_S = 120
 
 
-@pytest.fixture(params=DOCKERFILES, ids=lambda dockerfile: dockerfile.pod)
-def dockerfile(request: pytest.FixtureRequest) -> Dockerfile:
-    assert isinstance(request.param, Dockerfile)
+@pytest.fixture(params=IMAGES, ids=lambda image: image.pod)
+def image(request: pytest.FixtureRequest) -> Image:
+    assert isinstance(request.param, Image)
     return request.param
 
 
 def test_every_pod_has_an_image_that_make_knows() -> None:
-    names = {dockerfile.pod for dockerfile in DOCKERFILES}
-    [line] = re.findall(r"^IMAGES \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert set(line.split()) == names
+    names = {image.pod for image in IMAGES}
     pods = {path.parent.parent.name for path in ROOT.glob("services/*/tinsmith_*/config.py")}
     assert names == pods - {"runtime"} | {"driver"}
 
 
-def test_images_are_built_in_two_stages_on_one_pinned_base(dockerfile: Dockerfile) -> None:
-    assert dockerfile.of("FROM") == ["${PYTHON_IMAGE} AS build", "${PYTHON_IMAGE}"]
-    [base] = [text for text in dockerfile.of("ARG") if text.startswith("PYTHON_IMAGE=")]
+def test_images_are_built_in_two_stages_on_one_pinned_base(image: Image) -> None:
+    assert image.of("FROM") == ["${PYTHON_IMAGE} AS build", "${PYTHON_IMAGE}"]
+    [base] = [text for text in image.of("ARG") if text.startswith("PYTHON_IMAGE=")]
     assert re.fullmatch(r"PYTHON_IMAGE=docker\.io/library/python:3\.11\.\d+-slim-\w+", base)
     assert [
-        entry for entry in dockerfile.last_stage if entry.word == "RUN" and "pip" in entry.text
+        entry for entry in image.last_stage if entry.word == "RUN" and "pip" in entry.text
     ] == []
 
 
-def test_images_run_as_nobody_in_particular(dockerfile: Dockerfile) -> None:
-    assert [entry.text for entry in dockerfile.last_stage if entry.word == "USER"] == [
-        "65532:65532"
-    ]
-    assert dockerfile.last_stage[-2].word == "USER"
+def test_images_run_as_nobody_in_particular(image: Image) -> None:
+    assert [entry.text for entry in image.last_stage if entry.word == "USER"] == ["65532:65532"]
+    assert image.last_stage[-2].word == "USER"
 
 
-def test_installs_keep_to_the_pinned_versions_and_leave_no_cache(dockerfile: Dockerfile) -> None:
-    [install] = [command for command in dockerfile.installs if "pip install" in command]
+def test_installs_keep_to_the_pinned_versions_and_leave_no_cache(image: Image) -> None:
+    [install] = [command for command in image.installs if "pip install" in command]
     assert "-c constraints.txt" in install
     assert "--no-cache-dir" in install
-    for command in dockerfile.of("RUN"):
+    for command in image.of("RUN"):
         assert "apt-get" not in command or "rm -rf /var/lib/apt/lists/*" in command
 
 
-def test_extras_exist_and_have_what_the_entry_point_needs(dockerfile: Dockerfile) -> None:
+def test_extras_exist_and_have_what_the_entry_point_needs(image: Image) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    [install] = [command for command in dockerfile.installs if "pip install" in command]
-    wanted = re.findall(r"\[([a-z0-9,]+)\]'", install)
-    for extra in ",".join(wanted).split(","):
-        assert not extra or extra in project["optional-dependencies"]
-    python, option, module = dockerfile.entry_point
-    assert (python, option) == ("python", "-m")
-    if dockerfile.pod == "driver":
-        assert importlib.util.find_spec(module)
+    for extra in image.extras:
+        assert extra in project["optional-dependencies"]
+    assert image.entry_point == [f"{PREFIX}/bin/tinsmith-pod"]
+    if image.pod == "driver":
+        assert image.extras == []
+        assert importlib.util.find_spec(image.module)
     else:
-        assert module == f"tinsmith_{dockerfile.pod}"
-        assert dockerfile.pod in wanted[0].split(",")
-        assert "--config" in _run([sys.executable, "-m", module, "--help"], ROOT)
+        assert image.module == f"tinsmith_{image.pod}"
+        assert image.pod in image.extras
+        assert "--config" in _run([sys.executable, "-m", image.module, "--help"], ROOT)
     # Every requirement has a version that the tests have run with.
-    for extra in filter(None, ",".join(wanted).split(",")):
+    for extra in image.extras:
         for requirement in project["optional-dependencies"][extra]:
             name = re.split(r"[\[><=]", requirement)[0]
             assert name == "tinsmith" or importlib.metadata.version(name)
 
 
-def test_what_is_copied_is_there_and_not_ignored(dockerfile: Dockerfile) -> None:
+def test_what_is_copied_is_there_and_not_ignored(image: Image) -> None:
     kept = {
         line.removeprefix("!")
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line.startswith("!")
     }
-    for text in dockerfile.of("COPY"):
+    for text in image.of("COPY"):
         if "--from" in text:
             continue
         for source in text.split()[:-1]:
@@ -101,47 +96,57 @@ def test_what_is_copied_is_there_and_not_ignored(dockerfile: Dockerfile) -> None
             assert source in kept
 
 
-@pytest.fixture(params=[d for d in DOCKERFILES if d.pod in INSTALLED], ids=lambda d: d.pod)
+@pytest.fixture(params=[d for d in IMAGES if d.pod in INSTALLED], ids=lambda d: d.pod)
 def installed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Dockerfile, Path]]:
+) -> Iterator[tuple[Image, Path]]:
     """An image's environment, made by its own lines from what it copies."""
-    dockerfile: Dockerfile = request.param
-    folder = tmp_path_factory.mktemp(dockerfile.pod)
+    image: Image = request.param
+    folder = tmp_path_factory.mktemp(image.pod)
     source, target = folder / "source", folder / "opt"
-    for text in dockerfile.of("COPY"):
+    for text in image.of("COPY"):
         if "--from" not in text:
             copy_sources(text, source)
-    for command in dockerfile.installs:
+    for command in image.installs:
         local = command.replace(PREFIX, str(target)).replace(
             "python -m venv", f"{sys.executable} -m venv"
         )
-        _run(["sh", "-eu", "-c", local], source, timeout_s=_INSTALL_TIMEOUT_S)
-    yield dockerfile, target
+        _run(["sh", "-eu", "-c", local], source, image.arguments, timeout_s=_INSTALL_TIMEOUT_S)
+    yield image, target
     shutil.rmtree(folder)
 
 
 @pytest.mark.timeout(1200)
 def test_an_image_has_what_its_entry_point_needs_and_no_more(
-    installed: tuple[Dockerfile, Path], tmp_path: Path
+    installed: tuple[Image, Path], tmp_path: Path
 ) -> None:
-    dockerfile, target = installed
-    python, module = str(target / "bin/python"), dockerfile.entry_point[-1]
-    if dockerfile.pod == "driver":
+    image, target = installed
+    python, entry = (
+        str(target / "bin/python"),
+        target / image.entry_point[0].removeprefix(f"{PREFIX}/"),
+    )
+    if image.pod == "driver":
         # It takes no options: a job tells it everything in variables.
         assert "usage" in _run([str(target / "bin/tinsmith"), "--help"], tmp_path).lower()
-        _run([python, "-c", f"import {module}"], tmp_path)
+        _run([python, "-c", f"import {image.module}"], tmp_path)
+        assert f"-m {image.module} " in entry.read_text()
     else:
-        assert "--config" in _run([python, "-m", module, "--help"], tmp_path)
+        assert f"tinsmith_{image.pod}" in _run([str(entry), "--help"], tmp_path)
         assert "usage" in _run(
             [python, "-m", "tinsmith_runtime.rpc.health_probe", "--help"], tmp_path
         )
     found = {path.name.partition("-")[0] for path in target.glob("lib/*/site-packages/*.dist-info")}
     assert "torch" not in found
-    assert ("kubernetes" in found) is (dockerfile.pod in ("controller", "scheduler"))
+    assert ("kubernetes" in found) is (image.pod in ("controller", "scheduler"))
 
 
-def _run(command: list[str], folder: Path, *, timeout_s: float = _RUN_TIMEOUT_S) -> str:
+def _run(
+    command: list[str],
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = _RUN_TIMEOUT_S,
+) -> str:
     # What the image would not have: the paths and packages of this process.
     kept = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     if command[0] == sys.executable:
@@ -150,7 +155,7 @@ def _run(command: list[str], folder: Path, *, timeout_s: float = _RUN_TIMEOUT_S)
     done = subprocess.run(
         command,
         cwd=folder,
-        env=kept | index,
+        env={**kept, **index, **(variables or {})},
         capture_output=True,
         text=True,
         timeout=timeout_s,

@@ -16,7 +16,8 @@ from tinsmith_trainer.runs.operations import (
     SaveCheckpointWork,
     Work,
 )
-from tinsmith_trainer.runs.run import LiveRun, Load, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import Load, QueuedOperation, RunQueue
 
 RUN = "projects/p/trainingRuns/r"
 TOKENS = 4
@@ -55,13 +56,24 @@ def queued(number: int, letter: str, **fields: Any) -> QueuedOperation:
     return QueuedOperation(record(number, kind, **fields), work, Load(num_tokens, num_bytes=10))
 
 
-def make_run(letters: str, first: int = 1, *, name: str = RUN, model: str = "m") -> LiveRun:
+def make_run(
+    letters: str,
+    first: int = 1,
+    *,
+    name: str = RUN,
+    model: str = "m",
+    engine: object = None,
+) -> LiveRun:
     """Return a run whose queue holds one operation for each letter.
 
     `.` is a missing number; a capital letter is an operation that was begun before.
     """
-    run = LiveRun(RunRecord(name=name, base_model=model, adapter="{}", epoch=1), cast(Engine, None))
+    run = LiveRun(
+        RunRecord(name=name, base_model=model, adapter="{}", epoch=1),
+        cast(Engine, engine),
+        RunQueue(),
+    )
     for number, letter in enumerate(letters, first):
         if letter != ".":
-            run.accept(queued(number, letter.lower(), num_attempts=int(letter.isupper())))
+            run.queue.accept(queued(number, letter.lower(), num_attempts=int(letter.isupper())))
     return run

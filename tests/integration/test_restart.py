@@ -29,12 +29,14 @@ import tinsmith
 from tinsmith.tensors import encode_tokens
 from tinsmith.v1 import (
     checkpoint_pb2,
+    checkpoint_pb2_grpc,
     models_pb2,
     sampler_pb2,
     sampler_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
     trainer_control_pb2,
+    trainer_control_pb2_grpc,
     trainer_pb2,
     trainer_pb2_grpc,
 )
@@ -341,6 +343,8 @@ def test_a_foreign_key_is_refused_by_every_pod(
         assert run.name not in {weights.source for weights in listed.weights}
     with grpc.insecure_channel(located.trainer_address) as channel:
         trainer: Any = trainer_pb2_grpc.TrainerServiceStub(channel)
+        checkpoints = checkpoint_pb2_grpc.CheckpointServiceStub(channel)
+        control = trainer_control_pb2_grpc.TrainerControlServiceStub(channel)
         operations = operations_pb2_grpc.OperationsStub(channel)
         calls: list[tuple[str, Callable[[], Any]]] = [
             (
@@ -370,19 +374,19 @@ def test_a_foreign_key_is_refused_by_every_pod(
             ),
             (
                 "CHECKPOINT_NOT_FOUND",
-                lambda: trainer.GetCheckpoint(
+                lambda: checkpoints.GetCheckpoint(
                     checkpoint_pb2.GetCheckpointRequest(name=saved.name), metadata=metadata
                 ),
             ),
             (
                 "SCOPE_MISSING",
-                lambda: trainer.ExportWeights(
+                lambda: control.ExportWeights(
                     trainer_control_pb2.ExportWeightsRequest(run=run.name), metadata=metadata
                 ),
             ),
             (
                 "SCOPE_MISSING",
-                lambda: trainer.ReleaseRun(
+                lambda: control.ReleaseRun(
                     trainer_control_pb2.ReleaseRunRequest(
                         run=run.name,
                         epoch=1,

@@ -1,4 +1,4 @@
-"""Jobs on a real node: kubelet, containerd and images made by the lines of the Dockerfiles.
+"""Jobs on a real node: kubelet, containerd and images made by the lines of the Dockerfile.
 
 The tests of `tests/e2e` run pods as processes, fast and many. These run few, as a cluster does: in
 control groups, as users, on read-only root file systems, with filtered system calls and addresses

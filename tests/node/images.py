@@ -1,4 +1,4 @@
-"""Makes images by the lines of their Dockerfiles, and writes them as one OCI archive.
+"""Makes images by the lines of their Dockerfile, and writes them as one OCI archive.
 
 The base, an official image of Python, is in no package registry: a minimal Debian with Debian's
 Python takes its place. Everything else is done as it is written, one layer for each image. It
@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.cluster.debian import run, say
-from tests.e2e.dockerfiles import DOCKERFILES, Dockerfile, Instruction, copy_sources
+from tests.e2e.dockerfiles import IMAGES, Image, Instruction, copy_sources
 
 REPOSITORY = "localhost/tinsmith"
 TAG = "test"
-PODS = tuple(dockerfile.pod for dockerfile in DOCKERFILES)
+PODS = tuple(image.pod for image in IMAGES)
 PAUSE = "localhost/pause:1"
 """What holds the namespaces of a pod."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -65,21 +65,21 @@ class Stage:
         return self.root / os.path.normpath(os.path.join(self.cwd, path)).lstrip("/")
 
 
-def build_image(dockerfile: Dockerfile, base: Path, folder: Path) -> Stage:
-    """Do what a Dockerfile says, on a base; return its last stage.
+def build_image(image: Image, base: Path, folder: Path) -> Stage:
+    """Do what the Dockerfile says of an image, on a base; return its last stage.
 
     Raises:
         RuntimeError: If a line fails, with the end of what it wrote; or is of a kind unknown here.
     """
     stages: dict[str, Stage] = {}
     stage = Stage(folder / "none")
-    for instruction in dockerfile.instructions:
+    for instruction in image.instructions:
         if instruction.word == "FROM":
             name = instruction.text.partition(" AS ")[2] or "last"
             stage = stages[name] = Stage(folder / name)
             _mount_stage(stage, base)
         else:
-            _obey(instruction, stage, stages)
+            _obey(instruction, stage, stages, image.arguments)
     return stage
 
 
@@ -117,12 +117,20 @@ def write_archive(images: Mapping[str, Stage], base: Path, pause: Path, target: 
     shutil.rmtree(folder)
 
 
-def _obey(instruction: Instruction, stage: Stage, stages: Mapping[str, Stage]) -> None:
+def _obey(
+    instruction: Instruction,
+    stage: Stage,
+    stages: Mapping[str, Stage],
+    arguments: Mapping[str, str],
+) -> None:
     text = instruction.text
     match instruction.word:
         case "ARG":
-            name, _, default = text.partition("=")
-            stage.arguments[name] = os.environ.get(name, default.strip('"'))
+            name, equals, default = text.partition("=")
+            given = arguments.get(name, os.environ.get(name))
+            # Without a value and a default it is not set, which is not the same as empty.
+            if given is not None or equals:
+                stage.arguments[name] = default.strip('"') if given is None else given
         case "WORKDIR":
             stage.cwd = text
             stage.inside(".").mkdir(parents=True, exist_ok=True)
@@ -277,10 +285,9 @@ def _keep(temporary: Path, archive: Path) -> tuple[str, int]:
 def main(base: Path, pause: Path, folder: Path) -> None:
     """Build the image of every pod into `<folder>/images.tar`."""
     images = {}
-    for dockerfile in DOCKERFILES:
-        say(f"making the image of the {dockerfile.pod}")
-        image = build_image(dockerfile, base, folder / dockerfile.pod)
-        images[f"{REPOSITORY}/{dockerfile.pod}:{TAG}"] = image
+    for image in IMAGES:
+        say(f"making the image of the {image.pod}")
+        images[f"{REPOSITORY}/{image.pod}:{TAG}"] = build_image(image, base, folder / image.pod)
     say("writing the archive of the images")
     write_archive(images, base, pause, folder / "images.tar")
 

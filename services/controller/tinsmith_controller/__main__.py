@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import sys
 
 from tinsmith_controller.config import ControllerConfig
 from tinsmith_controller.health import HealthServer
 from tinsmith_controller.pod import ControllerPod
 from tinsmith_runtime.observability.metrics import MetricsServer
-from tinsmith_runtime.pod.main import leave_word, run_pod
+from tinsmith_runtime.pod.main import end_at_once, run_pod
 from tinsmith_runtime.rpc.server import wait_for_signal
-
-logger = logging.getLogger(__name__)
-
-_LOST_EXIT_CODE = 3
 
 
 async def _serve(config: ControllerConfig) -> None:
@@ -44,9 +38,7 @@ async def _serve(config: ControllerConfig) -> None:
 
 def _exit_lost() -> None:
     """End at once: another replica may decide now, and two must not."""
-    logger.critical("another controller may have taken over")
-    leave_word("another controller may have taken over")
-    os._exit(_LOST_EXIT_CODE)
+    end_at_once("another controller may have taken over")
 
 
 if __name__ == "__main__":

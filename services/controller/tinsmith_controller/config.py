@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tinsmith.names import is_valid_id
 from tinsmith_jobs.plan.limits import Limits
+from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError
 
 _POSITIVE = (
@@ -89,9 +90,7 @@ class ControllerConfig:
     """`host:port` of `/healthz` and `/readyz`."""
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        require_positive(self, *_POSITIVE)
         if self.node_lost_s < 0:
             raise ConfigError(f"node_lost_s must be 0 or more, got {self.node_lost_s}")
         if not self.namespace_list():

@@ -17,6 +17,8 @@ from tinsmith_engine.base.memory import keep_freed_memory
 from tinsmith_engine.files.hub_files import resolve_model
 from tinsmith_engine.training.engine import Engine
 from tinsmith_runtime.errors import ModelNotFoundError
+from tinsmith_runtime.pod.engine_settings import EngineConfig
+from tinsmith_runtime.tokenizer_files import require_tokenizers
 
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
@@ -106,3 +108,38 @@ class EngineHost:
     ) -> ResultT:
         """Run a function on the engines' thread, in the order of the calls."""
         return await asyncio.wrap_future(self.thread.submit(function, *args, **kwargs))
+
+
+def load_engines(
+    config: EngineConfig, *, max_rows: int, load: Callable[..., Engine] = Engine.load
+) -> EngineHost:
+    """Load the base models of a pod; takes as long as reading them does.
+
+    Args:
+        config: Its settings.
+        max_rows: Runs that each engine can hold.
+        load: Loads one model, with the arguments of `Engine.load`.
+
+    Returns:
+        The engines. Each of them has a tokenizer.
+
+    Raises:
+        ModelNotFoundError: If one is neither a directory nor a model of the hub, or has no
+            tokenizer.
+        ConfigError: If the machine cannot do what `exact` or `compiled` ask for.
+    """
+    models = config.models()
+    require_tokenizers(models)
+    host = EngineHost.load(
+        models,
+        dtype=config.dtype,
+        device=config.device,
+        num_threads=config.num_threads or None,
+        exact=config.exact,
+        compiled=config.compiled,
+        max_rows=max_rows,
+        load=load,
+    )
+    # Those of the hub are here now.
+    require_tokenizers(host.directories)
+    return host

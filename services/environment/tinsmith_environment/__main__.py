@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 
 from tinsmith_environment.config import EnvironmentConfig
-from tinsmith_environment.deployment import EnvironmentDeployment
-from tinsmith_runtime.pod.main import run_pod
-from tinsmith_runtime.rpc.server import wait_for_signal
+from tinsmith_environment.pod import EnvironmentPod
+from tinsmith_runtime.pod.main import run_pod, serve
 
 
 async def _serve(config: EnvironmentConfig) -> None:
-    stopped = asyncio.create_task(wait_for_signal())
-    deployment = EnvironmentDeployment(config)
-    await deployment.start()
-    await stopped
-    await deployment.stop()
+    await serve(EnvironmentPod(config))
 
 
 if __name__ == "__main__":

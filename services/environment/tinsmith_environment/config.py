@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tinsmith.names import is_valid_id
+from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.rpc.server import ServerConfig
+from tinsmith_runtime.pod.settings import WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnvironmentConfig:
+class EnvironmentConfig(WorkerConfig):
     """Settings of one environment pod."""
 
     num_workers: int = 0
@@ -38,30 +39,19 @@ class EnvironmentConfig:
     show_worker_output: bool = False
     """Whether what environments print goes to standard error; it may hold prompts."""
     worker_name: str = "environment-0"
-    """Identity at the scheduler; must be the same after a restart."""
-    pool: str = ""
-    """The scheduler sends only callers here whose key is bound to it; empty is for all others."""
-    scheduler_address: str = ""
-    """`host:port` of the scheduler."""
-    pod_key: str = field(default="", repr=False)
-    """The secret that the pods of one deployment share."""
-    listen_address: str = "127.0.0.1:0"
-    metrics_address: str | None = None
-    drain_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise ConfigError(f"num_workers must not be negative, got {self.num_workers}")
-        for name in (
+        require_positive(
+            self,
             "max_instances",
             "max_project_instances",
             "instance_ttl_s",
             "step_timeout_s",
             "worker_start_timeout_s",
             "max_stream_steps",
-        ):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        )
         if self.math_problems_path is not None and not self.math_problems_path.is_file():
             raise ConfigError(f"math_problems_path {self.math_problems_path} is not a file")
         self.class_paths()
@@ -86,11 +76,3 @@ class EnvironmentConfig:
                 raise ConfigError(f"environments: {entry!r} is not name=module:Class")
             found[name] = class_path
         return found
-
-    def server(self) -> ServerConfig:
-        """Return the settings of the gRPC server."""
-        return ServerConfig(
-            listen_address=self.listen_address,
-            metrics_address=self.metrics_address,
-            drain_timeout_s=self.drain_timeout_s,
-        )

@@ -1,8 +1,4 @@
-"""Wires an environment pod: worker processes, registry, instances, servicer.
-
-Used by `python -m tinsmith_environment`, and by the embedded server; both build the gRPC server,
-because they authenticate in different ways.
-"""
+"""Wires an environment pod: worker processes, registry, instances, servicer."""
 
 from __future__ import annotations
 
@@ -18,21 +14,21 @@ from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.instances.instance import InstanceLimits
 from tinsmith_environment.instances.instances import InstanceRegistry
 from tinsmith_environment.registry import EnvironmentRegistry, load_specs
+from tinsmith_environment.rpc import codec
 from tinsmith_environment.rpc.servicer import EnvironmentServicer
 from tinsmith_environment.workers.pool import WorkerPool
-from tinsmith_runtime.rpc.server import PodServer
+from tinsmith_runtime.pod.base import WorkerPod
 
 logger = logging.getLogger(__name__)
 
 _MAX_SWEEP_INTERVAL_S = 10.0
 
 
-class EnvironmentPod:
-    """An environment pod, from its settings to its service.
+class EnvironmentPod(WorkerPod):
+    """An environment pod, from its settings to its server.
 
     Args:
         config: Settings.
-        server: Server that the service is added to; started and stopped with the pod.
         clock: Monotonic seconds, for the expiry of instances.
         now: Time of day, for what clients are told.
     """
@@ -40,13 +36,12 @@ class EnvironmentPod:
     def __init__(
         self,
         config: EnvironmentConfig,
-        server: PodServer,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
         self._config = config
-        self._server = server
+        super().__init__(config, scheduler_pb2.Worker.ROLE_ENVIRONMENT, domain=codec.DOMAIN)
         self._pool = WorkerPool(
             num_workers=config.effective_num_workers,
             step_timeout_s=config.step_timeout_s,
@@ -70,48 +65,28 @@ class EnvironmentPod:
         servicer = EnvironmentServicer(
             self._environments, self._instances, max_stream_steps=config.max_stream_steps
         )
-        server.add(environment_pb2_grpc.add_EnvironmentServiceServicer_to_server, servicer)
+        self._server.add(environment_pb2_grpc.add_EnvironmentServiceServicer_to_server, servicer)
         self._sweeper: asyncio.Task[None] | None = None
-
-    @property
-    def address(self) -> str:
-        """`host:port` of the server."""
-        return self._server.address
 
     @property
     def workers(self) -> WorkerPool:
         """The worker processes."""
         return self._pool
 
-    def describe(self) -> scheduler_pb2.Worker:
-        """Return what the pod registers at the scheduler."""
-        return scheduler_pb2.Worker(
-            name=f"workers/{self._config.worker_name}",
-            role=scheduler_pb2.Worker.ROLE_ENVIRONMENT,
-            address=self._server.address,
-            pool=self._config.pool,
-        )
-
-    async def start(self) -> None:
-        """Start the workers, learn what they offer, serve.
+    async def _open(self) -> None:
+        """Start the workers, and learn what they offer.
 
         Raises:
             ConfigError: If an environment cannot be imported.
             EnvironmentFailedError: If the workers do not come up.
         """
         await self._pool.start()
-        try:
-            for spec in await load_specs(self._config, self._pool):
-                self._environments.add(spec)
-            await self._server.start()
-        except BaseException:
-            await self._pool.stop()
-            raise
+        for spec in await load_specs(self._config, self._pool):
+            self._environments.add(spec)
         self._sweeper = asyncio.create_task(self._sweep())
 
-    async def stop(self) -> None:
-        """Let running calls finish, then end the workers; live episodes are lost."""
-        await self._server.stop()
+    async def _close(self) -> None:
+        """End the workers; live episodes are lost."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)

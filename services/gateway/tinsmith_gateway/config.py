@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tinsmith_gateway.access.limits import LimitSettings
-from tinsmith_runtime.config import parse_models
+from tinsmith_runtime.config import parse_models, require_positive
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.pod.settings import DatabaseConfig, ListenConfig
 from tinsmith_runtime.rpc.server import check_address
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GatewayConfig:
+class GatewayConfig(ListenConfig, DatabaseConfig):
     """Settings of one gateway."""
 
-    data_dir: Path
-    """Folder of the futures, unless they are in `database_url`."""
-    database_url: str = field(default="", repr=False)
-    """`postgresql://...`; a second gateway on it stands by until the first has ended."""
     scheduler_address: str = ""
     """`host:port` of the scheduler."""
-    pod_key: str = field(default="", repr=False)
-    """The secret that the pods of one deployment share."""
     listen_address: str = "127.0.0.1:0"
     """`host:port` for HTTP and gRPC alike."""
-    metrics_address: str | None = None
     public_url: str = ""
     """What clients call this gateway, for links in answers; as each request names it if empty."""
-    drain_timeout_s: float = 30.0
     tls_certificate: Path | None = None
     """PEM file of the certificate and its chain; serves TLS alone."""
     tls_key: Path | None = None
@@ -76,7 +69,8 @@ class GatewayConfig:
     def __post_init__(self) -> None:
         if not self.scheduler_address or not self.pod_key:
             raise ConfigError("a gateway needs scheduler_address and pod_key")
-        for name in (
+        require_positive(
+            self,
             "drain_timeout_s",
             "max_body_bytes",
             "max_native_call_s",
@@ -88,9 +82,7 @@ class GatewayConfig:
             "long_poll_s",
             "sample_retention_s",
             "unretrieved_retention_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate and tls_key belong together: set both or none")
         check_address("listen_address", self.listen_address)

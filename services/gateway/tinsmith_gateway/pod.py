@@ -18,17 +18,18 @@ from tinsmith_gateway.services import Services
 from tinsmith_gateway.serving.http_server import HttpServer
 from tinsmith_gateway.serving.port_multiplexer import Front, FrontSettings, bind, load_tls
 from tinsmith_gateway.serving.shutdown import Drain
-from tinsmith_gateway.store.database import open_database
+from tinsmith_gateway.store.tables import STORE
 from tinsmith_gateway.tinker import TinkerWire
 from tinsmith_gateway.upstream.episode_keys import EpisodeKeys
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.pod_directory import Directory
 from tinsmith_gateway.upstream.routing import EPISODE_SERVICE
 from tinsmith_runtime.observability.metrics import MetricsServer
+from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient
 from tinsmith_runtime.rpc.server import ServerConfig
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import Database, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ _MAX_CALLS = 100_000
 """Of all keys together; the limits are those of each key."""
 
 
-class GatewayPod:
+class GatewayPod(Pod):
     """One gateway, from its settings to its server.
 
     Args:
@@ -87,7 +88,7 @@ class GatewayPod:
             self.address = f"{scheme}{host}:{port}"
         return self.address
 
-    async def start(self) -> None:
+    async def _start(self) -> None:
         """Recover what was promised, and serve.
 
         Raises:
@@ -99,8 +100,8 @@ class GatewayPod:
         if config.tls_certificate is not None and config.tls_key is not None:
             tls = await asyncio.to_thread(load_tls, config.tls_certificate, config.tls_key)
         self.bind()
-        self._database = await open_database(
-            config.data_dir, config.database_url, on_lost=self._on_lost
+        self._database = await open_store(
+            STORE, config.data_dir, config.database_url, on_lost=self._on_lost
         )
         services = Services(
             config=config,

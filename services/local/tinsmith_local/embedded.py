@@ -18,22 +18,23 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tinsmith.local_servers import LocalServer
 from tinsmith.names import DEFAULT_PROJECT
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
 from tinsmith_engine.base.hardware import placement_of
-from tinsmith_engine.host import EngineHost
+from tinsmith_engine.host import EngineHost, load_engines
 from tinsmith_environment.config import EnvironmentConfig
-from tinsmith_environment.deployment import EnvironmentDeployment
+from tinsmith_environment.pod import EnvironmentPod
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
 from tinsmith_runtime.config import parse_models
 from tinsmith_runtime.devices import Placement, check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.rpc.server import check_address
 from tinsmith_sampler.config import SamplerConfig
@@ -41,7 +42,7 @@ from tinsmith_sampler.pod import SamplerPod
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.pod import TrainerPod, load_engines
+from tinsmith_trainer.pod import TrainerPod
 
 logger = logging.getLogger(__name__)
 
@@ -90,18 +91,6 @@ class EmbeddedConfig:
         check_address("listen_address", f"{self.host}:{self.port}")
 
 
-class Pod(Protocol):
-    """What the embedded server starts and stops."""
-
-    async def start(self) -> None:
-        """Serve."""
-        ...
-
-    async def stop(self) -> None:
-        """Drain and close."""
-        ...
-
-
 class EmbeddedServer:
     """Scheduler, trainer, sampler, environment, coordinator and gateway in this process."""
 
@@ -141,7 +130,9 @@ class EmbeddedServer:
             trainer_config = replace(
                 trainer_config, device=self.placement.device, dtype=self.placement.dtype
             )
-            self._engines = await asyncio.to_thread(load_engines, trainer_config)
+            self._engines = await asyncio.to_thread(
+                load_engines, trainer_config, max_rows=trainer_config.max_resident_runs
+            )
             trainer = TrainerPod(
                 trainer_config, self._engines, on_fenced=_exit_fenced, on_failed=_exit_failed
             )
@@ -149,7 +140,7 @@ class EmbeddedServer:
             sampler_config = self._sampler_config(trainer_config.storage())
             sampler = SamplerPod(sampler_config, self._engines, publish_live=trainer.publish_live)
             await self._start(sampler)
-            environment = EnvironmentDeployment(self._environment_config())
+            environment = EnvironmentPod(self._environment_config())
             await self._start(environment)
             coordinator = CoordinatorPod(self._coordinator_config())
             await self._start(coordinator)

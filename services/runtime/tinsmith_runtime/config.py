@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import tomllib
 import types
@@ -102,6 +103,14 @@ def convert_settings(config_class: type[Any], values: Mapping[str, object]) -> d
     """
     hints = typing.get_type_hints(config_class)
     return {field: _convert(field, value, hints[field]) for field, value in values.items()}
+
+
+def require_positive(config: object, *fields: str) -> None:
+    """Raise ConfigError unless each of these fields is positive and finite."""
+    for name in fields:
+        value = getattr(config, name)
+        if not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"{name} must be positive, got {value}")
 
 
 def parse_models(text: str, *, setting: str = "base_models") -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Which device and dtype `auto` stands for: a pure function of what the machine has.
 
-A GPU that is there and idle while the CPU computes costs days before anybody looks, so every
-choice that leaves one out comes with a warning which says why.
+An idle GPU beside a CPU that computes costs days before it is noticed. So every choice that leaves
+one out comes with a warning which says why.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class InvalidArgumentError(TinsmithError):
 
 
 class NotFoundError(TinsmithError):
-    """The named resource does not exist, or belongs to somebody else."""
+    """The named resource does not exist, or belongs to another project."""
 
     code = ErrorCode.NOT_FOUND
     reason = "RESOURCE_NOT_FOUND"
@@ -124,7 +124,7 @@ class UnavailableError(TinsmithError):
 
 
 class UnauthenticatedError(TinsmithError):
-    """The caller did not prove who it is."""
+    """The caller did not prove its identity."""
 
     code = ErrorCode.UNAUTHENTICATED
     reason = "KEY_INVALID"
@@ -431,7 +431,7 @@ class ClusterRefusedError(FailedPreconditionError):
 
 
 class LeaseLostError(AbortedError):
-    """The lease of an episode ran out; whoever held it has no say in it any more."""
+    """The lease of an episode ran out; its holder has no say in it any more."""
 
     reason = "LEASE_LOST"
 

@@ -6,16 +6,17 @@ import asyncio
 import sys
 
 from tinsmith_engine.base.hardware import placed
+from tinsmith_engine.host import load_engines
 from tinsmith_runtime.pod.main import run_pod
 from tinsmith_runtime.rpc.server import wait_for_signal
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.pod import SamplerPod, load_engines
+from tinsmith_sampler.pod import SamplerPod
 
 
 async def _serve(config: SamplerConfig) -> None:
     config = placed(config)
     stopped = asyncio.create_task(wait_for_signal())
-    host = await asyncio.to_thread(load_engines, config)
+    host = await asyncio.to_thread(load_engines, config, max_rows=1)
     pod = SamplerPod(config, host)
     await pod.start()
     await stopped

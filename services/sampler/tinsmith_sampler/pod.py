@@ -12,10 +12,7 @@ from tinsmith.v1 import sampler_pb2_grpc, scheduler_pb2
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
-from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
-from tinsmith_runtime.rpc.server import PodServer
-from tinsmith_runtime.tokenizer_files import require_tokenizers
+from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.rpc import codec
 from tinsmith_sampler.rpc.servicer import SamplerServicer
@@ -25,30 +22,7 @@ from tinsmith_sampler.sessions import SessionCache, Target
 from tinsmith_sampler.weights import PublishLive, WeightSource
 
 
-def load_engines(config: SamplerConfig) -> EngineHost:
-    """Load the base models of a sampler in a process of its own.
-
-    Raises:
-        ModelNotFoundError: If one is neither a directory nor a model of the hub, or has no
-            tokenizer.
-    """
-    models = config.models()
-    require_tokenizers(models)
-    host = EngineHost.load(
-        models,
-        dtype=config.dtype,
-        device=config.device,
-        num_threads=config.num_threads or None,
-        exact=config.exact,
-        compiled=config.compiled,
-        max_rows=1,
-    )
-    # Those of the hub are here now.
-    require_tokenizers(host.directories)
-    return host
-
-
-class SamplerPod:
+class SamplerPod(WorkerPod):
     """A sampler, from its settings to its server.
 
     Args:
@@ -64,11 +38,14 @@ class SamplerPod:
         *,
         publish_live: PublishLive | None = None,
     ) -> None:
-        if not config.scheduler_address or not config.pod_key:
-            raise ConfigError("a sampler needs scheduler_address and pod_key")
         self._config = config
         self._catalog = ModelCatalog.of(host)
-        self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
+        super().__init__(
+            config,
+            scheduler_pb2.Worker.ROLE_SAMPLER,
+            domain=codec.DOMAIN,
+            tokenizers=self._catalog.tokenizers,
+        )
         self._trainers = TrainerClient(pod_key=config.pod_key)
         self._store = storage.open(config.storage_uri)
         weights = WeightSource(
@@ -86,57 +63,23 @@ class SamplerPod:
             _text_decoders(host),
             {name: list(model.stop_token_ids) for name, model in self._catalog.models.items()},
         )
-        self._server = PodServer(
-            config.server(), domain=codec.DOMAIN, authenticator=self._scheduler.authenticator()
-        )
         self._server.add(
             sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
             SamplerServicer(config, service, self._catalog),
         )
-        self._registration: WorkerRegistration | None = None
 
-    @property
-    def address(self) -> str:
-        """`host:port` of the server."""
-        return self._server.address
-
-    @property
-    def metrics_address(self) -> str:
-        """`host:port` of the Prometheus endpoint."""
-        return self._server.metrics_address
-
-    async def start(self) -> None:
-        """Serve and register.
-
-        Raises:
-            ConfigError: If the object store cannot be used.
-        """
+    async def _open(self) -> None:
         await asyncio.to_thread(storage.probe_at_start, self._store, writable=False)
-        await self._server.start()
-        worker = scheduler_pb2.Worker(
-            name=f"workers/{self._config.worker_name}",
-            role=scheduler_pb2.Worker.ROLE_SAMPLER,
-            address=self._server.address,
+
+    async def _close(self) -> None:
+        await self._trainers.close()
+
+    def _describe(self) -> scheduler_pb2.Worker:
+        return scheduler_pb2.Worker(
             models=self._catalog.select(""),
-            pool=self._config.pool,
             project=self._config.dedicated_project,
             checkpoint=self._config.dedicated_checkpoint,
         )
-        self._registration = WorkerRegistration(self._scheduler, worker, self._catalog.tokenizers)
-        self._registration.start()
-
-    async def wait_listed(self, timeout_s: float) -> None:
-        """Return once the scheduler lists this pod; see `WorkerRegistration.wait_listed`."""
-        if self._registration is not None:
-            await self._registration.wait_listed(timeout_s)
-
-    async def stop(self) -> None:
-        """Finish running calls, then close."""
-        if self._registration is not None:
-            await self._registration.stop()
-        await self._server.stop()
-        await self._trainers.close()
-        await self._scheduler.close()
 
     async def _look_up(self, name: str) -> Target:
         return codec.decode_target(await self._scheduler.get_sampling_session(name))

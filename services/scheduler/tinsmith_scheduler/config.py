@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tinsmith.names import DEFAULT_PROJECT, is_valid_id
+from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
+from tinsmith_runtime.pod.settings import DatabaseConfig, GrpcConfig
 from tinsmith_runtime.rpc.auth import ApiKey
-from tinsmith_runtime.rpc.server import ServerConfig
 
 _POSITIVE_FIELDS = (
     "heartbeat_interval_s",
@@ -29,23 +28,13 @@ _LAUNCHERS = ("", "local", "kubernetes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig:
+class SchedulerConfig(GrpcConfig, DatabaseConfig):
     """Settings of one scheduler."""
 
-    data_dir: Path
-    """Folder of the database, unless that is elsewhere."""
-    database_url: str = field(default="", repr=False)
-    """`postgresql://...`; a second scheduler on it stands by until the first has ended."""
-    pod_key: str = field(default="", repr=False)
-    """The secret that the pods of one deployment share; empty admits no pod."""
     bootstrap_key: str = field(default="", repr=False)
     """A whole key, `tsk_<id>_<secret>`, that exists from the start; empty makes none."""
     bootstrap_project: str = DEFAULT_PROJECT
     """The project of the operators: its admin keys manage the keys of every project."""
-    listen_address: str = "127.0.0.1:0"
-    metrics_address: str | None = None
-    drain_timeout_s: float = 30.0
-    max_message_bytes: int = 64 * 2**20
     heartbeat_interval_s: float = 10.0
     """How often a client is told to heartbeat its session."""
     session_timeout_s: float = 60.0
@@ -77,10 +66,7 @@ class SchedulerConfig:
     """Deadline of one call to the API server of the cluster."""
 
     def __post_init__(self) -> None:
-        for name in _POSITIVE_FIELDS:
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"{name} must be positive, got {value}")
+        require_positive(self, *_POSITIVE_FIELDS)
         if self.session_timeout_s <= self.heartbeat_interval_s:
             raise ConfigError("session_timeout_s must be above heartbeat_interval_s")
         if self.worker_timeout_s <= self.worker_heartbeat_interval_s:
@@ -113,12 +99,3 @@ class SchedulerConfig:
                 raise ConfigError(f"job_namespaces: {entry!r} is not project=namespace")
             found[project] = namespace
         return found
-
-    def server(self) -> ServerConfig:
-        """Return the settings of the gRPC server."""
-        return ServerConfig(
-            listen_address=self.listen_address,
-            metrics_address=self.metrics_address,
-            drain_timeout_s=self.drain_timeout_s,
-            max_message_bytes=self.max_message_bytes,
-        )

@@ -12,9 +12,10 @@ from google.longrunning import operations_pb2_grpc
 
 from tinsmith.v1 import job_pb2_grpc, scheduler_pb2_grpc
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey, Authenticator
 from tinsmith_runtime.rpc.server import PodServer
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import Database, open_store
 from tinsmith_scheduler.auth.api_keys import BOOTSTRAP_SCOPES, Keys
 from tinsmith_scheduler.auth.audit import AuditTrail
 from tinsmith_scheduler.config import SchedulerConfig
@@ -34,14 +35,14 @@ from tinsmith_scheduler.runs.run_listing import RunListing
 from tinsmith_scheduler.runs.runs import Runs
 from tinsmith_scheduler.runs.sampling_sessions import SamplingSessions
 from tinsmith_scheduler.runs.sessions import Sessions
-from tinsmith_scheduler.store.database import open_database
 from tinsmith_scheduler.store.job_reports import JobReports
+from tinsmith_scheduler.store.tables import STORE
 from tinsmith_scheduler.workers.workers import Workers
 
 Clock = Callable[[], float]
 
 
-class SchedulerPod:
+class SchedulerPod(Pod):
     """One scheduler.
 
     Args:
@@ -86,23 +87,6 @@ class SchedulerPod:
     def metrics_address(self) -> str:
         """`host:port` of the Prometheus endpoint; empty if there is none."""
         return self._server.metrics_address if self._server is not None else ""
-
-    async def start(self) -> None:
-        """Recover what was left unfinished, and serve.
-
-        On a shared database this waits for as long as another scheduler lives.
-
-        Raises:
-            ConfigError: If the data folder or an address is in use, or the bootstrap key clashes.
-        """
-        self._database = await open_database(
-            self._config.data_dir, self._config.database_url, on_lost=self._on_lost
-        )
-        try:
-            await self._serve(self._database)
-        except BaseException:
-            await self.stop()
-            raise
 
     async def stop(self) -> None:
         """Refuse new calls, let running ones finish, close; repeating it changes nothing."""
@@ -155,8 +139,18 @@ class SchedulerPod:
             self._runs_jobs = False
             await self._launcher.stop()
 
-    async def _serve(self, database: Database) -> None:
+    async def _start(self) -> None:
+        """Recover what was left unfinished, and serve.
+
+        On a shared database this waits for as long as another scheduler lives.
+
+        Raises:
+            ConfigError: If the data folder or an address is in use, or the bootstrap key clashes.
+        """
         config = self._config
+        self._database = database = await open_store(
+            STORE, config.data_dir, config.database_url, on_lost=self._on_lost
+        )
         keys = Keys(
             database, operator_project=config.bootstrap_project, wall_clock=self._wall_clock
         )

@@ -6,22 +6,19 @@ Or as several, by `torchrun --nproc-per-node N -m tinsmith_trainer [--config FIL
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 
 from tinsmith_engine.base.hardware import placed
 from tinsmith_engine.distributed.process_group import end_process
+from tinsmith_engine.host import load_engines
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.pod.main import leave_word, run_pod
+from tinsmith_runtime.pod.main import end_at_once, run_pod
 from tinsmith_runtime.rpc.server import wait_for_signal
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.pod import TrainerPod, load_engines
+from tinsmith_trainer.pod import TrainerPod
 from tinsmith_trainer.torchrun import RankedTrainer, check_alone, runs_ranked, serve_follower
 
-logger = logging.getLogger(__name__)
-
-_FENCED_EXIT_CODE = 3
 _FAILED_EXIT_CODE = 4
 
 
@@ -39,7 +36,10 @@ async def _serve(config: TrainerConfig) -> None:
 async def _serve_clients(config: TrainerConfig, *, is_ranked: bool) -> None:
     stopped = asyncio.create_task(wait_for_signal())
     ranked = await RankedTrainer.start(config, stopped) if is_ranked else None
-    host = await asyncio.to_thread(load_engines, config) if ranked is None else ranked.host
+    if ranked is not None:
+        host = ranked.host
+    else:
+        host = await asyncio.to_thread(load_engines, config, max_rows=config.max_resident_runs)
     pod = TrainerPod(config, host, on_fenced=_exit_fenced, on_failed=_exit_failed)
     await pod.start()
     await stopped
@@ -51,16 +51,12 @@ async def _serve_clients(config: TrainerConfig, *, is_ranked: bool) -> None:
 
 def _exit_fenced(error: FencedError) -> None:
     """End at once: another process holds a run, and nothing of this one may count any more."""
-    logger.critical("fenced", extra={"problem": error.message})
-    leave_word(error.message)
-    os._exit(_FENCED_EXIT_CODE)
+    end_at_once(error.message)
 
 
 def _exit_failed(error: Exception) -> None:
     """End at once, to be started again: the ledger has everything that was acknowledged."""
-    logger.critical("the trainer cannot go on", extra={"problem": repr(error)})
-    leave_word(f"the trainer cannot go on: {error!r}")
-    os._exit(_FAILED_EXIT_CODE)
+    end_at_once(f"the trainer cannot go on: {error!r}", exit_code=_FAILED_EXIT_CODE)
 
 
 if __name__ == "__main__":

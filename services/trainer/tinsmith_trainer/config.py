@@ -3,52 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from tinsmith_runtime.config import parse_models
-from tinsmith_runtime.devices import check_device, check_dtype
+from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.rpc.server import ServerConfig
+from tinsmith_runtime.pod.engine_settings import EngineConfig
+from tinsmith_runtime.pod.settings import DatabaseConfig, WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerConfig:
+class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
     """Settings of one trainer."""
 
-    data_dir: Path
-    """Folder of the ledger, unless that is in a database."""
     database_url: str = field(default="", repr=False)
     """`postgresql://...` of a ledger that trainers share; runs then move between them."""
     storage_uri: str = ""
     """Where snapshots and checkpoints go; `{data_dir}/store` by default."""
-    base_models: str = ""
-    """`name=directory or hub id`, separated by commas."""
     worker_name: str = "trainer-0"
-    """Identity at the scheduler; must be the same after a restart."""
-    pool: str = ""
-    """The scheduler sends only callers here whose key is bound to it; empty is for all others."""
-    scheduler_address: str = ""
-    """`host:port` of the scheduler."""
-    pod_key: str = field(default="", repr=False)
-    """The secret that the pods of one deployment share."""
-    listen_address: str = "127.0.0.1:0"
-    metrics_address: str | None = None
-    drain_timeout_s: float = 30.0
-    dtype: str = "float32"
-    """Of the base model: float32, bfloat16, or auto: bfloat16 on a GPU that computes in it.
-    Adapters are always float32."""
-    device: str = "cpu"
-    """cpu, cuda, cuda:N, or auto: the GPU if torch can use one. The log warns of a GPU that is left
-    out."""
-    num_threads: int = 0
-    """Threads of one operation; 0 takes all cores. Changes no bit of an exact engine."""
-    exact: bool | None = None
-    """Whether a run's bits must depend neither on what is computed beside it nor on the number of
-    threads: true refuses to start where the machine cannot keep that; auto, the default, starts
-    without the promise there and says so; false does not try."""
-    compiled: bool | None = None
-    """Whether elementwise kernels are compiled at start, which takes a compiler and up to a minute;
-    unset does so on a GPU alone. Trainer and sampler must agree."""
     shard_base: bool = False
     """Under torchrun: whether each rank keeps a part of the base models, for bases that are larger
     than a device. Full-parameter runs are spread over the ranks in any case."""
@@ -79,7 +49,7 @@ class TrainerConfig:
     result_retention_s: float = 24 * 3600.0
     """How long a result is kept after a client first got it."""
     unretrieved_retention_s: float = 7 * 24 * 3600.0
-    """How long a result is kept after its operation ended, if nobody got it."""
+    """How long a result is kept after its operation ended, if no client got it."""
     lease_ttl_s: float = 15.0
     """On a shared ledger: how long other trainers leave a silent one its runs."""
     gap_timeout_s: float = 60.0
@@ -98,9 +68,9 @@ class TrainerConfig:
     """Takes a snapshot once a replay from the last one would take this long."""
 
     def __post_init__(self) -> None:
-        check_device(self.device)
-        check_dtype(self.dtype)
-        for name in (
+        self.check_engine()
+        require_positive(
+            self,
             "max_resident_runs",
             "max_runs",
             "max_batch_tokens",
@@ -123,29 +93,14 @@ class TrainerConfig:
             "export_shard_bytes",
             "checkpoint_sweep_interval_s",
             "audit_retention_s",
-        ):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}")
+        )
         for name in ("max_queued_tokens", "max_project_queued_tokens"):
             if getattr(self, name) < self.max_batch_tokens:
                 raise ConfigError(
                     f"{name} must be at least max_batch_tokens, {self.max_batch_tokens}, or the "
                     "largest batch could never wait"
                 )
-        self.models()
         self.server()
-
-    def models(self) -> dict[str, str]:
-        """Return the directory or hub id of each base model."""
-        return parse_models(self.base_models)
-
-    def server(self) -> ServerConfig:
-        """Return the settings of the gRPC server."""
-        return ServerConfig(
-            listen_address=self.listen_address,
-            metrics_address=self.metrics_address,
-            drain_timeout_s=self.drain_timeout_s,
-        )
 
     def storage(self) -> str:
         """Return the URI of the object store."""

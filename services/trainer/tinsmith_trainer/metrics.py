@@ -47,8 +47,8 @@ CYCLE_RUNS = Histogram(
 )
 WAITING_RUNS = Gauge(
     "tinsmith_trainer_waiting_runs",
-    "Runs that have operations and are not computed: they wait for their `turn` on the engine, for "
-    "a `place` in it or to be restored, or for a sequence `number` that has not arrived.",
+    "Runs that have operations and are not computed: they wait for a `cycle` of the engine, for "
+    "a `slot` of it or to be restored, or for a sequence `number` that has not arrived.",
     ["reason"],
 )
 COMPUTED_TOKENS_PER_SECOND = Gauge(

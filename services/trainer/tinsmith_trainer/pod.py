@@ -11,6 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from google.longrunning import operations_pb2_grpc
 
@@ -20,16 +21,14 @@ from tinsmith.v1 import (
     trainer_control_pb2_grpc,
     trainer_pb2_grpc,
 )
-from tinsmith_engine import Engine, Published
+from tinsmith_engine import Published
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints, storage
-from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
-from tinsmith_runtime.rpc.server import PodServer
-from tinsmith_runtime.tokenizer_files import require_tokenizers
+from tinsmith_runtime.pod.base import WorkerPod
+from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.checkpoints.audit import AuditTrail
 from tinsmith_trainer.checkpoints.downloads import Downloads
 from tinsmith_trainer.checkpoints.expiry import CheckpointSweeper
@@ -43,12 +42,13 @@ from tinsmith_trainer.cycle.checkpoint_operations import CheckpointSlices
 from tinsmith_trainer.cycle.committer import Committer
 from tinsmith_trainer.cycle.loop import Cycle
 from tinsmith_trainer.cycle.operation_reader import OperationReader
-from tinsmith_trainer.cycle.run_tasks import SoloWork
+from tinsmith_trainer.cycle.run_tasks import RunTasks
 from tinsmith_trainer.cycle.sequence_gaps import GapWatcher
-from tinsmith_trainer.ownership.adoption import RunPlacement
-from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.adoption import RunAdoption
+from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.result_retention import RetentionSweeper, Retrievals
 from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.rpc.checkpoint_codec import StoredTasks
@@ -56,35 +56,154 @@ from tinsmith_trainer.rpc.checkpoint_servicer import CheckpointDomain, Checkpoin
 from tinsmith_trainer.rpc.control_servicer import TrainerControlServicer
 from tinsmith_trainer.rpc.operations_servicer import OperationsServicer
 from tinsmith_trainer.rpc.training_servicer import TrainerServicer
+from tinsmith_trainer.runs.operations import WireCodec
+from tinsmith_trainer.runs.run import LiveRun
 
 logger = logging.getLogger(__name__)
 
 
-def load_engines(config: TrainerConfig, load: Callable[..., Engine] = Engine.load) -> EngineHost:
-    """Load the base models of a trainer, each with `load`.
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What every part of a trainer stands on.
 
-    Raises:
-        ModelNotFoundError: If one is neither a directory nor a model of the hub, or has no
-            tokenizer.
+    Attributes:
+        config: Settings.
+        host: Base models, each in an engine.
+        ledger: Where runs, operations and results become durable.
+        store: Files of snapshots, checkpoints and large requests.
+        wire: The stored form of requests and results.
+        clock: Seconds since the epoch, for what expires.
     """
-    models = config.models()
-    require_tokenizers(models)
-    host = EngineHost.load(
-        models,
-        dtype=config.dtype,
-        device=config.device,
-        num_threads=config.num_threads or None,
-        exact=config.exact,
-        compiled=config.compiled,
-        max_rows=config.max_resident_runs,
-        load=load,
+
+    config: TrainerConfig
+    host: EngineHost
+    ledger: Ledger
+    store: ObjectStore
+    wire: WireCodec
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of a trainer and what decides about them.
+
+    Attributes:
+        registry: Accepts operations.
+        lease: Says whether this process may answer for its runs.
+        residency: Brings runs into the engines and out of them.
+        has_work: Set when a run may have something to do.
+    """
+
+    registry: RunRegistry
+    lease: Lease
+    residency: Residency
+    has_work: asyncio.Event
+
+
+def build_foundation(
+    config: TrainerConfig, host: EngineHost, clock: Callable[[], float]
+) -> Foundation:
+    """Return the ledger and the store that the settings name; the start of the pod opens them."""
+    ledger: Ledger
+    if config.database_url:
+        holder = Holder(worker=config.worker_name, incarnation=uuid.uuid4().hex)
+        ledger = PostgresLedger(config.database_url, holder=holder)
+    else:
+        ledger = SqliteLedger(config.data_dir / "trainer.db")
+    store = storage.open(config.storage())
+    return Foundation(config, host, ledger, store, training_codec.StoredCodec(store.uri), clock)
+
+
+def build_runs(base: Foundation, *, on_fenced: Callable[[Exception], None]) -> Runs:
+    """Return the runs, empty, and what decides about them.
+
+    Args:
+        base: Ledger, store and engines.
+        on_fenced: Called when a write finds that another process holds a run.
+    """
+    held: dict[str, LiveRun] = {}
+    has_work = asyncio.Event()
+    lease = Lease(base.ledger, held, ttl_s=base.config.lease_ttl_s)
+    residency = Residency(
+        base.host,
+        base.ledger,
+        base.store,
+        base.wire,
+        held.values(),
+        max_resident_runs=base.config.max_resident_runs,
+        max_parked_bytes=base.config.max_parked_bytes,
     )
-    # Those of the hub are here now.
-    require_tokenizers(host.directories)
-    return host
+    registry = RunRegistry(
+        base.config,
+        held,
+        base.ledger,
+        base.store,
+        base.wire,
+        has_work=has_work,
+        obstacle=lease.obstacle,
+        on_fenced=on_fenced,
+    )
+    return Runs(registry, lease, residency, has_work)
 
 
-class TrainerPod:
+def build_checkpoints(base: Foundation, registry: RunRegistry) -> CheckpointDomain:
+    """Return what the checkpoint calls are mapped onto."""
+    config, clock = base.config, base.clock
+    files = CheckpointFiles(base.store, config.data_dir / "scratch")
+    checkpoints = CheckpointRegistry(base.host, base.ledger, base.store, files, clock)
+    uploads = Uploads(config.data_dir / "uploads", max_bytes=config.max_import_bytes, clock=clock)
+    work = CheckpointWork(
+        base.host,
+        base.ledger,
+        checkpoints,
+        files,
+        uploads,
+        shard_bytes=config.export_shard_bytes,
+        clock=clock,
+    )
+    return CheckpointDomain(
+        registry=checkpoints,
+        work=work,
+        tasks=CheckpointTasks(
+            base.ledger, work, StoredTasks(base.store.uri), find_run=registry.held, clock=clock
+        ),
+        uploads=uploads,
+        downloads=Downloads(files, config.pod_key, clock),
+        audit=AuditTrail(base.ledger, clock),
+        store_uri=base.store.uri,
+        clock=clock,
+    )
+
+
+def build_cycle(
+    base: Foundation,
+    runs: Runs,
+    checkpoints: CheckpointRegistry,
+    *,
+    on_end: Callable[[Exception], None],
+) -> tuple[Cycle, GapWatcher]:
+    """Return what executes operations, and what ends those that wait for a missing number."""
+    committer = Committer(base.ledger, base.wire, runs.registry.finish)
+    saves = CheckpointSlices(checkpoints, committer, runs.residency, base.wire)
+    run_tasks = RunTasks(runs.residency, committer, saves, max_attempts=base.config.max_attempts)
+    cycle = Cycle(
+        base.config,
+        runs.registry,
+        runs.residency,
+        base.host,
+        committer,
+        run_tasks,
+        runs.lease,
+        has_work=runs.has_work,
+        on_end=on_end,
+    )
+    gaps = GapWatcher(
+        base.config.gap_timeout_s, runs.registry, runs.residency, base.ledger, committer, base.wire
+    )
+    return cycle, gaps
+
+
+class TrainerPod(WorkerPod):
     """A trainer, from its settings to its server.
 
     Args:
@@ -104,121 +223,82 @@ class TrainerPod:
         on_failed: Callable[[Exception], None] = lambda _: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        if not config.scheduler_address or not config.pod_key:
-            raise ConfigError("a trainer needs scheduler_address and pod_key")
         self._config = config
-        self._host = host
+        self._on_fenced = on_fenced
+        self._on_failed = on_failed
+        self._farewell: asyncio.Task[None] | None = None
         self._catalog = ModelCatalog.of(host)
-        self._ledger = _ledger_of(config)
-        self._store = storage.open(config.storage())
-        wire = training_codec.StoredCodec(self._store.uri)
-        self._registry = RunRegistry(config, self._host, self._ledger, self._store, wire)
-        files = CheckpointFiles(self._store, config.data_dir / "scratch")
-        checkpoints = CheckpointRegistry(self._host, self._ledger, self._store, files, wall_clock)
-        uploads = Uploads(
-            config.data_dir / "uploads", max_bytes=config.max_import_bytes, clock=wall_clock
+        super().__init__(
+            config,
+            scheduler_pb2.Worker.ROLE_TRAINER,
+            domain=training_codec.DOMAIN,
+            tokenizers=self._catalog.tokenizers,
         )
-        work = CheckpointWork(
-            self._host,
-            self._ledger,
-            checkpoints,
-            files,
-            uploads,
-            shard_bytes=config.export_shard_bytes,
-            clock=wall_clock,
+        base = build_foundation(config, host, wall_clock)
+        self._ledger, self._store = base.ledger, base.store
+        runs = build_runs(base, on_fenced=self._note_end)
+        self._registry, self._residency, self._lease = runs.registry, runs.residency, runs.lease
+        checkpoints = build_checkpoints(base, runs.registry)
+        self._tasks = checkpoints.tasks
+        self._publisher = Publisher(host, base.store, runs.residency)
+        self._adoption = RunAdoption(
+            config,
+            host,
+            base.ledger,
+            base.store,
+            runs.registry,
+            runs.residency,
+            base.wire,
+            has_work=runs.has_work,
+            on_adopted=checkpoints.tasks.recover,
         )
-        self._tasks = CheckpointTasks(
-            self._ledger,
-            work,
-            StoredTasks(self._store.uri),
-            find_run=self._registry.held,
-            clock=wall_clock,
-        )
-        domain = CheckpointDomain(
-            registry=checkpoints,
-            work=work,
-            tasks=self._tasks,
-            uploads=uploads,
-            downloads=Downloads(files, config.pod_key, wall_clock),
-            audit=AuditTrail(self._ledger, wall_clock),
-            store_uri=self._store.uri,
-            clock=wall_clock,
-        )
-        retrievals = Retrievals(wall_clock)
-        reader = OperationReader(self._ledger, retrievals)
-        self._publisher = Publisher(self._host, self._store, self._registry.residency)
-        committer = Committer(self._ledger, wire, self._registry.finish)
-        residency = self._registry.residency
-        saves = CheckpointSlices(checkpoints, committer, residency, wire)
-        solo = SoloWork(residency, committer, saves, max_attempts=config.max_attempts)
-        self._placement = RunPlacement(
-            config, self._host, self._ledger, self._store, self._registry, wire
-        )
-        self._placement.on_adopted = self._tasks.recover
         self._sweeper = CheckpointSweeper(
-            self._ledger,
-            checkpoints,
-            uploads,
+            base.ledger,
+            checkpoints.registry,
+            checkpoints.uploads,
             # Tasks that were accepted while their run moved, and files that could not be removed.
-            chores=(self._tasks.recover, self._placement.remove_leftovers),
+            chores=(checkpoints.tasks.recover, self._adoption.remove_leftovers),
             audit_retention_s=config.audit_retention_s,
             interval_s=config.checkpoint_sweep_interval_s,
             clock=wall_clock,
         )
-        self._lease = LeaseKeeper(self._ledger, self._registry, ttl_s=config.lease_ttl_s)
+        retrievals = Retrievals(wall_clock)
         self._retention = RetentionSweeper(
-            self._registry,
-            self._ledger,
-            self._store,
-            self._lease,
+            runs.registry,
+            base.ledger,
+            base.store,
+            runs.lease,
             retrievals,
             retrieved_s=config.result_retention_s,
             unretrieved_s=config.unretrieved_retention_s,
             clock=wall_clock,
         )
-        self._cycle = Cycle(
-            config, self._registry, self._host, committer, solo, self._lease, on_end=self._note_end
+        self._cycle, self._gaps = build_cycle(
+            base, runs, checkpoints.registry, on_end=self._note_end
         )
-        self._registry.on_fenced = self._note_end
-        self._registry.obstacle = self._lease.obstacle
-        self._gaps = GapWatcher(config.gap_timeout_s, self._registry, self._ledger, committer, wire)
-        self._on_fenced = on_fenced
-        self._on_failed = on_failed
-        self._farewell: asyncio.Task[None] | None = None
-        self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
-        self._server = PodServer(
-            config.server(),
-            domain=training_codec.DOMAIN,
-            authenticator=self._scheduler.authenticator(),
+        self._has_ledger = False
+        self._add_services(OperationReader(base.ledger, retrievals), checkpoints)
+
+    def _add_services(self, reader: OperationReader, checkpoints: CheckpointDomain) -> None:
+        servicer = TrainerServicer(
+            self._config, self._registry, reader, checkpoints.registry, self._catalog
         )
-        servicer = TrainerServicer(config, self._registry, reader, domain.registry, self._catalog)
         self._server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer)
         self._server.add(
             checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server,
-            CheckpointServicer(self._registry, domain),
+            CheckpointServicer(self._registry, checkpoints),
         )
         self._server.add(
             trainer_control_pb2_grpc.add_TrainerControlServiceServicer_to_server,
-            TrainerControlServicer(self._registry, self._placement, self._lease, self._publisher),
+            TrainerControlServicer(self._registry, self._adoption, self._lease, self._publisher),
         )
         self._server.add(
             operations_pb2_grpc.add_OperationsServicer_to_server,
             OperationsServicer(self._registry, reader, self._tasks),
         )
-        self._registration: WorkerRegistration | None = None
 
-    @property
-    def address(self) -> str:
-        """`host:port` of the server."""
-        return self._server.address
-
-    @property
-    def metrics_address(self) -> str:
-        """`host:port` of the Prometheus endpoint."""
-        return self._server.metrics_address
-
-    async def start(self) -> None:
-        """Recover, serve, register.
+    async def _open(self) -> None:
+        """Recover.
 
         Raises:
             ConfigError: If the database, the object store or the data folder cannot be used.
@@ -226,10 +306,11 @@ class TrainerPod:
         """
         await asyncio.to_thread(storage.probe_at_start, self._store)
         await self._ledger.open()
+        self._has_ledger = True
         if self._ledger.is_shared:
             await self._lease.renew()
         else:
-            await self._placement.recover()
+            await self._adoption.recover()
         await self._tasks.recover()
         self._sweeper.start()
         self._cycle.start(
@@ -238,34 +319,23 @@ class TrainerPod:
             self._ledger.watch_lease(self._lease.look),
             self._retention.watch(),
         )
-        await self._server.start()
-        self._registration = WorkerRegistration(
-            self._scheduler, self._describe(), self._catalog.tokenizers
-        )
-        self._registration.start()
 
-    async def wait_listed(self, timeout_s: float) -> None:
-        """Return once the scheduler lists this pod; see `WorkerRegistration.wait_listed`."""
-        if self._registration is not None:
-            await self._registration.wait_listed(timeout_s)
-
-    async def stop(self) -> None:
-        """Finish running calls and the slice that is being computed; park what is resident."""
-        if self._registration is not None:
-            await self._registration.stop()
-        await self._server.stop()
+    async def _close(self) -> None:
+        """End the slice that is being computed, and park what is resident."""
+        if not self._has_ledger:
+            return
+        self._has_ledger = False
         await self._sweeper.stop()
         await self._tasks.stop()
         await self._cycle.stop()
         await self._retention.flush()
-        await self._placement.park_all()
+        await self._adoption.park_all()
         if self._ledger.is_shared:
             failpoints.passing("trainer.leave")
             await self._ledger.leave()
             failpoints.passing("trainer.left")
             if self._registration is not None:
                 await self._registration.leave()
-        await self._scheduler.close()
         await self._ledger.close()
 
     def _note_end(self, error: Exception) -> None:
@@ -290,20 +360,8 @@ class TrainerPod:
 
     def _describe(self) -> scheduler_pb2.Worker:
         return scheduler_pb2.Worker(
-            name=f"workers/{self._config.worker_name}",
-            role=scheduler_pb2.Worker.ROLE_TRAINER,
-            address=self._server.address,
             models=self._catalog.select(""),
             max_runs=self._config.max_runs,
             incarnation=self._ledger.incarnation,
             ledger=self._ledger.identity,
-            pool=self._config.pool,
         )
-
-
-def _ledger_of(config: TrainerConfig) -> Ledger:
-    """Return the ledger that the settings name; it is opened by the start of the pod."""
-    if not config.database_url:
-        return SqliteLedger(config.data_dir / "trainer.db")
-    holder = Holder(worker=config.worker_name, incarnation=uuid.uuid4().hex)
-    return PostgresLedger(config.database_url, holder=holder)

@@ -3,8 +3,8 @@
 Rank 0 is the trainer: it serves, and has the ledger. The others hold their parts of the models and
 do what rank 0 sends (`tinsmith_engine.distributed`). They end when rank 0 says so: a SIGTERM, which
 torchrun sends to all, must not take them away while rank 0 still parks its runs. If any rank is
-lost all end at once, whoever started them starts them again, and the runs are restored from the
-ledger, which has everything that was acknowledged.
+lost, all end at once and are to be started again. The runs are then restored from the ledger, which
+has everything that was acknowledged.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from tinsmith_engine.distributed.leader_commands import Leader, follow
 from tinsmith_engine.distributed.process_group import RankFault, Ranks
 from tinsmith_engine.distributed.sharded_engine import RankedEngine
 from tinsmith_engine.distributed.sharded_loading import load_ranked_engine
-from tinsmith_engine.host import EngineHost
+from tinsmith_engine.host import EngineHost, load_engines
 from tinsmith_runtime.errors import ConfigError, RanksLostError
-from tinsmith_runtime.pod.main import leave_word
+from tinsmith_runtime.pod.main import write_termination_reason
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.pod import load_engines
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +80,9 @@ class RankedTrainer:
         try:
             ranks = Ranks.start(config.device, timeout_s=config.rank_timeout_s)
             leader = Leader(ranks, on_lost=_exit_lost)
-            host = load_engines(config, _loader(config, ranks))
+            host = load_engines(
+                config, max_rows=config.max_resident_runs, load=_loader(config, ranks)
+            )
         except RankFault as fault:
             _exit_fault(fault)
         for name, engine in host.engines.items():
@@ -160,5 +161,5 @@ def _exit_unstarted() -> NoReturn:
 def _exit_lost(error: RanksLostError) -> NoReturn:
     """End at once: what was not committed is done again after the restart, from the ledger."""
     logger.critical("ranks lost", extra={"problem": error.message})
-    leave_word(error.message)
+    write_termination_reason(error.message)
     os._exit(RANKS_LOST_EXIT_CODE)

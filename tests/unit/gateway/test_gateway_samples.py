@@ -11,7 +11,7 @@ import pytest
 
 from tinsmith.v1 import sampler_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Callers, Credential
-from tinsmith_gateway.store.database import open_database
+from tinsmith_gateway.store.tables import STORE
 from tinsmith_gateway.tinker import bodies, sample_futures
 from tinsmith_gateway.tinker.future_store import FutureStore
 from tinsmith_gateway.tinker.sample_futures import Samples
@@ -19,7 +19,7 @@ from tinsmith_gateway.tinker.usage import Usage
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.errors import QueueFullError
 from tinsmith_runtime.rpc.auth import Caller
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import Database, open_store
 
 BODY = bodies.Sample(
     sampling_session_id="s",
@@ -55,7 +55,7 @@ class PodKeys:
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    opened = await open_database(tmp_path)
+    opened = await open_store(STORE, tmp_path)
     yield opened
     await opened.close()
 

@@ -22,9 +22,9 @@ import tinsmith_scheduler.store.tables as scheduler_tables
 from tinsmith_coordinator.store import tables as coordinator_tables
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
+from tinsmith_runtime.sql import open_store
 from tinsmith_runtime.sql.schema_versions import prepare_schema, read_version, upgrade
 from tinsmith_scheduler.runs import run_store
-from tinsmith_scheduler.store import database
 
 RUN = "projects/p/trainingRuns/r"
 Statements = Callable[[sa.Connection], Any]
@@ -295,7 +295,7 @@ async def test_a_scheduler_of_the_first_release_goes_on(scheduler_target: Target
         epoch=3,
         encoded_error=b"",
     )
-    opened = await database.open_database(scheduler_target.folder, scheduler_target.url)
+    opened = await open_store(scheduler_tables.STORE, scheduler_target.folder, scheduler_target.url)
     run = await opened.read(lambda connection: run_store.get_run(connection, RUN))
     assert run is not None
     assert (run.worker, run.epoch, run.incarnation, run.ledger) == ("workers/trainer-0", 3, "", "")

@@ -11,10 +11,10 @@ import pytest
 
 from tinsmith.names import JobName, KeyName
 from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import Database, open_store
 from tinsmith_scheduler.auth.api_keys import Keys
-from tinsmith_scheduler.store.database import open_database
 from tinsmith_scheduler.store.records import KeyState, NewJobKey
+from tinsmith_scheduler.store.tables import STORE
 
 CALLER = Caller("", frozenset({POD_SCOPE}), "pod")
 NEW = NewJobKey(JobName("p", "j"), "uid", "key-id", b"\x01" * 32)
@@ -42,7 +42,7 @@ class Hasty:
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Hasty]:
-    database = await open_database(tmp_path)
+    database = await open_store(STORE, tmp_path)
     yield Hasty(database)
     await database.close()
 

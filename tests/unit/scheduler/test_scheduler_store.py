@@ -13,14 +13,13 @@ from tinsmith_runtime.errors import (
     RequestIdReusedError,
     StorageUnavailableError,
 )
-from tinsmith_runtime.sql import Database
+from tinsmith_runtime.sql import Database, open_store
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.run_creation import Creations
 from tinsmith_scheduler.store.database import (
     REQUEST_RETENTION_S,
     answer_once,
     forget_requests,
-    open_database,
     recall,
 )
 from tinsmith_scheduler.store.records import (
@@ -30,6 +29,7 @@ from tinsmith_scheduler.store.records import (
     Run,
     RunState,
 )
+from tinsmith_scheduler.store.tables import STORE
 
 REQUEST = RequestIdentity("p", "id", "CreateSession", b"digest")
 
@@ -48,7 +48,7 @@ RUN = Run(
 
 @pytest.fixture
 async def database(tmp_path: Path) -> AsyncIterator[Database]:
-    database = await open_database(tmp_path)
+    database = await open_store(STORE, tmp_path)
     yield database
     await database.close()
 

@@ -11,7 +11,8 @@ from tests.fakes.live_runs import make_run, queued
 from tinsmith_runtime.errors import ConfigError, QueueFullError
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.runs.queue_limits import Admission, Pace
-from tinsmith_trainer.runs.run import LiveRun, Load
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import Load
 
 LOAD = Load(num_tokens=100, num_bytes=10)
 
@@ -78,7 +79,7 @@ def test_the_number_that_others_wait_for_is_admitted_over_the_limit() -> None:
     run = run_of("p")
     for number in (2, 3):
         admission.admit(run, number, LOAD)
-        run.accept(queued(number, "b"))
+        run.queue.accept(queued(number, "b"))
     with pytest.raises(QueueFullError):
         admission.admit(run_of("p", "other"), 1, LOAD)
     admission.admit(run, 1, LOAD)

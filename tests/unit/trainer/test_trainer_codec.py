@@ -14,7 +14,7 @@ from tinsmith_engine import AdamParams, ForwardResult, OptimStepResult
 from tinsmith_runtime.errors import InvalidFieldError, RunNotFoundError
 from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
 from tinsmith_runtime.rpc.error_codec import decode_status
-from tinsmith_trainer.execution.operation_status import Standing
+from tinsmith_trainer.execution.operation_status import OperationStatus
 from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.runs.operations import (
     ForwardWork,
@@ -206,7 +206,7 @@ def record(kind: Kind, state: OperationState, **fields: Any) -> OperationRecord:
 
 
 def encode(record: OperationRecord, **flags: Any) -> Any:
-    return training_codec.encode_operation(record, Standing(**flags))
+    return training_codec.encode_operation(record, OperationStatus(**flags))
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinsmith_trainer.execution.deficit_round_robin import Backlog, FairQueue, Turn
+from tinsmith_trainer.execution.deficit_round_robin import Backlog, CycleShare, FairQueue
 
 CYCLE = 100
 
@@ -45,7 +45,7 @@ class Simulation:
             if costs
         ]
 
-    def cycle(self) -> Turn:
+    def cycle(self) -> CycleShare:
         turn = self.queue.take(self.backlogs())
         for run, num_parts in turn.num_parts.items():
             for _ in range(num_parts):

@@ -10,7 +10,7 @@ import pytest
 
 from tinsmith_runtime.errors import StorageUnavailableError, UnavailableError
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.lease import Lease
 
 TTL_S = 10.0
 
@@ -45,7 +45,7 @@ class SharedLedger:
 
 
 def make_run(name: str, **changes: Any) -> Any:
-    return SimpleNamespace(**{"name": name, "is_leaving": False, "is_closed": False, **changes})
+    return SimpleNamespace(**{"name": name, "is_staying": True, **changes})
 
 
 @pytest.fixture
@@ -59,17 +59,17 @@ def ledger() -> SharedLedger:
 
 
 @pytest.fixture
-def registry() -> Any:
-    return SimpleNamespace(runs=[])
+def runs() -> dict[str, Any]:
+    return {}
 
 
 @pytest.fixture
-def keeper(ledger: Any, registry: Any, clock: Clock) -> LeaseKeeper:
-    return LeaseKeeper(ledger, registry, ttl_s=TTL_S, clock=clock)
+def keeper(ledger: Any, runs: dict[str, Any], clock: Clock) -> Lease:
+    return Lease(ledger, runs, ttl_s=TTL_S, clock=clock)
 
 
 async def test_a_lease_is_believed_in_for_six_tenths_of_its_life(
-    keeper: LeaseKeeper, clock: Clock
+    keeper: Lease, clock: Clock
 ) -> None:
     assert not keeper.is_current
     await keeper.renew()
@@ -82,7 +82,7 @@ async def test_a_lease_is_believed_in_for_six_tenths_of_its_life(
 
 
 async def test_the_life_of_a_lease_begins_before_the_renewal_was_sent(
-    keeper: LeaseKeeper, ledger: SharedLedger, clock: Clock
+    keeper: Lease, ledger: SharedLedger, clock: Clock
 ) -> None:
     def take_long() -> None:
         clock.now_s += 7.0
@@ -93,7 +93,7 @@ async def test_the_life_of_a_lease_begins_before_the_renewal_was_sent(
 
 
 async def test_a_renewal_that_fails_changes_nothing(
-    keeper: LeaseKeeper, ledger: SharedLedger, clock: Clock
+    keeper: Lease, ledger: SharedLedger, clock: Clock
 ) -> None:
     await keeper.renew()
     ledger.is_away = True
@@ -109,7 +109,7 @@ async def test_a_renewal_that_fails_changes_nothing(
 
 
 async def test_who_waits_for_the_lease_goes_on_after_a_late_renewal(
-    keeper: LeaseKeeper, clock: Clock
+    keeper: Lease, clock: Clock
 ) -> None:
     waiting = asyncio.create_task(keeper.wait_current())
     await asyncio.sleep(0)
@@ -119,9 +119,9 @@ async def test_who_waits_for_the_lease_goes_on_after_a_late_renewal(
 
 
 async def test_a_run_that_somebody_else_holds_ends_the_process(
-    keeper: LeaseKeeper, ledger: SharedLedger, registry: Any
+    keeper: Lease, ledger: SharedLedger, runs: dict[str, Any]
 ) -> None:
-    registry.runs = [make_run("mine"), make_run("taken")]
+    runs.update({name: make_run(name) for name in ("mine", "taken")})
     ledger.held = {"mine": 3}
     with pytest.raises(FencedError, match="taken"):
         await keeper.renew()
@@ -129,17 +129,16 @@ async def test_a_run_that_somebody_else_holds_ends_the_process(
 
 
 async def test_a_run_that_came_or_went_during_the_renewal_is_not_missed(
-    keeper: LeaseKeeper, ledger: SharedLedger, registry: Any
+    keeper: Lease, ledger: SharedLedger, runs: dict[str, Any]
 ) -> None:
-    gone = make_run("gone")
-    registry.runs = [
-        gone,
-        make_run("leaving", is_leaving=True),
-        make_run("deleted", is_closed=True),
-    ]
+    runs["gone"] = make_run("gone")
+    runs["again"] = make_run("again")
+    runs["leaving"] = make_run("leaving", is_staying=False)
 
     def change() -> None:
-        registry.runs = [*registry.runs[1:], make_run("new")]
+        del runs["gone"]
+        runs["again"] = make_run("again")
+        runs["new"] = make_run("new")
 
     ledger.during = change
     await keeper.renew()

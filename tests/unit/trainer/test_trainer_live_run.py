@@ -15,9 +15,9 @@ from tinsmith_trainer.runs.run import LiveRun, RunLock
 def finish_all(run: LiveRun) -> list[int]:
     """Finish what is in the queue without a gap."""
     numbers = []
-    while run.next_sequence_number in run.queue:
-        numbers.append(run.next_sequence_number)
-        run.finish([finished(numbers[-1], run.latest_revision + 1)])
+    while run.queue.next_sequence_number in run.queue:
+        numbers.append(run.queue.next_sequence_number)
+        run.queue.finish([finished(numbers[-1], run.queue.latest_revision + 1)])
     return numbers
 
 
@@ -35,47 +35,47 @@ def finish_all(run: LiveRun) -> list[int]:
 def test_missing_numbers_are_those_that_held_operations_wait_for(
     letters: str, wanted: list[int]
 ) -> None:
-    assert make_run(letters).missing_numbers() == wanted
+    assert make_run(letters).queue.missing_numbers() == wanted
 
 
 def test_nothing_is_missing_while_something_runs_or_was_refused() -> None:
     run = make_run(".o")
-    run.running = frozenset({1})
-    assert run.missing_numbers() == []
-    run.running = frozenset()
-    assert run.missing_numbers() == [1]
-    run.consume(finished(1, 1))
-    assert (run.missing_numbers(), run.is_ready) == ([], True)
+    run.queue.start([1])
+    assert run.queue.missing_numbers() == []
+    run.queue.stop()
+    assert run.queue.missing_numbers() == [1]
+    run.queue.consume(finished(1, 1))
+    assert (run.queue.missing_numbers(), run.is_ready) == ([], True)
 
 
 def test_refused_numbers_are_passed_over_and_fail_the_accumulation() -> None:
     run = make_run("b..o")
-    run.consume(finished(3, 1, Kind.OPTIM_STEP))
-    run.consume(finished(2, 2, Kind.FORWARD_BACKWARD))
-    assert (run.next_sequence_number, run.failures) == (1, [])
-    assert run.next_free_number == 5
-    run.finish([finished(1, 3)])
-    assert (run.next_sequence_number, run.failures) == (4, [2])
+    run.queue.consume(finished(3, 1, Kind.OPTIM_STEP))
+    run.queue.consume(finished(2, 2, Kind.FORWARD_BACKWARD))
+    assert (run.queue.next_sequence_number, run.queue.failures) == (1, ())
+    assert run.queue.next_free_number == 5
+    run.queue.finish([finished(1, 3)])
+    assert (run.queue.next_sequence_number, run.queue.failures) == (4, (2,))
     assert finish_all(run) == [4]
 
 
 def test_a_refusal_of_the_past_changes_nothing() -> None:
     run = make_run("b")
     finish_all(run)
-    run.consume(finished(1, 5))
-    assert (run.next_sequence_number, run.failures) == (2, [])
+    run.queue.consume(finished(1, 5))
+    assert (run.queue.next_sequence_number, run.queue.failures) == (2, ())
 
 
 def test_given_up_numbers_may_have_been_gradients() -> None:
     run = make_run("..o")
-    run.give_up([1, 2])
-    assert (run.next_sequence_number, run.failures, run.is_ready) == (3, [1, 2], True)
+    run.queue.give_up([1, 2])
+    assert (run.queue.next_sequence_number, run.queue.failures, run.is_ready) == (3, (1, 2), True)
 
 
 def test_a_closed_run_is_never_ready() -> None:
     run = make_run("b")
     assert run.is_ready
-    run.is_closed = True
+    run.close()
     assert not run.is_ready
 
 
@@ -85,30 +85,30 @@ def revisions(records: list[OperationRecord] | None) -> list[int] | None:
 
 def test_recent_results_are_answered_from_memory_only_if_they_are_all_there() -> None:
     run = make_run("")
-    assert run.recent_after(0) is None
+    assert run.queue.recent_after(0) is None
     for number in range(1, 301):
-        run.consume(finished(number, number))
-    assert revisions(run.recent_after(298)) == [299, 300]
-    assert revisions(run.recent_after(268)) == [*range(269, 301)]
-    assert run.recent_after(267) is None  # the oldest have been dropped
-    assert run.recent_after(300) is None
+        run.queue.consume(finished(number, number))
+    assert revisions(run.queue.recent_after(298)) == [299, 300]
+    assert revisions(run.queue.recent_after(268)) == [*range(269, 301)]
+    assert run.queue.recent_after(267) is None  # the oldest have been dropped
+    assert run.queue.recent_after(300) is None
 
 
 def test_a_hole_in_memory_is_not_skipped() -> None:
     run = make_run("")
-    run.consume(finished(1, 1))
-    run.consume(finished(3, 3))  # revision 2 is a given-up number, in the ledger alone
-    assert run.recent_after(0) is None
-    assert revisions(run.recent_after(2)) == [3]
+    run.queue.consume(finished(1, 1))
+    run.queue.consume(finished(3, 3))  # revision 2 is a given-up number, in the ledger alone
+    assert run.queue.recent_after(0) is None
+    assert revisions(run.queue.recent_after(2)) == [3]
 
 
 async def test_a_change_wakes_everybody_who_waits() -> None:
     run = make_run("b")
-    waits = [asyncio.create_task(run.wait_for_change(60)) for _ in range(3)]
+    waits = [asyncio.create_task(run.queue.wait_for_change(60)) for _ in range(3)]
     await asyncio.sleep(0)
-    run.notify()
+    run.queue.notify()
     await asyncio.wait_for(asyncio.gather(*waits), 5)
-    await run.wait_for_change(0)
+    await run.queue.wait_for_change(0)
 
 
 async def test_a_lock_knows_whether_it_can_be_had_at_once_and_tells_its_release() -> None:
@@ -128,12 +128,12 @@ async def test_a_lock_knows_whether_it_can_be_had_at_once_and_tells_its_release(
 
 def test_numbers_that_never_arrived_belong_to_the_client_that_is_gone() -> None:
     run = make_run("b.b")
-    assert (run.highest_number, run.end_of_client(2)) == (3, None)
-    run.note_client_gone()
-    assert [run.end_of_client(number) for number in (2, 3, 4)] == [3, 3, None]
+    assert (run.queue.highest_number, run.queue.end_of_client(2)) == (3, None)
+    run.queue.note_client_gone()
+    assert [run.queue.end_of_client(number) for number in (2, 3, 4)] == [3, 3, None]
     for number in (5, 6):
-        run.accept(queued(number, "b"))
-    run.note_client_gone()
-    run.note_client_gone()
-    assert [run.end_of_client(number) for number in (2, 4, 7)] == [3, 6, None]
-    assert make_run("").highest_number == 0
+        run.queue.accept(queued(number, "b"))
+    run.queue.note_client_gone()
+    run.queue.note_client_gone()
+    assert [run.queue.end_of_client(number) for number in (2, 4, 7)] == [3, 6, None]
+    assert make_run("").queue.highest_number == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.fakes.live_runs import TOKENS, make_run, queued
+from tests.fakes.live_runs import TOKENS, finished, make_run, queued
 
 from tinsmith_trainer.execution.slices import (
     FIXED_COST,
@@ -61,10 +61,12 @@ def test_what_the_fair_queue_is_told(letters: str, costs: list[int], is_alone: b
 
 def test_operations_of_a_cycle_that_broke_are_suspect() -> None:
     run = make_run("bbbb")
-    run.suspect_number = 2
+    run.queue.start([1, 2])
+    run.queue.suspect_running()
+    run.queue.stop()
     assert len(next_parts(run, max_cost=1000)) == 1
     assert backlog_of(run, next_parts(run, max_cost=1000)).is_alone
-    run.next_sequence_number = 3
+    run.queue.finish([finished(1, 1), finished(2, 2)])
     assert len(next_parts(run, max_cost=1000)) == 2
 
 

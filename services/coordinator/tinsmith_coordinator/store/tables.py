@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from tinsmith_runtime.sql import Store
+
 SCHEMA_VERSION = 1
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_coordinator.store.migrations"
 
 metadata = sa.MetaData()
+STORE = Store("coordinator", metadata, SCHEMA_VERSION, MIGRATIONS)
 
 # Serials are compared with those in page tokens, so that they must fit any count.
 _Serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from tinsmith_runtime.sql import Store
+
 SCHEMA_VERSION = 1
 """The number of the last migration; a change of the tables adds one."""
 
 metadata = sa.MetaData()
+STORE = Store("gateway", metadata, SCHEMA_VERSION)
 
 # What clients of the Tinker wire were promised: samples, custom losses, and why something that
 # could not be put into native words was refused.

@@ -113,9 +113,9 @@ class Ledger(Protocol):
         ...
 
     async def watch_lease(self, changed: Callable[[], None]) -> None:
-        """Call back when somebody took a run of this process, until the task is cancelled.
+        """Call back when a run of this process was taken, until the task is cancelled.
 
-        A hint that may be lost or wrong: who hears it renews, and learns what is true.
+        A hint that may be lost or wrong: its hearer renews the leases, and learns what is true.
         """
         ...
 
@@ -128,7 +128,7 @@ class Ledger(Protocol):
         ...
 
     async def is_known(self, run: str) -> bool:
-        """Return whether the ledger has a run, whoever holds it."""
+        """Return whether the ledger has a run, in whatever hands."""
         ...
 
     async def list_runs(self) -> list[RunRecord]:

@@ -29,8 +29,8 @@ from tinsmith_runtime.ledger.sql_ledger import SqlLedger
 from tinsmith_runtime.ledger.tables import MIGRATIONS, SCHEMA_VERSION, metadata
 from tinsmith_runtime.sql import PostgresDatabase
 from tinsmith_runtime.sql.batcher import Batcher
-from tinsmith_runtime.sql.postgres_pool import StatementPool
 from tinsmith_runtime.sql.postgres_sessions import PostgresTarget
+from tinsmith_runtime.sql.repeatable_statements import RepeatableStatements
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class PostgresLedger(SqlLedger):
         super().__init__(holder=holder)
         self._target = target
         self._identity = ""
-        self._pool = StatementPool(target)
+        self._pool = RepeatableStatements(target)
         self._submits: Batcher[NewOperation, OperationRecord] = Batcher(self._submit_all)
         self._starts: Batcher[Mapping[str, Mapping[int, int]], None] = Batcher(self._count_all)
         self._commits: Batcher[Commit, list[OperationRecord]] = Batcher(self._commit_all)
@@ -118,7 +118,7 @@ class PostgresLedger(SqlLedger):
         return await self._commits.add_all(commits)
 
     async def watch_lease(self, changed: Callable[[], None]) -> None:
-        """Call back when somebody took a run of this process; see `Ledger`."""
+        """Call back when a run of this process was taken; see `Ledger`."""
         holder = self._holder
 
         def note(taken_from: str) -> None:

@@ -1,12 +1,12 @@
 """The hot statements of the ledger on PostgreSQL: one for a whole batch, each atomic by itself.
 
 Arguments are columns, one array each. Every statement locks the lease rows that it depends on
-(`FOR SHARE`) before it writes: whoever raises an epoch waits for it, and under READ COMMITTED a
-statement that had to wait looks at the row again. A bare comparison would let a process write that
-lost its run while the statement waited. Since there is no transaction around it, a process that is
-stopped in the middle holds no lock.
+(`FOR SHARE`) before it writes. A process that raises an epoch waits for it, and under READ
+COMMITTED a statement that had to wait looks at the row again. A bare comparison would let a process
+write that lost its run while the statement waited. Since there is no transaction around it, a
+process that is stopped in the middle holds no lock.
 
-All of them can be repeated; see `tinsmith_runtime.sql.postgres_pool`.
+All of them can be repeated; see `tinsmith_runtime.sql.repeatable_statements`.
 """
 
 from __future__ import annotations

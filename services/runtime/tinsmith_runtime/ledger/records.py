@@ -131,7 +131,7 @@ class Cutoffs:
 
     Attributes:
         retrieved_s: Results that were retrieved before.
-        unretrieved_s: Results that nobody retrieved, of operations that ended before.
+        unretrieved_s: Results that were never retrieved, of operations that ended before.
         request_s: Requests of operations that ended before, and the rows of those whose result is
             dropped as well. Until then a repeated request finds its operation, and a run could be
             replayed from its beginning.

@@ -1,6 +1,6 @@
 """What the ledger forgets in time, and what it must not forget.
 
-Three things of an operation go, each when nobody can need it any more:
+Three things of an operation go, each when it can no longer be needed:
 
 * its result or error, when its client had it long enough; the digest of a result stays, so that a
   replay still compares;
@@ -11,8 +11,8 @@ Three things of an operation go, each when nobody can need it any more:
 Requests and rows go from the lowest number on, without leaving one out: `payloads_through` and
 `expired_through` say how far.
 
-A finished operation has its kind, state and plan for as long as it has a row, which is all that a
-replay needs of a failed one. Above the oldest snapshot every row is whole but for its result.
+A finished operation has its kind, state and plan for as long as it has a row. A replay needs no
+more of a failed one. Above the oldest snapshot every row is whole but for its result.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def has_due(connection: sa.Connection, run: str, cutoffs: Cutoffs) -> bool:
 
 def expire(connection: sa.Connection, run: str, cutoffs: Cutoffs) -> Expired:
     """Drop a bounded part of what is due; the caller checked the fence."""
-    # Nobody may submit meanwhile: a number whose row goes must not be taken as a free one.
+    # No submit may come meanwhile: a number whose row goes must not be taken as a free one.
     marks = _marks(connection, run, lock=True)
     if marks is None:
         return Expired()

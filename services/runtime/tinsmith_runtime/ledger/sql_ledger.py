@@ -98,7 +98,7 @@ class SqlLedger(SqlCheckpoints):
         )
 
     async def watch_lease(self, changed: Callable[[], None]) -> None:
-        """Call back when a run was taken; see `Ledger`. Nobody can where nothing is shared."""
+        """Call back when a run was taken; see `Ledger`. None is where nothing is shared."""
 
     async def leave(self) -> None:
         """Give up the lease of this process, so that others need not wait for its end."""
@@ -114,7 +114,7 @@ class SqlLedger(SqlCheckpoints):
         )
 
     async def is_known(self, run: str) -> bool:
-        """Return whether the ledger has a run, whoever holds it."""
+        """Return whether the ledger has a run, in whatever hands."""
         return await self.held_epoch(run) is not None
 
     async def list_runs(self) -> list[RunRecord]:

@@ -269,7 +269,7 @@ def next_revisions(
 ) -> int:
     """Take revisions for operations that finish now, and return the highest of them.
 
-    The lock of the row makes revisions appear in their order, so that who reads what is above a
+    The lock of the row makes revisions appear in their order, so that a reader of what is above a
     revision never misses one below.
     """
     values = {"last_revision": runs.c.last_revision + count}
@@ -380,7 +380,7 @@ def _check_expired(connection: sa.Connection, run: str, held_by: str, holder: Ho
 
 
 def identity(connection: sa.Connection) -> str:
-    """Return the name of this database, drawn by whoever asks first."""
+    """Return the name of this database, drawn at the first question."""
     connection.execute(
         insert(connection, facts)
         .values(name="identity", value=f"ledger-{uuid.uuid4().hex}")
@@ -425,7 +425,7 @@ def lock_lease(
         run: Its name.
         alone: Whether other writes to the run are held off as well.
     """
-    # Locked until the end of the transaction: who raises the epoch waits for it, and what was
+    # Locked until the end of the transaction: a raise of the epoch waits for it, and what was
     # checked here is still true at the commit.
     query = sa.select(leases.c.epoch, leases.c.expired_through).where(leases.c.run == run)
     return connection.execute(query.with_for_update(read=not alone)).first()

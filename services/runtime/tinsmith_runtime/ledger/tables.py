@@ -28,7 +28,7 @@ leases = sa.Table(
     metadata,
     sa.Column("run", sa.Text, primary_key=True),
     sa.Column("epoch", sa.BigInteger, nullable=False),
-    # Empty if nobody holds the run.
+    # Empty if the run has no holder.
     sa.Column("holder", sa.Text, nullable=False, default="", server_default=""),
     # The rows of operations up to this number were deleted, the requests up to the other dropped.
     # They are here because a submit has to see them as they are once it has the lock of this row.
@@ -180,7 +180,7 @@ audit_events = sa.Table(
         autoincrement=True,
     ),
     sa.Column("time_s", sa.Float, nullable=False),
-    # Of the resource, whoever the caller was.
+    # Of the resource, not of the caller.
     sa.Column("project", sa.Text, nullable=False),
     sa.Column("key_id", sa.Text, nullable=False),
     sa.Column("action", sa.Text, nullable=False),

@@ -11,11 +11,12 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError, TinsmithError
 from tinsmith_runtime.observability.logs import configure_logging
+from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.pod.settings_help import describe_settings
 from tinsmith_runtime.rpc.server import wait_for_signal
 
@@ -24,24 +25,13 @@ logger = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT")
 
 _CAN_NOT_START = 2
-_LOST_EXIT_CODE = 3
+LOST_EXIT_CODE = 3
+"""Of a process whose work another one took over."""
 _STDERR = 2
 TERMINATION_LOG = "TINSMITH_TERMINATION_LOG"
 """Names the variable with the file where the cluster looks for the reason of an end."""
 _MAX_SENTENCE = 1000
 """Characters; of 4,096 bytes a cluster keeps the end, and what is wrong stands at the beginning."""
-
-
-class Pod(Protocol):
-    """What is served until a signal."""
-
-    async def start(self) -> None:
-        """Serve; where one process works at a time, wait for the one before to end."""
-        ...
-
-    async def stop(self) -> None:
-        """Drain and close."""
-        ...
 
 
 def run_pod(
@@ -72,15 +62,15 @@ def run_pod(
             sys.stderr.write(f"error: {error}\n")
         else:
             logger.critical("cannot start", extra={"problem": str(error)})
-        leave_word(str(error))
+        write_termination_reason(str(error))
         return _CAN_NOT_START
     except Exception as error:
-        leave_word(f"{type(error).__name__}: {error}")
+        write_termination_reason(f"{type(error).__name__}: {error}")
         raise
     return 0
 
 
-def leave_word(problem: str) -> None:
+def write_termination_reason(problem: str) -> None:
     """Say in one line why the process ends where its cluster looks, if it runs in one."""
     path = os.environ.get(TERMINATION_LOG)
     if path:
@@ -89,24 +79,28 @@ def leave_word(problem: str) -> None:
             Path(path).write_bytes(sentence.encode("utf-8", "replace"))
 
 
+def end_at_once(reason: str, *, exit_code: int = LOST_EXIT_CODE) -> NoReturn:
+    """End the process without a drain: nothing that it still does may count."""
+    logger.critical("ends at once", extra={"problem": reason})
+    write_termination_reason(reason)
+    os._exit(exit_code)
+
+
 async def serve_exclusive(name: str, make: Callable[[Callable[[], None]], Pod]) -> None:
-    """Serve a pod of which one process works at a time, until a signal.
+    """Serve a pod of which one process works at a time, until a signal; see `serve`.
 
     Args:
         name: Name of the pod, such as `scheduler`.
-        make: Makes it, given what it calls if another process took over; this process then ends at
-            once, since nothing of it may count any more.
+        make: Makes it, given what it calls if another process took over.
     """
+    await serve(make(lambda: end_at_once(f"another {name} took over")))
 
-    def exit_lost() -> None:
-        logger.critical(f"another {name} took over")
-        leave_word(f"another {name} took over")
-        os._exit(_LOST_EXIT_CODE)
 
+async def serve(pod: Pod) -> None:
+    """Serve a pod until a signal."""
     # Listened for from the beginning: a signal that comes during the start, which lasts as long as
     # another process holds the database, ends it in order.
     stopped = asyncio.create_task(wait_for_signal())
-    pod = make(exit_lost)
     start = asyncio.create_task(pod.start())
     await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
     if not start.done():

@@ -23,7 +23,11 @@ def describe_settings(config_class: type[Any]) -> str:
     Args:
         config_class: A dataclass; see `load_config`.
     """
-    meanings = _field_docstrings(config_class)
+    meanings = {
+        name: meaning
+        for base in reversed(config_class.__mro__[:-1])
+        for name, meaning in _field_docstrings(base).items()
+    }
     lines = ["settings (variables, or in lower case and without the prefix in the file):"]
     for field in dataclasses.fields(config_class):
         lines.append(f"  {_PREFIX}{field.name.upper()}{_default_of(field)}")

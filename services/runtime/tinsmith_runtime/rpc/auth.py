@@ -1,12 +1,12 @@
-"""Who is calling: keys, callers, and how a pod finds out.
+"""The caller of a call: its key, its project, and how a pod finds them out.
 
 A key is `tsk_<id>_<secret>`, or the same spelled `tml-<id>_<secret>` for clients that insist on
 that beginning; only the SHA-256 of the secret is stored. The tenant of a call comes from its key
 alone. The scheduler owns the keys; other pods ask it (`RemoteKeyVerifier`) and keep the answer for
 a few seconds, which bounds how long a revoked key still works.
 
-The caller of the current call is a context variable, set by the interceptor, so that domain code
-needs no transport type to learn the tenant.
+The caller of the current call is a context variable, set by the interceptor. So domain code needs
+no transport type to learn the tenant.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ class ApiKey:
 
 
 def derive_job_key(pod_key: str, uid: str) -> ApiKey:
-    """Return the key of a job: the same one for whoever knows the key of the pods.
+    """Return the key of a job, derived from the key of the pods: each pod arrives at the same one.
 
-    So a controller that is killed at any point arrives at the same key again, and nothing secret
-    has to be written down before the job's own Secret.
+    So a controller that is killed at any point arrives at it again. Nothing secret has to be
+    written down before the job's own Secret.
 
     Args:
         pod_key: The secret that the pods of one deployment share.

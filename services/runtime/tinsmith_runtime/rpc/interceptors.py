@@ -1,9 +1,9 @@
 """What happens around every call, in one interceptor: decode, authenticate, time, map errors.
 
-One interceptor rather than a chain, because the order matters and is easier to read in one place:
-a call is counted, refused while the pod drains, its caller found, its bytes decoded here (a
-deserializer that fails inside gRPC would answer `UNKNOWN`), and whatever the servicer raises
-becomes a `google.rpc.Status`. This is the only module that maps domain errors to status codes.
+One interceptor rather than a chain, because the order matters and is easier to read in one place. A
+call is counted, and refused while the pod drains. Its caller is found, and its bytes are decoded
+here: a deserializer that fails inside gRPC would answer `UNKNOWN`. What the servicer raises becomes
+a `google.rpc.Status`. This is the only module that maps domain errors to status codes.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from tinsmith_runtime.sql.connect import open_exclusive
+from tinsmith_runtime.sql.connect import Store, open_store
 from tinsmith_runtime.sql.dialect import insert, notify, now_s
 from tinsmith_runtime.sql.postgres import PostgresDatabase
 from tinsmith_runtime.sql.sqlite import SqliteDatabase
@@ -22,10 +22,11 @@ __all__ = [
     "PostgresDatabase",
     "SqliteDatabase",
     "Statements",
+    "Store",
     "insert",
     "notify",
     "now_s",
-    "open_exclusive",
+    "open_store",
 ]
 
 ResultT = TypeVar("ResultT")

@@ -102,7 +102,7 @@ class Hold:
             raise HoldLostError(f"another {self._name} has taken over {self._target.name}")
 
     async def _describe(self, session: Connection) -> dict[str, str]:
-        """Return who holds the lock, as far as the server tells this role."""
+        """Return the holder of the lock, as far as the server tells this role."""
         # As `pg_locks` splits the key of 64 bits.
         unsigned = self._key % 2**64
         row = await session.fetchrow(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -12,27 +13,41 @@ from tinsmith_runtime.sql.postgres import PostgresDatabase
 from tinsmith_runtime.sql.sqlite import SqliteDatabase
 
 
-async def open_exclusive(
-    pod: str,
-    metadata: sa.MetaData,
-    *,
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The tables of one kind of pod.
+
+    Attributes:
+        pod: Names the file, and the PostgreSQL schema: all pods may share a database.
+        metadata: The tables.
+        schema_version: Of the tables.
+        migrations: The package that upgrades older tables.
+    """
+
+    pod: str
+    metadata: sa.MetaData
+    schema_version: int
+    migrations: str = ""
+
+
+async def open_store(
+    store: Store,
     data_dir: Path,
-    database_url: str,
-    schema_version: int,
-    migrations: str = "",
+    database_url: str = "",
+    *,
     on_lost: Callable[[], None] = lambda: None,
 ) -> SqliteDatabase | PostgresDatabase:
     """Open or create the database of a pod; one process has it at a time.
 
     Args:
-        pod: Names the file, and the PostgreSQL schema: all pods may share a database.
-        metadata: The tables.
+        store: The tables.
         data_dir: Folder of the file, if there is no URL.
         database_url: `postgresql://...`; another process on it is waited for until it ends.
-        schema_version: Of the tables.
-        migrations: The package that upgrades older tables.
         on_lost: Called if another process took over while this one was cut off; see
             `PostgresDatabase.open`.
+
+    Returns:
+        The database, with tables of this release.
 
     Raises:
         ConfigError: If another process has the file open, a newer release wrote the tables, or the
@@ -41,18 +56,18 @@ async def open_exclusive(
     if not database_url:
         return await asyncio.to_thread(
             SqliteDatabase,
-            data_dir / f"{pod}.sqlite",
-            metadata,
-            schema_version=schema_version,
-            migrations=migrations,
+            data_dir / f"{store.pod}.sqlite",
+            store.metadata,
+            schema_version=store.schema_version,
+            migrations=store.migrations,
         )
     return await PostgresDatabase.open(
         database_url,
-        metadata,
-        schema=pod,
-        schema_version=schema_version,
-        migrations=migrations,
-        exclusive=pod,
+        store.metadata,
+        schema=store.pod,
+        schema_version=store.schema_version,
+        migrations=store.migrations,
+        exclusive=store.pod,
         on_lost=on_lost,
-        application_name=f"tinsmith {pod}",
+        application_name=f"tinsmith {store.pod}",
     )

@@ -16,7 +16,7 @@ def insert(connection: sa.Connection, table: sa.Table) -> Any:
 
 
 def notify(connection: sa.Connection, channel: str, payload: str) -> None:
-    """Tell the processes that listen, once the transaction is committed; on SQLite nobody does."""
+    """Tell the processes that listen, once the transaction is committed; SQLite has none."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_notify(channel, payload)))
 

@@ -1,6 +1,6 @@
 """PostgreSQL as a durable store: several processes, one schema for each kind of pod.
 
-Writes go through one session of this object; see `postgres_writer`. Reads have sessions of their
+Writes go through one session of this object; see `group_commit`. Reads have sessions of their
 own, which follow the writer to a new primary, so that a read sees all that was acknowledged before.
 """
 
@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from tinsmith_runtime.errors import ConfigError, StorageUnavailableError
 from tinsmith_runtime.sql.advisory_lock import Hold
+from tinsmith_runtime.sql.group_commit import GroupCommitWriter
 from tinsmith_runtime.sql.postgres_sessions import (
     Connection,
     PassingError,
@@ -29,7 +30,6 @@ from tinsmith_runtime.sql.postgres_sessions import (
     is_read_only,
 )
 from tinsmith_runtime.sql.postgres_transactions import Statements, WriterSession
-from tinsmith_runtime.sql.postgres_writer import PostgresWriter
 from tinsmith_runtime.sql.schema_versions import prepare_schema
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class PostgresDatabase:
         self._reconnect_timeout_s = reconnect_timeout_s
         self._id = f"{target.application_name}:{uuid.uuid4().hex}"
         self._hold: Hold | None = None
-        self._writer: PostgresWriter | None = None
+        self._writer: GroupCommitWriter | None = None
         self._writers = _create_engine(self._connect_writer, poolclass=sa.pool.NullPool)
         self._readers = _create_engine(self._connect_reader, pool_size=_NUM_READERS, max_overflow=0)
 
@@ -144,7 +144,7 @@ class PostgresDatabase:
 
         try:
             first_session = await self._retry(lambda: self._prepare(prepare))
-            self._writer = PostgresWriter(
+            self._writer = GroupCommitWriter(
                 target.name,
                 self._reopen,
                 # The lock of a role stays with the session that took it.
@@ -198,7 +198,7 @@ class PostgresDatabase:
             await self._writer.close()
         await self._dispose()
 
-    def _open_writer(self) -> PostgresWriter:
+    def _open_writer(self) -> GroupCommitWriter:
         assert self._writer is not None, "made by open()"
         return self._writer
 
@@ -257,7 +257,7 @@ class PostgresDatabase:
                 if self._hold is not None:
                     await self._hold.take_again(session.raw)
         except (TimeoutError, ConfigError) as error:
-            # Settings that are wrong now were right at the start: somebody is changing them.
+            # Settings that are wrong now were right at the start: they are being changed.
             raise PassingError(str(error) or "no answer") from error
         # Readers that are connected to the former primary would not see what is written from now.
         await self._readers.dispose()
@@ -305,7 +305,7 @@ class PostgresDatabase:
 
     def _look_after_session(self) -> None:
         if self._writer is not None:
-            self._writer.poke()
+            self._writer.wake()
 
     async def _dispose(self) -> None:
         await self._writers.dispose()

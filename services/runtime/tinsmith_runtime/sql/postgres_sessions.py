@@ -164,8 +164,8 @@ class PostgresTarget:
 async def answer_within(session: Connection, timeout_s: float, call: Awaitable[ResultT]) -> ResultT:
     """Wait for the answer to a call; the connection is cut when it does not come.
 
-    Cut, because a call that is cancelled makes asyncpg cancel the statement on the server, and a
-    COMMIT that is cancelled while it waits for the standby is acknowledged without it.
+    Cut, because a call that is cancelled makes asyncpg cancel the statement on the server. A COMMIT
+    that is cancelled while it waits for the standby is acknowledged without it.
     """
     timer = asyncio.get_running_loop().call_later(timeout_s, session.terminate)
     try:

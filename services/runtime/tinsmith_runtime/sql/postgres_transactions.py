@@ -1,7 +1,7 @@
 """One transaction for a group of writes, on the session of a PostgreSQL writer.
 
 The transaction also sets the writer's own row to a nonce, by which a later session finds out
-whether it took place; see `postgres_writer`.
+whether it took place; see `group_commit`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WriterSession:
         raw: The same connection, as asyncpg has it.
         writer: Names the writer's row.
         answer_timeout_s: Time after which a silent server counts as gone.
-        on_end: Called when the connection is closed by whomever.
+        on_end: Called when the connection is closed, by either side.
     """
 
     def __init__(

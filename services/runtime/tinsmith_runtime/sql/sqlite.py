@@ -1,8 +1,8 @@
 """SQLite as a durable store: one writer thread, group commit, one process for each file.
 
-Every write is a function of a connection. The writer takes all functions that wait, runs them in
-one transaction, each under a savepoint of its own, commits (`synchronous=FULL`, so the commit is an
-fsync of the log), and only then tells the callers. There is no timer: a lone write commits at once,
+Every write is a function of a connection. The writer takes all functions that wait and runs them in
+one transaction, each under a savepoint of its own. It commits, and only then tells the callers; by
+`synchronous=FULL` a commit is an fsync of the log. There is no timer: a lone write commits at once,
 and while a commit runs, the next group gathers. A write that raises is rolled back alone.
 
 Reads go to a second connection, which in WAL mode sees the last commit and never waits for it.

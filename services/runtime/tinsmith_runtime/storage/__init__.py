@@ -51,7 +51,7 @@ class ObjectStore(Protocol):
         ...
 
     def write_new(self, path: str, data: bytes) -> None:
-        """Store an object that nobody else may have written.
+        """Store an object unless another writer did.
 
         Of several writers at most one is told that it succeeded; where the store knows no
         conditional writes it may be none.
@@ -86,7 +86,7 @@ class ObjectStore(Protocol):
     def read_chunks(
         self, path: str, *, offset: int = 0, max_bytes: int | None = None
     ) -> Iterator[bytes]:
-        """Yield an object piece by piece; a connection that is cut is taken up where it ended.
+        """Yield an object in chunks; a connection that is cut is taken up where it ended.
 
         Args:
             path: Of the object.
@@ -138,7 +138,7 @@ class ObjectStore(Protocol):
     def presigned_url(self, path: str, *, expires_s: float) -> str | None:
         """Return a URL that downloads an object without credentials.
 
-        None if the store cannot be reached by URL: somebody else must then serve the object.
+        None if the store cannot be reached by URL: the object must then be served by a pod.
         """
         ...
 

@@ -1,8 +1,9 @@
 """Manifests: what a checkpoint is made of, written last and verified first.
 
 A checkpoint is a folder of files and a `manifest.json` that names each with its size and SHA-256,
-and says what the files mean. A folder without a manifest is not a checkpoint. Whoever loads one
-verifies every file before it touches a weight. Large files are streamed, never wholly in memory.
+and says what the files mean. A folder without a manifest is not a checkpoint. A pod that loads
+one verifies every file before it touches a weight. Large files are streamed, never wholly in
+memory.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def write_checkpoint(
 
     Args:
         store: Where to write.
-        folder: The folder, which nobody else writes to.
+        folder: The folder, which has no other writer.
         files: By name: content, or a local file to take it from.
         attributes: What the files mean: plain JSON values.
         progress: Told of the bytes of all files.
@@ -93,7 +94,7 @@ def write_checkpoint(
         StorageFullError: If there is no room; the folder then holds no manifest.
         StorageUnavailableError: If the store does not answer. Calling again goes on with what it
             has of large files; else the folder is found by `abandoned_folders`.
-        ObjectExistsError: If somebody else wrote a manifest meanwhile; theirs is left alone.
+        ObjectExistsError: If another writer put a manifest meanwhile; it is left alone.
     """
     for name in files:
         if not _is_file_name(name):
@@ -282,7 +283,7 @@ def verify_files(store: ObjectStore, folder: str, manifest: Manifest) -> None:
 def copy_checkpoint(store: ObjectStore, folder: str, target: str) -> Manifest:
     """Copy a checkpoint within a store, its manifest last; return that.
 
-    The files are copied as they are: whoever loads the copy verifies them.
+    The files are copied as they are: a pod that loads the copy verifies them.
 
     Raises:
         CheckpointCorruptError: If the manifest or a file is missing.

@@ -22,7 +22,7 @@ class ObjectNotFoundError(NotFoundError):
 
 
 class ObjectExistsError(AlreadyExistsError):
-    """Somebody else wrote an object at this path."""
+    """Another writer put an object at this path."""
 
     reason = "RESOURCE_ALREADY_EXISTS"
 
@@ -63,4 +63,4 @@ def split_path(path: str) -> tuple[str, ...]:
 
 
 def ignore_progress(_done_bytes: int, _total_bytes: int) -> None:
-    """Stand in where nobody wants to know."""
+    """Stand in where progress is of no interest."""

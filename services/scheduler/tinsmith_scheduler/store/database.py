@@ -1,4 +1,4 @@
-"""What all tables share: opening the database, repeatable requests, pages, the audit trail.
+"""What all tables share: repeatable requests, pages, the audit trail.
 
 A mutating call is one transaction that looks its request id up, changes the tables and keeps the
 answer. A repeat finds the answer, whatever became of the resource since; two calls that race are
@@ -11,47 +11,20 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
 
 import sqlalchemy as sa
 
 from tinsmith_runtime.errors import InvalidFieldError, RequestIdReusedError
 from tinsmith_runtime.rpc.auth import Caller
-from tinsmith_runtime.sql import Database, open_exclusive
+from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.store.records import RequestIdentity
-from tinsmith_scheduler.store.tables import MIGRATIONS, SCHEMA_VERSION, audit, metadata, requests
+from tinsmith_scheduler.store.tables import audit, requests
 
 REQUEST_RETENTION_S = 25 * 3600.0
 """How long answers are kept; the contract promises 24 h."""
 
 _DIGEST_BYTES = 8
 _MAX_SERIAL_DIGITS = 18
-
-
-async def open_database(
-    data_dir: Path, database_url: str = "", *, on_lost: Callable[[], None] = lambda: None
-) -> Database:
-    """Open or create the database of a scheduler; one process has it at a time.
-
-    Args:
-        data_dir: Folder of the file, if there is no URL.
-        database_url: `postgresql://...`; another scheduler on it is waited for until it ends.
-        on_lost: Called if another scheduler took over while this one was cut off; see
-            `PostgresDatabase.open`.
-
-    Raises:
-        ConfigError: If another process has the file open, a newer release wrote the tables, or the
-            URL is wrong.
-    """
-    return await open_exclusive(
-        "scheduler",
-        metadata,
-        data_dir=data_dir,
-        database_url=database_url,
-        schema_version=SCHEMA_VERSION,
-        migrations=MIGRATIONS,
-        on_lost=on_lost,
-    )
 
 
 def recall(connection: sa.Connection, request: RequestIdentity) -> bytes | None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from tinsmith_runtime.sql import Store
+
 SCHEMA_VERSION = 6
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.store.migrations"
 
 metadata = sa.MetaData()
+STORE = Store("scheduler", metadata, SCHEMA_VERSION, MIGRATIONS)
 
 projects = sa.Table(
     "projects",

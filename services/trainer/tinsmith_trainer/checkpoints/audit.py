@@ -1,4 +1,4 @@
-"""The audit trail of checkpoints: who published, changed, copied, exported, fetched or deleted one.
+"""The audit trail of checkpoints: which key published, changed, copied, fetched or deleted one.
 
 A change is recorded by the transaction that makes it, in the ledger. A grant of a download changes
 no row, so its event is a write of its own, which is durable before the grant is given. Only the
@@ -47,7 +47,7 @@ class AuditTrail:
         self._clock = clock
 
     async def note_download(self, resource: str, checkpoint: CheckpointRecord, key_id: str) -> None:
-        """Record that somebody may fetch the files of a checkpoint, or of an export of it."""
+        """Record a permission to fetch the files of a checkpoint, or of an export of it."""
         await self._ledger.record_event(
             AuditEvent(
                 time_s=self._clock(),

@@ -99,7 +99,7 @@ class Downloads:
             raise _invalid(name, "is too old")
         return grant
 
-    def pieces(self, grant: Grant, offset: int) -> Generator[bytes, None, None]:
+    def chunks(self, grant: Grant, offset: int) -> Generator[bytes, None, None]:
         """Yield the file of a grant from an offset on.
 
         Raises:
@@ -109,7 +109,7 @@ class Downloads:
         if not 0 <= offset <= grant.size_bytes:
             raise InvalidFieldError("offset_bytes", f"must be 0 to {grant.size_bytes}")
         with self._files.pinned(grant.path.rpartition("/")[0]):
-            yield from self._files.pieces(grant.path, offset)
+            yield from self._files.chunks(grant.path, offset)
 
     def _sign(self, grant: Grant) -> str:
         content = [grant.name, grant.path, grant.size_bytes, grant.expire_time_s]

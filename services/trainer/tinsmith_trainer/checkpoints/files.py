@@ -1,4 +1,4 @@
-"""Files of checkpoints and exports: fetched, put, copied and read in pieces, always verified.
+"""Files of checkpoints and exports: fetched, put, copied and read in chunks, always verified.
 
 The one module of the trainer that moves large files: nothing here holds a whole file in memory.
 """
@@ -45,7 +45,7 @@ class CheckpointFiles:
                 del self._pins[folder]
 
     def is_pinned(self, folder: str) -> bool:
-        """Whether somebody reads a folder."""
+        """Whether a task or a download reads a folder."""
         return folder in self._pins
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ class CheckpointFiles:
             self._store.delete_folder(target)
             raise
 
-    def pieces(self, path: str, offset: int) -> Iterator[bytes]:
+    def chunks(self, path: str, offset: int) -> Iterator[bytes]:
         """Yield an object of the store from an offset on.
 
         Raises:

@@ -1,10 +1,10 @@
 """Named checkpoints: saving, loading, listing, changing, expiring and deleting.
 
-Who may do what: a project does everything with its own checkpoints; of those of others it reads the
-published ones, by their names. What it may not read does not exist for it.
+A project does everything with its own checkpoints. Of those of others it reads the published ones,
+by their names. What it may not read does not exist for it.
 
 A row goes before its files. The ledger remembers the folders of what was deleted or expired until
-`remove_folders` removed them, which leaves alone what somebody reads at the moment.
+`remove_folders` removed them, which leaves alone what is being read at the moment.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CheckpointRegistry:
 
         Args:
             name: Of the checkpoint.
-            project: Who asks; None for a pod, which reads everything.
+            project: The project that asks; None for a pod, which reads everything.
 
         Raises:
             CheckpointNotFoundError: If there is none of this name for it.
@@ -132,7 +132,7 @@ class CheckpointRegistry:
     async def update(
         self, name: str, changes: CheckpointChanges, *, key_id: str
     ) -> CheckpointRecord:
-        """Change a checkpoint; who calls, with the key `key_id`, has the right to.
+        """Change a checkpoint; the caller, with the key `key_id`, has the right to.
 
         Raises:
             CheckpointNotFoundError: If there is none of this name.
@@ -330,7 +330,7 @@ def stored_files(manifest: checkpoint_manifests.Manifest) -> tuple[StoredFile, .
 
 
 def checkpoint_not_found(name: str) -> NotFoundError:
-    """Return the error for a checkpoint that does not exist, or belongs to somebody else."""
+    """Return the error for a checkpoint that does not exist, or belongs to another project."""
     return CheckpointNotFoundError(
         f"checkpoint {name} does not exist in your project; list checkpoints to see their names",
         checkpoint=name,

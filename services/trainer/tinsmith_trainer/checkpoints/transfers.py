@@ -75,7 +75,7 @@ class CheckpointWork:
     Args:
         host: The base models.
         ledger: Which exports there are.
-        checkpoints: Which checkpoints there are, and who may read them.
+        checkpoints: Which checkpoints there are, and which project may read them.
         files: Their files.
         uploads: What clients sent.
         shard_bytes: Size at which another file of a merged model is begun.

@@ -122,12 +122,12 @@ class Uploads:
         return {file.name: self._size(upload, file.name) for file in upload.files}
 
     def write(self, name: str, file_name: str, offset: int, data: bytes) -> Upload:
-        """Add a piece to a file; one that is there already changes nothing.
+        """Add a chunk to a file; one that is there already changes nothing.
 
         Raises:
             UploadNotFoundError: If there is no such upload.
-            InvalidFieldError: If it has no such file, or the piece has no place in it.
-            UploadIncompleteError: If pieces before it are missing.
+            InvalidFieldError: If it has no such file, or the chunk does not fit into it.
+            UploadIncompleteError: If chunks before it are missing.
             StorageFullError: If there is no room.
         """
         upload = self.get(name)
@@ -181,7 +181,7 @@ class Uploads:
         shutil.rmtree(self._folder(name), ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove the uploads that nobody wrote to for a day."""
+        """Remove the uploads that were not written to for a day."""
         for folder in self._root.glob("*/*/*"):
             if self._idle_s(folder) > IDLE_S:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -214,7 +214,7 @@ class Uploads:
         os.utime(promise, (now_s, now_s))
 
     def _idle_s(self, folder: Path) -> float:
-        """Return how long nobody wrote to an upload."""
+        """Return how long an upload was not written to."""
         try:
             return self._clock() - (folder / _PROMISE).stat().st_mtime
         except FileNotFoundError:
@@ -230,7 +230,7 @@ class Uploads:
 
 
 def upload_not_found(name: str) -> UploadNotFoundError:
-    """Return the error for an upload that does not exist, or belongs to somebody else."""
+    """Return the error for an upload that does not exist, or belongs to another project."""
     return UploadNotFoundError(
         f"upload {name} does not exist in your project, or was given up; create another one",
         upload=name,

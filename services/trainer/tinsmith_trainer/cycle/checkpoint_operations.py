@@ -20,7 +20,8 @@ from tinsmith_trainer.runs.operations import (
     SaveCheckpointWork,
     WireCodec,
 )
-from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 
 class CheckpointSlices:
@@ -71,7 +72,7 @@ class CheckpointSlices:
         )
         outcome = self._outcome(run, operation, record.version, Kind.SAVE_CHECKPOINT, record)
         await self._committer.commit(run, [outcome], checkpoints=[record])
-        run.state_sequence_number = operation.sequence_number
+        run.state.commit(operation.sequence_number)
 
     async def _load(
         self, run: LiveRun, operation: QueuedOperation, work: LoadCheckpointWork
@@ -89,11 +90,9 @@ class CheckpointSlices:
             lambda: self._residency.write_snapshot(run, state, number, []),
         )
         outcome = self._outcome(run, operation, version, Kind.LOAD_CHECKPOINT, LoadResult(version))
-        run.failures = []
+        run.queue.set_failures([])
         await self._committer.commit(run, [outcome], snapshots=[snapshot])
-        run.weights_serial += 1
-        run.state_sequence_number = number
-        run.replay_cost_s = 0.0
+        run.state.load(number)
 
     def _outcome(
         self, run: LiveRun, operation: QueuedOperation, version: int, kind: Kind, result: Result

@@ -1,15 +1,14 @@
-"""Makes intents and results durable, and only then tells who waits.
+"""Makes intents and results durable, and only then tells the callers that wait.
 
 The runs of a cycle go to the ledger together and share its sync; each has a fence of its own. If
-the disk is full, what was acknowledged is not given up: the commit waits for space, its runs stand
-still and say why, and the cycles of others go on until they come to the same point. Whoever needs
-an object store that is away waits in the same way.
+the disk is full, what was acknowledged is not given up: the commit waits for space. Its runs wait
+and say why, and the cycles of others go on until they come to the same point. Work that needs an
+object store that is away waits in the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,7 +34,8 @@ from tinsmith_trainer.execution.engine_calls import Computed, SliceResult
 from tinsmith_trainer.execution.numerics_plan import Plan
 from tinsmith_trainer.metrics import OPERATION_SECONDS, OPERATIONS, TRAINED_TOKENS
 from tinsmith_trainer.runs.operations import ForwardWork, Kind, WireCodec
-from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 from tinsmith_trainer.runs.storage_retry import STORAGE_RETRY_S
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Committer:
     Args:
         ledger: Where results become durable.
         wire: The stored form of results.
-        finish: Takes finished operations out of the queue of their run, and tells who waits.
+        finish: Takes finished operations out of the queue of their run, and wakes waiting callers.
     """
 
     def __init__(self, ledger: Ledger, wire: WireCodec, finish: Finish) -> None:
@@ -128,7 +128,7 @@ class Committer:
     def _commit_of(self, result: SliceResult) -> Commit:
         run = result.slice.run
         # Before the commit, which adds the refused calls that follow.
-        run.failures = result.failures
+        run.queue.set_failures(result.failures)
         return Commit(
             run=run.name, epoch=run.record.epoch, outcomes=self._outcomes(run, result.computed)
         )
@@ -171,7 +171,7 @@ class Committer:
         """Write, again and again while it fails with certain errors.
 
         Args:
-            runs: Who waits, and says so.
+            runs: Runs that wait, and say so.
             write: Writes, or reads what is to be written; may be called again after it failed.
             waits_for: Errors that pass.
 
@@ -187,7 +187,7 @@ class Committer:
                 await asyncio.sleep(STORAGE_RETRY_S)
             else:
                 for run in runs:
-                    run.obstacle = ""
+                    run.unblock()
                 return result
 
     def outcome(
@@ -236,19 +236,19 @@ class Committer:
         return outcomes
 
     def _take(self, run: LiveRun, records: list[OperationRecord], version: int) -> None:
-        """Note what is durable, and tell who waits."""
-        run.obstacle = ""
-        run.running = frozenset()
-        run.record = dataclasses.replace(run.record, version=version)
+        """Note what is durable, and wake the callers that wait."""
+        run.unblock()
+        run.queue.stop()
+        run.commit_version(version)
         self._finish(run, records)
 
     def _waits(self, runs: Sequence[LiveRun], error: TinsmithError) -> bool:
-        """Note why runs stand still; return whether it is worth waiting."""
+        """Note why runs do not go on; return whether it is worth waiting."""
         if self._is_stopping or all(run.is_closed for run in runs):
             return False
         is_away = isinstance(error, StorageUnavailableError)
         for run in runs:
-            run.obstacle = error.message if is_away else f"the trainer's disk: {error.message}"
+            run.block(error.message if is_away else f"the trainer's disk: {error.message}")
         logger.warning(
             "waiting for the object store" if is_away else "waiting for the disk",
             extra={"problem": error.message},

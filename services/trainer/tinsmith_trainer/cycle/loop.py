@@ -1,10 +1,10 @@
 """The cycle: takes what is ready of many runs, computes it in one pass, and hands it to be stored.
 
-One cycle is one base model's: the fair queue says how much of which runs, then there is one engine
+One cycle is one base model's. The fair queue says how much of which runs; then there is one engine
 call for all forwards and forward_backwards, and one for all optimizer steps. Its results are
-committed while the next cycle computes; the runs of a committing cycle are not ready until their
-results are on disk, so nobody ever builds on what may still be lost. What needs files rather than
-the engine goes on beside the cycles, each run for itself: restores, saves, loads, snapshots.
+committed while the next cycle computes. The runs of a committing cycle are not ready until their
+results are on disk. So no operation ever builds on what may still be lost. What needs files rather
+than the engine goes on beside the cycles, each run for itself: restores, saves, loads, snapshots.
 
 An operation that was begun before, and so may be what killed the process, is counted durably first
 and computed in a cycle alone.
@@ -26,8 +26,8 @@ from tinsmith_runtime import failpoints
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle.committer import Committer
-from tinsmith_trainer.cycle.planner import TurnTaker
-from tinsmith_trainer.cycle.run_tasks import SoloWork
+from tinsmith_trainer.cycle.planner import CyclePlanner
+from tinsmith_trainer.cycle.run_tasks import RunTasks
 from tinsmith_trainer.execution.engine_calls import (
     SliceResult,
     Steps,
@@ -42,10 +42,12 @@ from tinsmith_trainer.metrics import (
     CYCLE_SECONDS,
     CYCLE_TOKENS,
 )
-from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
-from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 logger = logging.getLogger(__name__)
 
@@ -56,10 +58,12 @@ class Cycle:
     Args:
         config: Limits.
         registry: The runs.
+        residency: Which of them are in an engine.
         host: The engines.
         committer: Makes intents and results durable.
-        solo: What runs do beside the cycles.
+        run_tasks: What runs do beside the cycles.
         lease: Whether this process may compute.
+        has_work: Set when a run may have something to do.
         on_end: Called when a task ends by a bug or because another process holds a run: this
             process must not go on as if it served.
     """
@@ -68,29 +72,30 @@ class Cycle:
         self,
         config: TrainerConfig,
         registry: RunRegistry,
+        residency: Residency,
         host: EngineHost,
         committer: Committer,
-        solo: SoloWork,
-        lease: LeaseKeeper,
+        run_tasks: RunTasks,
+        lease: Lease,
         *,
+        has_work: asyncio.Event,
         on_end: Callable[[Exception], None],
     ) -> None:
         self._config = config
         self._registry = registry
-        self._residency = registry.residency
+        self._residency = residency
         self._host = host
         self._committer = committer
-        self._solo = solo
+        self._run_tasks = run_tasks
         self._lease = lease
         self._on_end = on_end
-        self._turns = TurnTaker(config.cycle_tokens, config.max_attempts, registry.residency)
-        self._has_work = asyncio.Event()
+        self._planner = CyclePlanner(config.cycle_tokens, config.max_attempts, residency)
+        self._has_work = has_work
         self._main: asyncio.Task[None] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         """Work that a stop waits for: its results exist, so let them be committed."""
         self._restores: set[asyncio.Task[None]] = set()
-        registry.on_work = self._has_work.set
 
     def start(self, *watchers: Coroutine[Any, Any, None]) -> None:
         """Begin to execute; what recovery found is first.
@@ -137,20 +142,20 @@ class Cycle:
         while True:
             await self._lease.wait_current()
             self._has_work.clear()
-            turns = self._turns.take(self._registry.runs)
-            # No lock is waited for: who was not at rest got no turn.
-            for run in turns.to_restore:
+            plan = self._planner.take(self._registry.runs)
+            # No lock is waited for: a run whose lock was held is not in the plan.
+            for run in plan.to_restore:
                 await run.lock.acquire()
-                self._go_on(run, self._solo.restore(run), self._restores)
-            for aside in turns.aside:
+                self._go_on(run, self._run_tasks.restore(run), self._restores)
+            for aside in plan.aside:
                 await aside.run.lock.acquire()
-                self._go_on(aside.run, self._solo.execute(aside), self._ending)
-            for each in turns.slices:
+                self._go_on(aside.run, self._run_tasks.execute(aside), self._ending)
+            for each in plan.slices:
                 await each.run.lock.acquire()
-            if turns.slices:
+            if plan.slices:
                 # A stop does not end the cycle: what is computed is to be committed.
-                await asyncio.wait([self._spawn(self._execute(turns.slices), self._ending)])
-            elif not turns.aside and not turns.to_restore:
+                await asyncio.wait([self._spawn(self._execute(plan.slices), self._ending)])
+            elif not plan.aside and not plan.to_restore:
                 failpoints.passing("trainer.idle")
                 await self._has_work.wait()
 
@@ -159,15 +164,15 @@ class Cycle:
     ) -> None:
         """Let the work of a run go on beside the cycles; its lock, which is held, ends with it."""
         task = self._spawn(work, group)
-        task.add_done_callback(lambda _: _put_back(run))
+        task.add_done_callback(lambda _: run.put_back())
 
     async def _execute(self, slices: Sequence[Slice]) -> None:
         """Compute the slices of locked runs; their locks end with their commits."""
-        results = [SliceResult(each, list(each.run.failures)) for each in slices]
+        results = [SliceResult(each, list(each.run.queue.failures)) for each in slices]
         for each in slices:
             self._residency.touch(each.run)
-            each.run.has_had_turn = True
-            each.run.running = frozenset(o.sequence_number for o in each.operations)
+            each.run.state.compute()
+            each.run.queue.start(o.sequence_number for o in each.operations)
         intents = [
             asyncio.create_task(self._committer.begin([(s.run, s.operations) for s in slices]))
         ]
@@ -180,7 +185,7 @@ class Cycle:
         except Exception as error:
             await asyncio.gather(*intents, return_exceptions=True)
             for run in (each.run for each in slices):
-                undo = self._solo.undo(run, error, is_alone=len(slices) == 1)
+                undo = self._run_tasks.undo(run, error, is_alone=len(slices) == 1)
                 self._go_on(run, undo, self._ending)
         else:
             self._spawn(self._commit(results, intents), self._ending)
@@ -208,7 +213,7 @@ class Cycle:
                 step = step_behind(run, last)
                 if step is not None:
                     joined.append((run, [step]))
-                    run.running |= {step.sequence_number}
+                    run.queue.start([step.sequence_number])
             if step is not None and isinstance(step.work, OptimStepWork):
                 steps.add(run.name, step.work, result.failures)
                 stepping.append((result, step))
@@ -246,19 +251,21 @@ class Cycle:
         """Let a run go on after its commit, or undo what could not be committed."""
         run = result.slice.run
         if error is not None:
-            self._go_on(run, self._solo.undo(run, error, is_alone=True), self._ending)
+            self._go_on(run, self._run_tasks.undo(run, error, is_alone=True), self._ending)
             return
-        run.weights_serial += result.is_boundary
-        run.state_sequence_number = result.computed[-1].operation.sequence_number
-        run.replay_cost_s += result.duration_s
+        run.state.commit(
+            result.computed[-1].operation.sequence_number,
+            duration_s=result.duration_s,
+            is_step=result.is_boundary,
+        )
         # An accumulation without end is cut as well, with its gradient in the snapshot.
         limit_s = self._config.snapshot_replay_s * (1 if result.is_boundary else 2)
-        is_due = run.replay_cost_s >= limit_s and not run.is_being_saved
-        if is_due and not run.is_closed and not run.is_leaving:
-            run.is_being_saved = True
+        is_due = run.state.replay_cost_s >= limit_s and not run.state.is_being_saved
+        if is_due and run.is_staying:
+            run.state.begin_save()
             self._go_on(run, self._snapshot(run), self._ending)
         else:
-            _put_back(run)
+            run.put_back()
 
     async def _snapshot(self, run: LiveRun) -> None:
         """Copy the state of a run, which then goes on while the copy is written."""
@@ -266,12 +273,6 @@ class Cycle:
             copied = await self._residency.copy_state(run)
         except Exception as error:
             logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
-            run.is_being_saved = False
+            run.state.end_save()
         else:
-            self._spawn(self._solo.write_snapshot(run, copied), self._ending)
-
-
-def _put_back(run: LiveRun) -> None:
-    run.obstacle = ""
-    run.running = frozenset()
-    run.lock.release()
+            self._spawn(self._run_tasks.write_snapshot(run, copied), self._ending)

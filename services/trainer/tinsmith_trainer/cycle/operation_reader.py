@@ -85,7 +85,7 @@ class OperationReader:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 break
-            await run.wait_for_change(left_s)
+            await run.queue.wait_for_change(left_s)
             if sequence_number not in run.queue:
                 record = await self.operation(run, sequence_number)
         return record
@@ -96,8 +96,8 @@ class OperationReader:
         """Return what finished after a revision, waiting until there is something."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            records = run.recent_after(after_revision)
-            if records is None and after_revision < run.latest_revision:
+            records = run.queue.recent_after(after_revision)
+            if records is None and after_revision < run.queue.latest_revision:
                 records = await self._ledger.finished_after(
                     run.name, after_revision, limit=_WAIT_PAGE, limit_bytes=_WAIT_PAGE_BYTES
                 )
@@ -106,7 +106,7 @@ class OperationReader:
                 page = _first_page(records or [])
                 self._retrievals.note(page)
                 return page
-            await run.wait_for_change(left_s)
+            await run.queue.wait_for_change(left_s)
 
 
 def operation_expired(run: str, sequence_number: int) -> OperationExpiredError:
@@ -121,7 +121,7 @@ def operation_expired(run: str, sequence_number: int) -> OperationExpiredError:
 
 def _has_ended(run: LiveRun) -> bool:
     """Whether nothing more is to be heard of a run here."""
-    return run.is_closed or run.is_leaving
+    return not run.is_staying
 
 
 def _first_page(records: list[OperationRecord]) -> list[OperationRecord]:

@@ -1,9 +1,9 @@
-"""Whose turn it is: looks at all runs and says what the cycle does next.
+"""Plans the next cycle: looks at all runs and says which of them do what.
 
-Each base model has a fair queue of its own, because its engine computes nobody else's operations;
+Each base model has a fair queue of its own, because its engine computes no other operations;
 models with ready work take turns. A run is passed over while its state is in use, as by the commit
-of its last cycle, and while it is not in the engine: such a run is to be restored first. Looking
-changes nothing but credits, and wakes who waits for a place; the cycle acts.
+of its last cycle. A run that is not in the engine is to be restored first. Looking changes nothing
+but credits, and wakes a run that waits for a slot; the cycle acts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CYCLES_LOOKED_AT = 2
 
 
 @dataclass(slots=True)
-class Turns:
+class CyclePlan:
     """What the cycle does next.
 
     Attributes:
@@ -37,54 +37,56 @@ class Turns:
     to_restore: list[LiveRun] = field(default_factory=list)
 
 
-class TurnTaker:
+class CyclePlanner:
     """Decides, cycle by cycle.
 
     Args:
         cycle_tokens: About how many tokens a cycle holds.
         max_attempts: Deaths of the process after which an operation is given up.
-        residency: Knows who waits for a place.
+        residency: Knows whether a run waits for a slot.
     """
 
     def __init__(self, cycle_tokens: int, max_attempts: int, residency: Residency) -> None:
         self._cycle_tokens = cycle_tokens
         self._max_attempts = max_attempts
         self._residency = residency
-        # In the order of turns: the model that was served longest ago is first.
+        # In the order of cycles: the model that was served longest ago is first.
         self._queues: dict[str, FairQueue] = {}
 
-    def take(self, runs: Iterable[LiveRun]) -> Turns:
+    def take(self, runs: Iterable[LiveRun]) -> CyclePlan:
         """Return what to do next; all of it is to be begun before the next call."""
-        turns = Turns()
+        plan = CyclePlan()
         working: defaultdict[str, list[LiveRun]] = defaultdict(list)
         ready: defaultdict[str, list[LiveRun]] = defaultdict(list)
         num_placeless = num_held = 0
         for run in runs:
-            if not run.queue or run.is_closed or run.is_leaving:
+            if not run.queue or not run.is_staying:
                 continue
             model = run.record.base_model
             working[model].append(run)
             if not run.is_ready or not run.lock.is_free:
-                num_placeless += not run.is_resident
-                num_held += not run.is_ready and not run.running
-            elif run.queue[run.next_sequence_number].record.num_attempts >= self._max_attempts:
-                turns.aside.append(Slice(run, [run.queue[run.next_sequence_number]]))
-            elif run.is_resident:
+                num_placeless += not run.state.is_resident
+                num_held += not run.is_ready and not run.queue.running
+            elif (
+                run.queue[run.queue.next_sequence_number].record.num_attempts >= self._max_attempts
+            ):
+                plan.aside.append(Slice(run, [run.queue[run.queue.next_sequence_number]]))
+            elif run.state.is_resident:
                 ready[model].append(run)
             else:
-                turns.to_restore.append(run)
+                plan.to_restore.append(run)
         num_waiting = sum(map(len, ready.values()))
         for model in self._models(ready):
             slices = self._slices(model, working[model], ready[model])
-            turns.aside += (each for each in slices if not each.is_computed)
-            turns.slices = [each for each in slices if each.is_computed]
+            plan.aside += (each for each in slices if not each.is_computed)
+            plan.slices = [each for each in slices if each.is_computed]
             num_waiting -= len(slices)
-            if turns.slices:
+            if plan.slices:
                 break
-        WAITING_RUNS.labels("turn").set(num_waiting)
-        WAITING_RUNS.labels("place").set(num_placeless + len(turns.to_restore))
+        WAITING_RUNS.labels("cycle").set(num_waiting)
+        WAITING_RUNS.labels("slot").set(num_placeless + len(plan.to_restore))
         WAITING_RUNS.labels("number").set(num_held)
-        return turns
+        return plan
 
     def _models(self, ready: Iterable[str]) -> list[str]:
         """Return the models with ready work, the one that waited longest first."""
@@ -106,7 +108,8 @@ class TurnTaker:
                 backlogs.append(backlog_of(run, found, is_ready=run.name in at_rest))
         queue = self._queues.pop(model)
         self._queues[model] = queue
-        turn = queue.take(backlogs)
+        share = queue.take(backlogs)
         return [
-            cut(at_rest[name], parts[name], num_parts) for name, num_parts in turn.num_parts.items()
+            cut(at_rest[name], parts[name], num_parts)
+            for name, num_parts in share.num_parts.items()
         ]

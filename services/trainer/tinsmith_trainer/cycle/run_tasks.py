@@ -1,9 +1,9 @@
 """What a run does beside the cycles, for itself: restores, saves, loads, snapshots, and failing.
 
 All of it may take long and none of it holds up another run. The caller holds the lock of the run
-and releases it afterwards. Whatever goes wrong here is this run's own: an operation that cannot be
-done fails with a typed error, what is not typed is a bug, and after a bug the run is brought back
-from the ledger.
+and releases it afterwards. What goes wrong here concerns this run alone. An operation that
+cannot be done fails with a typed error. An error that is not typed is a bug, and after a bug the
+run is brought back from the ledger.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from tinsmith_trainer.execution.slices import Slice
 from tinsmith_trainer.metrics import OPERATIONS
 from tinsmith_trainer.residency.manager import Residency, StateCopy
 from tinsmith_trainer.runs.operations import OptimStepWork
-from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 from tinsmith_trainer.runs.storage_retry import STORAGE_RETRY_S
 
 logger = logging.getLogger(__name__)
 
 
-class SoloWork:
+class RunTasks:
     """Executes what concerns one run alone; every method raises `FencedError` and no other error.
 
     Args:
@@ -69,9 +70,9 @@ class SoloWork:
             # The store is away: nothing that an operation should fail for.
             logger.warning("run not restored", extra={"run": run.name, "problem": str(error)})
             if isinstance(error, StorageUnavailableError):
-                run.obstacle = error.message
+                run.block(error.message)
             else:
-                run.obstacle = "the trainer's store, which cannot be read at the moment"
+                run.block("the trainer's store, which cannot be read at the moment")
             await asyncio.sleep(STORAGE_RETRY_S)
         except Exception as error:
             await self._fail(run, error)
@@ -80,7 +81,7 @@ class SoloWork:
         """Do a save or load, or give up an operation that killed the process too often."""
         run, operation = aside.run, aside.first
         num_attempts = operation.record.num_attempts
-        run.running = frozenset({operation.sequence_number})
+        run.queue.start([operation.sequence_number])
         try:
             if num_attempts >= self._max_attempts:
                 raise PoisonOperationError(
@@ -91,7 +92,7 @@ class SoloWork:
                     sequence_number=operation.sequence_number,
                 )
             self._residency.touch(run)
-            run.has_had_turn = True
+            run.state.compute()
             await self._saves.execute(run, operation)
         except FencedError:
             raise
@@ -105,19 +106,19 @@ class SoloWork:
         try:
             await self._residency.write_copy(run, copied)
         except FencedError:
-            # A run that was given up meanwhile is somebody else's with full right.
-            if not (run.is_closed or run.is_leaving):
+            # A run that was given up meanwhile is held by another trainer, as it should be.
+            if run.is_staying:
                 raise
         except Exception as error:
             # The results are committed: a snapshot is an economy, and is tried again later.
             logger.warning("snapshot put off", extra={"run": run.name, "problem": str(error)})
         finally:
-            run.is_being_saved = False
+            run.state.end_save()
 
     async def undo(self, run: LiveRun, error: Exception, *, is_alone: bool) -> None:
         """Bring a run back to what the ledger says after its cycle broke.
 
-        Nobody knows which of several operations broke it: each is tried alone next time. One that
+        Any of several operations may have broken it: each is tried alone next time. One that
         was alone is failed.
         """
         if isinstance(error, FencedError):
@@ -127,15 +128,15 @@ class SoloWork:
             return
         if isinstance(error, DrainingError):
             await asyncio.sleep(STORAGE_RETRY_S)
-        elif is_alone and len(run.running) == 1:
+        elif is_alone and len(run.queue.running) == 1:
             await self._fail(run, error)
         else:
             logger.error("cycle broke by a bug", exc_info=error, extra={"run": run.name})
-            run.suspect_number = max(run.running)
+            run.queue.suspect_running()
 
     async def _fail(self, run: LiveRun, reason: Exception) -> None:
         """End the next operation of a run; leave the others in the queue."""
-        operation = run.queue.get(run.next_sequence_number)
+        operation = run.queue.get(run.queue.next_sequence_number)
         error = reason if isinstance(reason, TinsmithError) else internal_error()
         if error is not reason:
             logger.error("operation failed by a bug", exc_info=reason, extra={"run": run.name})
@@ -150,7 +151,7 @@ class SoloWork:
         except StoppedError:
             await self._residency.evict(run)
         except Exception:
-            # It is still in the queue: nothing was told to anybody.
+            # It is still in the queue: no client was told a result.
             logger.exception("operation not ended; tried again", extra={"run": run.name})
             await asyncio.sleep(STORAGE_RETRY_S)
 
@@ -158,14 +159,14 @@ class SoloWork:
         self, run: LiveRun, operation: QueuedOperation, error: TinsmithError
     ) -> None:
         if is_gradient(operation):
-            run.failures.append(operation.sequence_number)
+            run.queue.add_failure(operation.sequence_number)
         elif _is_step(operation):
-            run.failures = []
+            run.queue.set_failures([])
         outcome = self._committer.outcome(run, operation, run.record.version, error=error)
         await self._committer.commit(run, [outcome])
         OPERATIONS.labels(operation.record.kind, "failed").inc()
-        if run.is_resident:
-            run.state_sequence_number = operation.sequence_number
+        if run.state.is_resident:
+            run.state.commit(operation.sequence_number)
 
 
 def _is_step(operation: QueuedOperation | None) -> bool:

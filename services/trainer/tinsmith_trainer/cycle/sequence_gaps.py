@@ -1,9 +1,9 @@
 """Watches for sequence numbers that do not arrive, and gives them up in time.
 
-Operations behind a missing number are held. If nothing of the run arrives for `gap_timeout_s`, or
-for ten times as long nothing but others, the missing numbers are consumed in the ledger, so that a
-late arrival is told, and the held operations fail, naming what they waited for. The ledger decides
-who was first, the arrival or the end of patience.
+Operations behind a missing number are held, for `gap_timeout_s` after the last arrival of the run
+and for ten times as long at most. Then the missing numbers are consumed in the ledger, so that a
+late arrival is told. The held operations fail, naming the number that they waited for. The ledger
+decides which was first, the arrival or the timeout.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 from tinsmith_runtime.errors import SequenceGapError
 from tinsmith_runtime.ledger import Ledger, OperationState
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_trainer.cycle.committer import Committer
 from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import RunQueue
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ class GapWatcher:
     Args:
         timeout_s: How long operations wait for a number.
         registry: The runs.
+        residency: Takes a run whose operations failed out of the engine.
         ledger: Where numbers are consumed.
         committer: Ends the operations that waited.
         wire: The stored form of errors.
@@ -47,6 +51,7 @@ class GapWatcher:
         self,
         timeout_s: float,
         registry: RunRegistry,
+        residency: Residency,
         ledger: Ledger,
         committer: Committer,
         wire: WireCodec,
@@ -55,6 +60,8 @@ class GapWatcher:
     ) -> None:
         self._timeout_s = timeout_s
         self._registry = registry
+        self._residency = residency
+        self._timers: WeakKeyDictionary[LiveRun, GapTimer] = WeakKeyDictionary()
         self._ledger = ledger
         self._committer = committer
         self._wire = wire
@@ -77,7 +84,9 @@ class GapWatcher:
             expired = [
                 run
                 for run in self._registry.runs
-                if is_overdue(run, now_s, self._timeout_s, flooded_s=self._flooded_s)
+                if self._timer(run).is_overdue(
+                    run.queue, now_s, self._timeout_s, flooded_s=self._flooded_s
+                )
             ]
             # Beside each other: a run whose state is in use does not hold up the others.
             answers = await asyncio.gather(*map(self._expire, expired), return_exceptions=True)
@@ -86,6 +95,9 @@ class GapWatcher:
                     raise answer
                 if isinstance(answer, BaseException):
                     logger.error("gap not closed", exc_info=answer, extra={"run": run.name})
+
+    def _timer(self, run: LiveRun) -> GapTimer:
+        return self._timers.setdefault(run, GapTimer())
 
     async def _expire(self, run: LiveRun) -> None:
         """Fail the operations of a run that waited too long for a number."""
@@ -101,12 +113,12 @@ class GapWatcher:
             run.lock.release()
 
     async def _expire_alone(self, run: LiveRun) -> None:
-        missing = run.missing_numbers()
-        if not missing or run.is_closed or run.is_leaving:
+        missing = run.queue.missing_numbers()
+        if not missing or not run.is_staying:
             return
         why = f"did not arrive within {self._timeout_s:g} s"
         last = max(run.queue)
-        end = run.end_of_client(missing[0])
+        end = run.queue.end_of_client(missing[0])
         if end is not None:
             # What the next client sent does not depend on what the one before did not.
             why, last = "was not delivered before its client was gone", end
@@ -122,9 +134,9 @@ class GapWatcher:
             run.name, run.record.epoch, missing, self._wire.encode_error(error)
         )
         if given_up != missing:
-            run.give_up(given_up)
+            run.queue.give_up(given_up)
             await self._note_arrivals(run, sorted(set(missing) - set(given_up)))
-            run.held_since_s = None
+            self._timer(run).restart()
             return
         if held:
             await self._committer.commit(
@@ -134,50 +146,67 @@ class GapWatcher:
                     for operation in held
                 ],
             )
-        run.give_up(missing)
+        run.queue.give_up(missing)
         # What these failures mean for the accumulation is worked out by the replay.
-        await self._registry.residency.evict(run)
-        run.held_since_s = None
+        await self._residency.evict(run)
+        self._timer(run).restart()
 
     async def _note_arrivals(self, run: LiveRun, numbers: Sequence[int]) -> None:
-        """Note numbers that are in the ledger although nobody told the run.
+        """Note numbers that are in the ledger although the run was not told.
 
         One that was accepted at the last moment comes into the queue by itself. One that ended, as
         by a try of this method that broke off between its two writes, is no longer waited for: else
-        the run would stand still for ever.
+        the run would never go on.
         """
         for number in numbers:
             record = await self._ledger.get_operation(run.name, number)
             if record is not None and record.state is not OperationState.PENDING:
-                run.consume(record)
+                run.queue.consume(record)
 
 
-def is_overdue(
-    run: LiveRun, now_s: float, timeout_s: float, *, flooded_s: float = float("-inf")
-) -> bool:
-    """Return whether the next number of a run is waited for no longer, and note what arrived.
+class GapTimer:
+    """How long the missing number of one run has been waited for."""
 
-    A busy pod takes calls out of its queue in any order: the one that is missed may be behind those
-    that come now. So patience begins anew with each call of the run, and while many calls of
-    anybody come; up to a bound.
+    def __init__(self) -> None:
+        self._held_since_s: float | None = None
+        self._num_arrivals = 0
+        self._last_arrival_s = 0.0
 
-    Args:
-        run: The run.
-        now_s: A monotonic clock.
-        timeout_s: Patience.
-        flooded_s: When many calls came last.
-    """
-    missing = run.missing_numbers()
-    if not missing:
-        run.held_since_s = None
-        return False
-    if run.end_of_client(missing[0]) is not None:
-        return True
-    if run.held_since_s is None:
-        run.held_since_s = now_s
-    if run.num_arrivals != run.num_arrivals_seen:
-        run.num_arrivals_seen = run.num_arrivals
-        run.last_arrival_s = now_s
-    waited_s = now_s - max(run.held_since_s, run.last_arrival_s, flooded_s)
-    is_endless = now_s - run.held_since_s >= _MAX_PATIENCE * timeout_s
-    return waited_s >= timeout_s or is_endless
+    def restart(self) -> None:
+        """Wait anew: the gap was closed, or another one is looked at."""
+        self._held_since_s = None
+
+    def is_overdue(
+        self,
+        queue: RunQueue,
+        now_s: float,
+        timeout_s: float,
+        *,
+        flooded_s: float = float("-inf"),
+    ) -> bool:
+        """Return whether the next number is waited for no longer, and note what arrived.
+
+        A busy pod takes calls out of its queue in any order: the missing one may be behind those
+        that come now. So the timeout begins anew with each call of the run, and while many calls of
+        any run come. Ten timeouts are the bound.
+
+        Args:
+            queue: The operations of the run.
+            now_s: A monotonic clock.
+            timeout_s: How long a number is waited for while nothing arrives.
+            flooded_s: When many calls came last.
+        """
+        missing = queue.missing_numbers()
+        if not missing:
+            self._held_since_s = None
+            return False
+        if queue.end_of_client(missing[0]) is not None:
+            return True
+        if self._held_since_s is None:
+            self._held_since_s = now_s
+        if queue.num_arrivals != self._num_arrivals:
+            self._num_arrivals = queue.num_arrivals
+            self._last_arrival_s = now_s
+        waited_s = now_s - max(self._held_since_s, self._last_arrival_s, flooded_s)
+        is_endless = now_s - self._held_since_s >= _MAX_PATIENCE * timeout_s
+        return waited_s >= timeout_s or is_endless

@@ -1,20 +1,20 @@
-"""Deficit round robin: what of everybody's waiting work goes into the next cycle.
+"""Deficit round robin: what of the waiting work of all runs goes into the next cycle.
 
 The clock of the scheduler is the cycle: one packed pass over about `cycle_tokens` tokens. Each
-cycle shares its tokens out: equally among projects that have work, and a project's part equally
-among its runs that have, so that a hundred runs get no more than one; what somebody has no use for
-goes to the others. A run pays for its operations with what it got, in order, and keeps what is
-left while its next operation costs more: an operation larger than its share is saved up for, over
-several cycles, and never starves. Where the cycle still has room, a large operation may be had in
-advance, and is paid back from the next shares. Who has nothing left to compute keeps and owes
-nothing.
+cycle shares its tokens out. Projects that have work get equal parts. The runs of a project that
+have work share its part equally, so that a hundred runs get no more than one. What a run has
+no use for goes to the others. A run pays for its operations with what it got, in order, and keeps
+what is left while its next operation costs more. An operation larger than its share is saved up
+for, over several cycles, and never starves. Where the cycle still has room, a large operation may
+be had in advance, and is paid back from the next shares. A run that has nothing left to compute
+keeps and owes nothing.
 
 Two rules bound the wait, which plain round robin leaves to chance:
 
-* Runs whose next operation is within their share are served first in every cycle; what was saved up
-  for goes into the room behind them, whoever was served longest ago first, and at least one.
-* An operation larger than a whole cycle, or one that must not share a cycle, gets a cycle alone,
-  and never two of those in a row while other work is ready. An operation itself is not cut.
+* Runs whose next operation is within their share are served first in every cycle. What was saved up
+  for goes into the room behind them, the run served longest ago first, and at least one.
+* An operation larger than a whole cycle, or one that must not share a cycle, gets a cycle alone.
+  There are never two of those in a row while other work is ready. An operation itself is not cut.
 
 So, with `s` the share of a run, `cycle_tokens / projects / runs of the project`, and `b` the number
 of runs whose next operation exceeds theirs:
@@ -27,8 +27,8 @@ of runs whose next operation exceeds theirs:
   holds one operation.
 
 A run whose last cycle is still being committed cannot be in the next one. It gets its share of it
-nevertheless, to be used in the one after: cycles overlap, and who has many runs would else have the
-cycles of the others for itself.
+nevertheless, to be used in the one after. Cycles overlap, and a project with many runs would else
+have the cycles of the others for itself.
 
 Nothing here waits or computes; the tests run it on numbers alone.
 """
@@ -51,7 +51,7 @@ class Backlog:
         run: Its name.
         project: The tenant that it belongs to.
         costs: What may go into one cycle, in order: the tokens of each part that is not cut.
-        is_alone: Whether the first part must not share its cycle with anybody.
+        is_alone: Whether the first part must not share its cycle with another run.
         is_ready: Whether it can be computed now, or follows something that is being committed.
     """
 
@@ -63,7 +63,7 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CycleShare:
     """What goes into a cycle: how many parts of the backlog of each run."""
 
     num_parts: Mapping[str, int]
@@ -116,7 +116,7 @@ class _Flow:
         return max(0, -(-(self.cost - self.credit) // self.allotment))
 
     def grant(self, num_rounds: int = 1) -> None:
-        """Add allotments; who can pay already and had to stand back does not get rich meanwhile."""
+        """Add allotments; a run that could pay and was passed over does not get rich meanwhile."""
         most = self.cost + _MAX_SAVED_ROUNDS * self.allotment
         self.credit = min(self.credit + num_rounds * self.allotment, most)
 
@@ -138,7 +138,7 @@ class _Flow:
 
 
 class FairQueue:
-    """The credits of the runs of one engine, and whose turn it is.
+    """The credits of the runs of one engine, and their order.
 
     Args:
         cycle_tokens: About how many tokens a cycle holds.
@@ -146,11 +146,11 @@ class FairQueue:
 
     def __init__(self, cycle_tokens: int) -> None:
         self._cycle_tokens = cycle_tokens
-        # In the order of turns: who was served longest ago is first.
+        # The run that was served longest ago is first.
         self._credits: dict[str, int] = {}
         self._was_alone = False
 
-    def take(self, backlogs: Sequence[Backlog]) -> Turn:
+    def take(self, backlogs: Sequence[Backlog]) -> CycleShare:
         """Return what goes into the next cycle; empty only if nothing is ready.
 
         Args:
@@ -168,14 +168,14 @@ class FairQueue:
         self._was_alone = alone is not None
         self._note(flows)
         num_parts = {flow.backlog.run: flow.num_taken for flow in flows if flow.num_taken}
-        return Turn(num_parts, is_alone=alone is not None)
+        return CycleShare(num_parts, is_alone=alone is not None)
 
     def _fill_or_wait(self, flows: Sequence[_Flow]) -> _Flow | None:
         """Fill a cycle; return a run that is to have it alone if nothing else can be in it."""
         self._fill(flows)
         if not flows or any(flow.num_taken for flow in flows):
             return None
-        # All save up: the cycles in which nobody could pay are left out.
+        # All save up: the cycles in which no run could pay are left out.
         num_rounds = min(flow.num_rounds_short for flow in flows)
         for flow in flows:
             flow.grant(num_rounds)
@@ -185,7 +185,7 @@ class FairQueue:
         return next(flow for flow in flows if flow.can_pay)
 
     def _flows(self, backlogs: Sequence[Backlog]) -> list[_Flow]:
-        """Return the runs that have work in the order of turns; forget those that have none."""
+        """Return the runs that have work in their order; forget those that have none."""
         known = {backlog.run: backlog for backlog in backlogs}
         kept = {run: credit for run, credit in self._credits.items() if run in known}
         self._credits = kept | {run: 0 for run in known if run not in kept}
@@ -232,7 +232,7 @@ class FairQueue:
                 num_tokens += flow.take()
 
     def _note(self, flows: Sequence[_Flow]) -> None:
-        """Keep the credits; who was served goes to the end of the line."""
+        """Keep the credits; a run that was served goes to the end."""
         for flow in flows:
             run = flow.backlog.run
             if flow.num_taken:
@@ -241,7 +241,7 @@ class FairQueue:
 
 
 def _share_out(total: int, demands: Mapping[str, int]) -> dict[str, int]:
-    """Share a total out equally, giving nobody more than it asks for; at least 1 each."""
+    """Share a total out equally, giving none more than it asks for; at least 1 each."""
     allotments = {}
     num_left = len(demands)
     for name, demand in sorted(demands.items(), key=lambda item: item[1]):

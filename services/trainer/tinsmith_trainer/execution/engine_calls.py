@@ -21,7 +21,7 @@ from tinsmith_engine import (
 from tinsmith_runtime.errors import GradientIncompleteError, TinsmithError
 from tinsmith_trainer.execution.slices import Slice
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
-from tinsmith_trainer.runs.run import QueuedOperation
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 Answer = ForwardResult | OptimStepResult | TinsmithError
 """What the engine says of one operation."""

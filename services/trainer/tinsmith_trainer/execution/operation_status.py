@@ -1,9 +1,9 @@
-"""How an operation stands, and what it waits for, in words.
+"""The status of an operation: its position, and what it waits for, in words.
 
-Whoever waits for an operation is told the first thing that it waits for: a number that has not
-arrived, operations of its own run, or the engine, and then what stands in its way there. The
-figures are of this moment and count what is known to come first; work that arrives later, and is
-within its share, may still be computed before it.
+A client that waits for an operation is told the first thing that the operation waits for. That is a
+number that has not arrived, operations of its own run, or the engine and what is before it there.
+The figures are of this moment and count what is known to come first; work that arrives later, and
+is within its share, may still be computed before it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tinsmith_trainer.runs.run import LiveRun
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How an operation stands.
+class OperationStatus:
+    """The status of an operation.
 
     Attributes:
         position: Operations of its run that are executed before it; 0 if it is next or runs.
@@ -32,7 +32,7 @@ class Standing:
     is_held: bool = False
 
 
-def standing_of(
+def status_of(
     run: LiveRun,
     sequence_number: int,
     runs: Iterable[LiveRun],
@@ -40,24 +40,24 @@ def standing_of(
     cycle_tokens: int,
     obstacle: str = "",
     looks_around: bool = True,
-) -> Standing:
-    """Return how an operation stands; nothing is said of one that is done.
+) -> OperationStatus:
+    """Return the status of an operation; nothing is said of one that is done.
 
     Args:
         run: Its run.
         sequence_number: Its number.
         runs: All runs of the trainer.
-        cycle_tokens: About how much one run can do at one turn.
+        cycle_tokens: About how much one run can do in one cycle.
         obstacle: What keeps the whole trainer from going on, in words.
         looks_around: Whether to look at what the other runs do, which takes the longer the more
             there are.
     """
     if sequence_number not in run.queue:
-        return Standing()
-    if sequence_number in run.running:
-        return Standing(waiting_for=run.obstacle, is_running=True)
-    missing = next((n for n in run.missing_numbers() if n < sequence_number), None)
-    position = run.num_before(sequence_number)
+        return OperationStatus()
+    if sequence_number in run.queue.running:
+        return OperationStatus(waiting_for=run.obstacle, is_running=True)
+    missing = next((n for n in run.queue.missing_numbers() if n < sequence_number), None)
+    position = run.queue.num_before(sequence_number)
     num_runs, num_tokens = _ahead(run, runs, cycle_tokens) if looks_around else (0, 0)
     own_tokens = sum(o.num_tokens for n, o in run.queue.items() if n < sequence_number)
     if obstacle:
@@ -75,7 +75,7 @@ def standing_of(
         )
     else:
         waiting_for = "its turn on the engine"
-    return Standing(
+    return OperationStatus(
         position=position,
         num_tokens_ahead=own_tokens + num_tokens,
         waiting_for=waiting_for,
@@ -84,13 +84,13 @@ def standing_of(
 
 
 def _ahead(run: LiveRun, runs: Iterable[LiveRun], cycle_tokens: int) -> tuple[int, int]:
-    """Return how many other runs compute or could, and the tokens of their present turns."""
+    """Return how many other runs compute or could, and their tokens in this cycle."""
     num_runs = num_tokens = 0
     for other in runs:
         if other is run or other.engine is not run.engine:
             continue
-        if other.running:
-            queued = (other.queue.get(number) for number in other.running)
+        if other.queue.running:
+            queued = (other.queue.get(number) for number in other.queue.running)
             num_runs += 1
             num_tokens += sum(each.num_tokens for each in queued if each is not None)
         elif other.is_ready:

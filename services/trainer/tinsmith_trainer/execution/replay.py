@@ -8,7 +8,6 @@ from the acknowledged one is recorded on the run, never hidden.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import logging
 import time
@@ -53,27 +52,27 @@ class Replayer:
         self._wire = wire
 
     async def replay(self, run: LiveRun) -> None:
-        """Compute what has a result and is above `run.state_sequence_number`.
+        """Compute what has a result and is above `run.state.sequence_number`.
 
         Raises:
             DataLossError: If the ledger or a checkpoint lacks what is needed.
         """
-        while run.state_sequence_number + 1 < run.next_sequence_number:
+        while run.state.sequence_number + 1 < run.queue.next_sequence_number:
             page = await self._ledger.operations_from(
-                run.name, run.state_sequence_number + 1, limit=_PAGE
+                run.name, run.state.sequence_number + 1, limit=_PAGE
             )
-            finished = [r for r in page if r.sequence_number < run.next_sequence_number]
-            is_next = finished and finished[0].sequence_number == run.state_sequence_number + 1
+            finished = [r for r in page if r.sequence_number < run.queue.next_sequence_number]
+            is_next = finished and finished[0].sequence_number == run.state.sequence_number + 1
             if not is_next:
                 raise DataLossError(
-                    f"operation {run.state_sequence_number + 1} of {run.name} is not in the "
+                    f"operation {run.state.sequence_number + 1} of {run.name} is not in the "
                     "ledger, and no snapshot that contains it can be read; restore the ledger or "
                     "the snapshots from a backup",
                     run=run.name,
                 )
             for record in finished:
                 await self._replay_one(run, record)
-                run.state_sequence_number = record.sequence_number
+                run.state.replay(record.sequence_number)
 
     async def _replay_one(self, run: LiveRun, record: OperationRecord) -> None:
         is_success = record.state is OperationState.SUCCEEDED
@@ -81,10 +80,10 @@ class Replayer:
             case Kind.FORWARD_BACKWARD | Kind.OPTIM_STEP if is_success:
                 await self._compute_again(run, record)
             case Kind.FORWARD_BACKWARD | records.GIVEN_UP_KIND:
-                run.failures.append(record.sequence_number)
+                run.queue.add_failure(record.sequence_number)
             case Kind.OPTIM_STEP if record.plan is not None:
                 await self._host.call(run.engine.clear_gradient, run.name)
-                run.failures.clear()
+                run.queue.set_failures([])
             case Kind.LOAD_CHECKPOINT if is_success:
                 # The snapshot taken with the load is gone or damaged.
                 await self._load_again(run, record)
@@ -100,9 +99,9 @@ class Replayer:
         begin_s = time.perf_counter()
         answer = await self._host.call(_compute, run.engine, run.name, work, record.plan or "")
         failpoints.passing("trainer.replayed")
-        run.replay_cost_s += time.perf_counter() - begin_s
+        run.state.add_replay_cost(time.perf_counter() - begin_s)
         if kind is Kind.OPTIM_STEP:
-            run.failures.clear()
+            run.queue.set_failures([])
         is_equal = not isinstance(answer, TinsmithError) and _digest(
             self._wire.encode_result(kind, answer)
         ) == _digest_of(record)
@@ -113,7 +112,7 @@ class Replayer:
                 extra={"run": run.name, "sequence_number": record.sequence_number},
             )
             await self._ledger.mark_diverged(run.name)
-            run.record = dataclasses.replace(run.record, replay_diverged=True)
+            run.note_divergence()
 
     async def _load_again(self, run: LiveRun, record: OperationRecord) -> None:
         work = self._wire.decode_work(Kind.LOAD_CHECKPOINT, await read_payload(self._store, record))
@@ -138,7 +137,7 @@ class Replayer:
             manifest.attributes,
             include_optimizer=getattr(work, "include_optimizer", False),
         )
-        run.failures.clear()
+        run.queue.set_failures([])
 
 
 def _digest(result: bytes) -> bytes:

@@ -6,7 +6,7 @@ It may be cut between operations, where the cycle's budget ends, but not between
 and its step: the two share one commit. A save or a load is a slice of its own.
 
 An operation that may be what killed the process, or broke an engine call, is *suspect*: it is
-computed alone, so that it takes nobody with it, and its part ends with it.
+computed alone, so that it takes no other run with it, and its part ends with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from tinsmith_trainer.execution.deficit_round_robin import Backlog
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
-from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 FIXED_COST = 64
 """What an optimizer step, a save or a load costs, in tokens: little, but not nothing."""
@@ -57,7 +58,7 @@ def next_parts(run: LiveRun, *, max_cost: int) -> list[Part]:
     """
     parts: list[Part] = []
     cost = 0
-    number = max(run.running, default=run.next_sequence_number - 1) + 1
+    number = max(run.queue.running, default=run.queue.next_sequence_number - 1) + 1
     while number in run.queue and cost < max_cost:
         operation = run.queue[number]
         is_computed = isinstance(operation.work, ForwardWork | OptimStepWork)
@@ -87,7 +88,7 @@ def backlog_of(run: LiveRun, parts: Sequence[Part], *, is_ready: bool = True) ->
 
 
 def cut(run: LiveRun, parts: Sequence[Part], num_parts: int) -> Slice:
-    """Return the slice of a run that got a turn for so many of its parts."""
+    """Return the slice of a run that may compute so many of its parts."""
     return Slice(run, [each for part in parts[:num_parts] for each in part.operations])
 
 
@@ -95,7 +96,7 @@ def is_suspect(run: LiveRun, operation: QueuedOperation) -> bool:
     """Whether an operation was begun before and did not end."""
     is_computed = isinstance(operation.work, ForwardWork | OptimStepWork)
     was_begun = operation.record.num_attempts > 0
-    return is_computed and (was_begun or operation.sequence_number <= run.suspect_number)
+    return is_computed and (was_begun or operation.sequence_number <= run.queue.suspect_number)
 
 
 def step_behind(run: LiveRun, last: QueuedOperation) -> QueuedOperation | None:

@@ -2,7 +2,7 @@
 
 On a ledger of its own a trainer goes on with all runs of the ledger when it starts. On a shared one
 it begins with none: another process may hold them, and only the scheduler's epoch decides. A run
-that is adopted under a higher epoch is read anew, because somebody else may have written since.
+that is adopted under a higher epoch is read anew, because another trainer may have written since.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.ownership.run_registry import RunRegistry, run_moved, run_not_found
+from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.runs.ledger_loader import RunLoader
 from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
@@ -38,16 +39,19 @@ class ReleaseMode(enum.Enum):
     DELETE = "delete"
 
 
-class RunPlacement:
+class RunAdoption:
     """Takes runs and gives them up.
 
     Args:
         config: Limits.
         host: The engines.
-        ledger: Says who holds a run.
+        ledger: Says which trainer holds a run.
         store: Files of runs.
         registry: The runs that this trainer holds.
+        residency: Brings runs into the engines and out of them.
         wire: The stored form of requests.
+        has_work: Set when a run may have something to do.
+        on_adopted: Called after a run was taken: what it left unfinished elsewhere goes on here.
     """
 
     def __init__(
@@ -57,18 +61,22 @@ class RunPlacement:
         ledger: Ledger,
         store: ObjectStore,
         registry: RunRegistry,
+        residency: Residency,
         wire: WireCodec,
+        *,
+        has_work: asyncio.Event,
+        on_adopted: Callable[[], Awaitable[None]],
     ) -> None:
         self._config = config
         self._host = host
         self._ledger = ledger
         self._store = store
         self._registry = registry
-        self._residency = registry.residency
+        self._residency = residency
+        self._has_work = has_work
+        self._on_adopted = on_adopted
         self._loader = RunLoader(ledger, store, wire)
         self._changing = asyncio.Lock()
-        self.on_adopted: Callable[[], Awaitable[None]] = _nothing
-        """Called after a run was taken: what it left unfinished elsewhere goes on here."""
 
     async def remove_leftovers(self) -> None:
         """Remove the files of deleted runs, as of one whose trainer could not reach the store."""
@@ -93,7 +101,7 @@ class RunPlacement:
 
         Raises:
             ModelNotFoundError: If this pod does not serve the base model.
-            CapacityExhaustedError: If there is no place for another run.
+            CapacityExhaustedError: If there is no slot for another run.
             AbortedError: If a higher epoch holds the run.
             RunHeldError: If the trainer that holds it is alive.
         """
@@ -138,7 +146,7 @@ class RunPlacement:
         if held is None and name in await self._ledger.list_deletions():
             # Its files would be taken for those of the new run.
             await self._delete_files(name)
-        # A run that exists is never deleted for want of a place: even one without operations may
+        # A run that exists is never deleted for want of a slot: even one without operations may
         # have checkpoints, copied or imported.
         is_new = held is None and not await self._ledger.is_known(name)
         if held is not None and held.record.epoch < epoch:
@@ -159,14 +167,14 @@ class RunPlacement:
             try:
                 run = await self._load(record)
             except Exception:
-                # Nobody else could take it while this process lives and does not hold it.
+                # No other trainer could take it while this process lives and does not hold it.
                 await self._give_back(record)
                 raise
             if is_new:
                 await self._place(run, epoch)
         # Of a repeated call as well: the first one may have broken off here.
-        await self.on_adopted()
-        self._registry.on_work()
+        await self._on_adopted()
+        self._has_work.set()
         return record.version if held is None else held.record.version
 
     async def _give_back(self, record: RunRecord) -> None:
@@ -179,7 +187,7 @@ class RunPlacement:
             )
 
     async def _place(self, run: LiveRun, epoch: int) -> None:
-        """Bring a new run into the engine, or refuse it: another trainer may have a place."""
+        """Bring a new run into the engine, or refuse it: another trainer may have a slot."""
         async with run.lock:
             try:
                 await self._residency.ensure(run)
@@ -193,14 +201,16 @@ class RunPlacement:
         """Hold a run as the ledger knows it, its unfinished operations queued."""
         # What was published is written again on demand; readers hold it in memory.
         await discard_folder(self._store, f"{record.name}/published")
-        run = LiveRun(
-            record,
-            self._host.engine(record.base_model),
-            on_free=lambda: self._registry.note_free(run),
-        )
-        await self._loader.load(run)
+        engine = self._host.engine(record.base_model)
+        queue = await self._loader.load(record, engine.info.fingerprint)
+        run = LiveRun(record, engine, queue, on_free=lambda: self._note_free(run))
         self._registry.add(run)
         return run
+
+    def _note_free(self, run: LiveRun) -> None:
+        """Note that the state of a run is no longer in use: it or another one may go on."""
+        self._residency.note_free(run)
+        self._has_work.set()
 
     async def _release(self, name: str, epoch: int, mode: ReleaseMode) -> None:
         run = self._registry.held(name)
@@ -213,7 +223,8 @@ class RunPlacement:
         if epoch != held_epoch:
             raise FencedError(f"run {name} is held under epoch {held_epoch}, not {epoch}", run=name)
         if run is None and mode is ReleaseMode.DELETE:
-            # Nobody needs to hold it for that: whoever still does is fenced off by its next write.
+            # No trainer needs to hold it for that: one that still does is fenced off by its next
+            # write.
             async with self._changing:
                 await self._ledger.delete_run(name, epoch)
                 await self._try_delete_files(name)
@@ -232,16 +243,15 @@ class RunPlacement:
 
     async def _park(self, run: LiveRun) -> None:
         if run.queue:
-            # It is about to be used, and may hold its lock while it waits for a place.
+            # It is about to be used, and may hold its lock while it waits for a slot.
             return
         async with run.lock:
-            if not run.queue and not run.running:
+            if not run.queue and not run.queue.running:
                 await self._residency.park(run)
 
     async def _hand_over(self, run: LiveRun) -> None:
         """Let another trainer go on: what is queued stays in the ledger."""
-        run.is_leaving = True
-        run.notify()
+        run.leave()
         try:
             async with run.lock:
                 await self._residency.park(run)
@@ -249,27 +259,25 @@ class RunPlacement:
                 await self._ledger.release_run(run.name, run.record.epoch)
                 failpoints.passing("trainer.handed_over")
         except FencedError:
-            # Somebody has it already.
+            # Another trainer has it already.
             await self._let_go(run)
             raise
         except BaseException:
-            run.is_leaving = False
-            self._registry.on_work()
+            run.stay()
+            self._has_work.set()
             raise
         await self._let_go(run)
 
     async def _let_go(self, run: LiveRun) -> None:
         """Forget a run here, without a word to the ledger."""
-        run.is_leaving = True
-        run.notify()
+        run.leave()
         async with run.lock:
             self._registry.remove(run)
             await self._residency.evict(run)
 
     async def _delete(self, run: LiveRun, epoch: int) -> None:
-        run.is_closed = True
-        run.notify()
-        self._registry.note_free(run)
+        run.close()
+        self._note_free(run)
         async with run.lock:
             try:
                 failpoints.passing("trainer.delete")
@@ -277,8 +285,8 @@ class RunPlacement:
                 failpoints.passing("trainer.deleted")
             except TinsmithError:
                 if await self._may_exist(run.name):
-                    run.is_closed = False
-                    self._registry.on_work()
+                    run.reopen()
+                    self._has_work.set()
                     raise
                 # An earlier call deleted the rows and did not come to the rest.
             self._registry.remove(run)
@@ -301,7 +309,3 @@ class RunPlacement:
         """Remove what a deleted run left in the store; the ledger remembers it until then."""
         await asyncio.to_thread(self._store.delete_folder, name)
         await self._ledger.forget_deletion(name)
-
-
-async def _nothing() -> None:
-    return

@@ -1,13 +1,13 @@
 """The lease of this process on a shared ledger: renewed, and believed in for less than it lasts.
 
-The fence alone keeps a process from writing to a run that it lost. The lease is about time: how
-long others leave a silent process its runs, and when that process stops to compute and to answer
-for what may not be its own any more. Only the database's clock ends a lease; here a monotonic clock
-stops at 0.6 of it, counted from before the renewal was sent. A process that was stopped for longer
-(paused, swapped out, cut off) finds its lease stale before it does anything else.
+The fence alone keeps a process from writing to a run that it lost. The lease is about time. It says
+how long others leave a silent process its runs. It also says when that process stops to compute and
+to answer for what may not be its own any more. Only the database's clock ends a lease; here a
+monotonic clock stops at 0.6 of it, counted from before the renewal was sent. A process that was
+stopped for longer (paused, swapped out, cut off) finds its lease stale before it does more.
 
-A lease that could not be renewed and that nobody took is renewed late and nothing is lost. One that
-was taken ends the process.
+A lease that could not be renewed and that no other process took is renewed late and nothing is
+lost. One that was taken ends the process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import TinsmithError, UnavailableError
 from tinsmith_runtime.ledger import Ledger
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_trainer.metrics import LEASE_AGE_SECONDS
-from tinsmith_trainer.ownership.run_registry import RunRegistry
+from tinsmith_trainer.runs.run import LiveRun
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ _RENEWALS = 5
 """Renewals in the life of a lease."""
 
 
-class LeaseKeeper:
+class Lease:
     """Renews the lease and says whether it holds.
 
     Args:
         ledger: Where leases are.
-        registry: The runs that this process believes to hold.
+        runs: The runs that this process believes to hold, by name.
         ttl_s: How long others wait before they take the runs of a silent process.
         clock: Monotonic seconds.
     """
@@ -44,13 +44,13 @@ class LeaseKeeper:
     def __init__(
         self,
         ledger: Ledger,
-        registry: RunRegistry,
+        runs: Mapping[str, LiveRun],
         *,
         ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger = ledger
-        self._registry = registry
+        self._runs = runs
         self._ttl_s = ttl_s
         self._clock = clock
         self._renewed_s = float("-inf")
@@ -59,7 +59,7 @@ class LeaseKeeper:
 
     @property
     def is_current(self) -> bool:
-        """Whether nobody else may have taken a run of this process."""
+        """Whether no other process may have taken a run of this one."""
         if not self._ledger.is_shared:
             return True
         return self._clock() - self._renewed_s < _TRUSTED_PART * self._ttl_s
@@ -119,14 +119,14 @@ class LeaseKeeper:
             StorageUnavailableError: If the database cannot be reached.
         """
         begin_s = self._clock()
-        believed = self._registry.runs
+        believed = list(self._runs.values())
         failpoints.passing("trainer.renew")
         held = await self._ledger.renew(self._ttl_s)
         failpoints.passing("trainer.renewed")
-        still = self._registry.runs
         for run in believed:
             # One that was let go meanwhile is not missed.
-            if run.name not in held and run in still and not run.is_leaving and not run.is_closed:
+            is_ours = self._runs.get(run.name) is run and run.is_staying
+            if is_ours and run.name not in held:
                 raise FencedError(
                     f"another trainer holds {run.name}; this process must stop", run=run.name
                 )

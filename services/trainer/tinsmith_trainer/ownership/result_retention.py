@@ -1,9 +1,8 @@
 """The life of results: noted when a client gets them, dropped in time, and their files with them.
 
 That a result was retrieved is noted in memory and written with the next sweep, so that reading
-costs no write. Notes that a crash takes can only make a result stay longer: what nobody is known to
-have retrieved may have been, shortly before this process took the run over, and is kept so much
-longer.
+costs no write. Notes that a crash takes can only make a result stay longer. A result without a note
+may have been retrieved shortly before this process took the run over, and is kept so much longer.
 
 A sweep drops what is due of one run after another, in parts, each under the lock of the run: not
 beside a replay, which reads what is being dropped.
@@ -23,7 +22,7 @@ from tinsmith_runtime.ledger import Cutoffs, Ledger, OperationRecord, OperationS
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.metrics import EXPIRED
-from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.runs.request_payloads import payload_folder
 from tinsmith_trainer.runs.run import LiveRun
@@ -92,7 +91,7 @@ class RetentionSweeper:
         registry: RunRegistry,
         ledger: Ledger,
         store: ObjectStore,
-        lease: LeaseKeeper,
+        lease: Lease,
         retrievals: Retrievals,
         *,
         retrieved_s: float,
@@ -199,7 +198,7 @@ class RetentionSweeper:
         for begin in range(0, len(paths), _FILES_PAGE):
             page = paths[begin : begin + _FILES_PAGE]
             # No request is accepted between the question and the deletion: it could be the one
-            # that is in an old file. Whoever takes the run from this process waits for its lease.
+            # that is in an old file. A trainer that takes the run waits for this one's lease.
             async with run.gate.closed():
                 if not _is_ours(self._registry, run) or not self._lease.is_current:
                     return
@@ -212,4 +211,4 @@ class RetentionSweeper:
 
 def _is_ours(registry: RunRegistry, run: LiveRun) -> bool:
     """Whether this process goes on with a run."""
-    return run in registry.runs and not run.is_closed and not run.is_leaving
+    return run in registry.runs and run.is_staying

@@ -1,8 +1,8 @@
 """The runs of a trainer: submission in order, and what clients wait for.
 
 Submitting is the promise of this pod: validate, store, acknowledge. It never waits for the engine.
-A request that is refused for good still consumes its number, as a failed operation, so that the
-calls behind it are not held up by a number that will never arrive.
+A request that is refused for good still consumes its number, as a failed operation. The calls
+behind it would else be held up by a number that never arrives.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     RunClosedError,
@@ -31,14 +30,14 @@ from tinsmith_runtime.ledger import (
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.execution.operation_status import Standing, standing_of
+from tinsmith_trainer.execution.operation_status import OperationStatus, status_of
 from tinsmith_trainer.metrics import QUEUED_OPERATIONS
-from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.runs.ledger_loader import load_of
 from tinsmith_trainer.runs.operations import Submission, WireCodec, Work
 from tinsmith_trainer.runs.queue_limits import Admission, Pace
 from tinsmith_trainer.runs.request_payloads import write_payload
-from tinsmith_trainer.runs.run import LiveRun, QueuedOperation
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 logger = logging.getLogger(__name__)
 
@@ -50,45 +49,40 @@ class RunRegistry:
 
     Args:
         config: Limits.
-        host: The engines.
+        runs: The runs by name, which only the registry adds and removes; empty at first.
         ledger: Where operations become durable.
         store: Where large requests and weights go.
         wire: The stored form of requests and results.
+        has_work: Set when a run may have something to do, as when an operation was accepted.
+        obstacle: Says what keeps the whole trainer from going on; empty if nothing does.
+        on_fenced: Called when a write finds that another process holds a run.
     """
 
     def __init__(
         self,
         config: TrainerConfig,
-        host: EngineHost,
+        runs: dict[str, LiveRun],
         ledger: Ledger,
         store: ObjectStore,
         wire: WireCodec,
+        *,
+        has_work: asyncio.Event,
+        obstacle: Callable[[], str],
+        on_fenced: Callable[[FencedError], None],
     ) -> None:
         self._config = config
         self._ledger = ledger
         self._store = store
         self._wire = wire
-        self._runs: dict[str, LiveRun] = {}
+        self._runs = runs
+        self._has_work = has_work
+        self._obstacle = obstacle
+        self._on_fenced = on_fenced
         self.pace = Pace()
         self._admission = Admission(config, self.pace)
-        self.residency = Residency(
-            host,
-            ledger,
-            store,
-            wire,
-            self._runs.values(),
-            max_resident_runs=config.max_resident_runs,
-            max_parked_bytes=config.max_parked_bytes,
-        )
         self._seen_through: set[asyncio.Task[Any]] = set()
         self.num_submits = 0
         """Calls that asked for an operation so far."""
-        self.on_work: Callable[[], None] = lambda: None
-        """Called when a run may have something to do: an operation was accepted, or it is free."""
-        self.obstacle: Callable[[], str] = lambda: ""
-        """Says what keeps the whole trainer from going on; empty if nothing does."""
-        self.on_fenced: Callable[[FencedError], None] = lambda _: None
-        """Called when a write finds that another process holds a run."""
 
     @property
     def runs(self) -> list[LiveRun]:
@@ -114,7 +108,7 @@ class RunRegistry:
     async def see_through(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Finish work whose caller may go away: what the ledger says and what is in memory agree.
 
-        A cancelled call leaves the work running; its failure is then nobody's but the log's.
+        A cancelled call leaves the work running; its failure is then only in the log.
         """
         task = asyncio.create_task(work)
         self._seen_through.add(task)
@@ -125,11 +119,6 @@ class RunRegistry:
         self._seen_through.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.debug("accepted work failed", extra={"problem": str(task.exception())})
-
-    def note_free(self, run: LiveRun) -> None:
-        """Note that the state of a run is no longer in use: it or another one may go on."""
-        self.residency.note_free(run)
-        self.on_work()
 
     def held(self, name: str) -> LiveRun | None:
         """Return a run, or None if this pod does not hold it."""
@@ -161,20 +150,20 @@ class RunRegistry:
         raise run_not_found(name)
 
     async def require_known(self, name: str) -> None:
-        """Raise `RunNotFoundError` unless there is a run of this name, whoever holds it."""
+        """Raise `RunNotFoundError` unless there is a run of this name, held here or elsewhere."""
         if name not in self._runs and not await self._ledger.is_known(name):
             raise run_not_found(name)
 
-    def standing(
+    def status(
         self, run: LiveRun, sequence_number: int, *, looks_around: bool = True
-    ) -> Standing:
-        """Return how an operation of a run stands, and what it waits for."""
-        return standing_of(
+    ) -> OperationStatus:
+        """Return the status of an operation of a run, and what it waits for."""
+        return status_of(
             run,
             sequence_number,
             self._runs.values(),
             cycle_tokens=self._config.cycle_tokens,
-            obstacle=self.obstacle(),
+            obstacle=self._obstacle(),
             looks_around=looks_around,
         )
 
@@ -214,12 +203,12 @@ class RunRegistry:
         is_new = (
             record.state is OperationState.PENDING
             and record.sequence_number not in run.queue
-            and record.sequence_number >= run.next_sequence_number
+            and record.sequence_number >= run.queue.next_sequence_number
             and self._runs.get(run.name) is run
         )
         if is_new:
             self._enqueue(run, QueuedOperation(record, work, load))
-            self.on_work()
+            self._has_work.set()
         else:
             self._admission.release(run, load)
         return record
@@ -232,7 +221,7 @@ class RunRegistry:
         """Note that the client of a run is gone; numbers that it did not deliver are given up."""
         # What it sent last may be on its way into the ledger.
         async with run.gate.closed():
-            run.note_client_gone()
+            run.queue.note_client_gone()
 
     async def _refuse(self, submission: Submission, error: TinsmithError) -> None:
         run = await self.find(submission.run)
@@ -247,26 +236,26 @@ class RunRegistry:
             self._note_fenced(run, fenced)
             raise run_moved(run.name) from fenced
         if record is not None:
-            run.consume(record)
-            self.on_work()
+            run.queue.consume(record)
+            self._has_work.set()
 
     def finish(self, run: LiveRun, records: list[OperationRecord]) -> None:
-        """Take finished operations out of the queue, and tell who waits."""
+        """Take finished operations out of the queue, and wake the callers that wait."""
         for record in records:
             queued = run.queue.get(record.sequence_number)
             if queued is not None:
                 self._admission.release(run, queued.load)
                 QUEUED_OPERATIONS.dec()
-        run.finish(records)
+        run.queue.finish(records)
 
     def _note_fenced(self, run: LiveRun, error: FencedError) -> None:
         """Tell that a run was taken, unless it was given up while the request was on its way."""
-        if self._runs.get(run.name) is run and not (run.is_closed or run.is_leaving):
-            self.on_fenced(error)
+        if self._runs.get(run.name) is run and run.is_staying:
+            self._on_fenced(error)
 
     def _enqueue(self, run: LiveRun, operation: QueuedOperation) -> None:
         QUEUED_OPERATIONS.inc()
-        run.accept(operation)
+        run.queue.accept(operation)
 
     async def _new_operation(
         self, run: LiveRun, submission: Submission, *, keep_payload: bool = True
@@ -288,7 +277,7 @@ class RunRegistry:
 
 
 def run_not_found(name: str) -> RunNotFoundError:
-    """Return the error for a run that does not exist, or belongs to somebody else."""
+    """Return the error for a run that does not exist, or belongs to another project."""
     return RunNotFoundError(
         f"run {name} does not exist in your project; list runs to see their names", run=name
     )

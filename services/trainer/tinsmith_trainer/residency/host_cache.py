@@ -1,8 +1,8 @@
 """States of parked runs in host memory: the step between the engine's rows and files.
 
-A run that idles gives its row to another one. Its state is on disk by then, but reading it back and
-computing what came after the snapshot takes longer than a copy from memory, so as many states as a
-budget allows stay there; the one parked longest ago goes first. A state here is a copy of what the
+A run that idles gives its slot to another one. Its state is on disk by then. Reading it back and
+computing what came after the snapshot takes longer than a copy from memory. So as many states as a
+budget allows stay there. The one parked longest ago goes first. A state here is a copy of what the
 ledger and the snapshots already hold: losing it costs time and nothing else.
 """
 

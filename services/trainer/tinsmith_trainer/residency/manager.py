@@ -41,16 +41,16 @@ from tinsmith_trainer.metrics import (
     SNAPSHOT_BYTES,
 )
 from tinsmith_trainer.residency.host_cache import ParkedState, ParkedStates
-from tinsmith_trainer.residency.slot_queue import PlaceLine
+from tinsmith_trainer.residency.slot_queue import SlotQueue
 from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import discard_folder
 
 logger = logging.getLogger(__name__)
 
-_PLACE_WAIT_S = 2.0
-"""How long a caller that waits for an answer waits for a place."""
-_PLACE_RETRY_S = 5.0
+_SLOT_WAIT_S = 2.0
+"""How long a caller that waits for an answer waits for a slot."""
+_SLOT_RETRY_S = 5.0
 _RESTORING = "the run to be restored"
 
 
@@ -80,7 +80,7 @@ class Residency:
         store: Files of snapshots and large payloads.
         wire: The stored form of requests and results.
         runs: All runs of this trainer, to find one to park.
-        max_resident_runs: Places in each engine.
+        max_resident_runs: Slots of each engine.
         max_parked_bytes: Host memory for the states of parked runs.
     """
 
@@ -101,19 +101,19 @@ class Residency:
         self._runs = runs
         self._max_resident_runs = max_resident_runs
         self._replayer = Replayer(host, ledger, store, wire)
-        self._line = PlaceLine()
+        self._slots = SlotQueue()
         self._parked = ParkedStates(max_parked_bytes)
         self._clock = 0
 
-    async def ensure(self, run: LiveRun, *, wait_s: float | None = _PLACE_WAIT_S) -> None:
+    async def ensure(self, run: LiveRun, *, wait_s: float | None = _SLOT_WAIT_S) -> None:
         """Bring a run into the engine.
 
         Args:
             run: The run, locked by the caller.
-            wait_s: How long to wait for a place; None for as long as it takes.
+            wait_s: How long to wait for a slot; None for as long as it takes.
 
         Raises:
-            CapacityExhaustedError: If all places are taken by runs that are busy for so long.
+            CapacityExhaustedError: If all slots are taken by runs that are busy for so long.
             DataLossError: If neither a snapshot nor the ledger has all that is needed.
             RunClosedError: If the run was deleted while the caller waited for it.
             RunMovedError: If it was given up meanwhile.
@@ -121,26 +121,24 @@ class Residency:
         if run.is_closed:
             raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
         if run.is_leaving:
-            # The engine knows runs by name: this could be the place of the one that came after it.
+            # The engine knows runs by name: this could be the slot of the one that came after it.
             raise RunMovedError(f"{run.name} is handed over", run=run.name)
         self.touch(run)
-        if run.is_resident:
+        if run.state.is_resident:
             return
-        run.obstacle = _RESTORING
+        run.block(_RESTORING)
         begin_s = time.perf_counter()
         try:
             await self._restore(run, wait_s)
         except BaseException:
-            # Half a run must not keep a place; nobody may wait for this.
+            # Half a run must not keep a slot; the caller may be gone, so nothing waits for this.
             loop = asyncio.get_running_loop()
             dropped = self._host.thread.submit(_drop, run.engine, run.name)
             dropped.add_done_callback(lambda _: _tell(loop, lambda: self.note_free(run)))
             raise
         finally:
-            run.obstacle = ""
-        run.is_resident = True
-        run.has_had_turn = False
-        run.weights_serial += 1
+            run.unblock()
+        run.state.enter()
         RESIDENT_RUNS.inc()
         logger.info(
             "run restored",
@@ -149,33 +147,32 @@ class Residency:
 
     async def park(self, run: LiveRun) -> None:
         """Snapshot a run if it changed, and take it out of the engine, keeping a copy."""
-        if not run.is_resident:
+        if not run.state.is_resident:
             await self.evict(run)
             return
         state = await self._host.call(run.engine.export_state, run.name)
-        if run.replay_cost_s > 0:
+        if run.state.replay_cost_s > 0:
             try:
                 await self.write_copy(run, self._note_copy(run, state))
             except FencedError:
                 raise
             except (TinsmithError, OSError) as error:
-                # Whoever needs the place does not wait for space: the ledger has everything.
+                # The run that needs the slot does not wait for space: the ledger has everything.
                 logger.warning(
                     "parked without a snapshot", extra={"run": run.name, "problem": str(error)}
                 )
         await self.evict(run)
         self._parked.put(
-            run.name, ParkedState(state, run.state_sequence_number, self._known_failures(run))
+            run.name, ParkedState(state, run.state.sequence_number, self._known_failures(run))
         )
         PARKED_BYTES.set(self._parked.size_bytes)
 
     async def evict(self, run: LiveRun) -> None:
         """Take a run out of the engine as it is; the ledger has everything."""
         self._parked.drop(run.name)
-        if run.is_resident:
-            run.is_resident = False
+        if run.state.leave():
             RESIDENT_RUNS.dec()
-        # Submitted before it is waited for: a caller that goes away does not keep the place.
+        # Submitted before it is waited for: a caller that goes away does not keep the slot.
         await asyncio.wrap_future(self._host.thread.submit(_drop, run.engine, run.name))
         self.note_free(run)
 
@@ -185,11 +182,12 @@ class Residency:
         return self._note_copy(run, state)
 
     def _note_copy(self, run: LiveRun, state: RunState) -> StateCopy:
-        copied = StateCopy(
-            state, run.state_sequence_number, self._known_failures(run), run.replay_cost_s
+        return StateCopy(
+            state,
+            run.state.sequence_number,
+            self._known_failures(run),
+            run.state.take_replay_cost(),
         )
-        run.replay_cost_s = 0.0
-        return copied
 
     async def write_copy(self, run: LiveRun, copied: StateCopy) -> None:
         """Make a copy the snapshot that a restore begins with; the run need not be locked."""
@@ -199,7 +197,7 @@ class Residency:
             )
             await self._add_snapshot(run, record)
         except BaseException:
-            run.replay_cost_s += copied.replay_cost_s
+            run.state.add_replay_cost(copied.replay_cost_s)
             raise
         failpoints.passing("trainer.snapshotted")
         await self._delete_old_snapshots(run)
@@ -208,7 +206,7 @@ class Residency:
         try:
             await self._ledger.add_snapshot(record, run.record.epoch)
         except FencedError:
-            # The folder's name has the epoch: it is nobody else's.
+            # The folder's name has the epoch: it is no other trainer's.
             await asyncio.to_thread(self._store.delete_folder, record.folder)
             raise
 
@@ -244,7 +242,7 @@ class Residency:
 
     def _known_failures(self, run: LiveRun) -> tuple[int, ...]:
         """Return the failures up to the state; refused calls that follow the replay finds again."""
-        return tuple(number for number in run.failures if number <= run.state_sequence_number)
+        return tuple(number for number in run.queue.failures if number <= run.state.sequence_number)
 
     async def _delete_old_snapshots(self, run: LiveRun) -> None:
         kept = (await self._ledger.list_snapshots(run.name))[:NUM_KEPT_SNAPSHOTS]
@@ -252,10 +250,9 @@ class Residency:
             await discard_folder(self._store, record.folder)
 
     async def _restore(self, run: LiveRun, wait_s: float | None) -> None:
-        await self._take_place(run, wait_s)
-        run.failures = []
-        run.state_sequence_number = 0
-        run.replay_cost_s = 0.0
+        await self._take_slot(run, wait_s)
+        run.queue.set_failures([])
+        run.state.start_restore()
         state = self._take_parked(run) or await self._load_snapshot(run)
         if state is not None:
             await self._host.call(run.engine.import_state, run.name, state)
@@ -268,8 +265,8 @@ class Residency:
         RESTORED_RUNS.labels("disk" if parked is None else "memory").inc()
         if parked is None:
             return None
-        run.failures = list(parked.failures)
-        run.state_sequence_number = parked.sequence_number
+        run.queue.set_failures(parked.failures)
+        run.state.start_restore(parked.sequence_number)
         return parked.state
 
     async def _load_snapshot(self, run: LiveRun) -> RunState | None:
@@ -292,44 +289,44 @@ class Residency:
                     extra={"run": run.name, "snapshot": record.folder, "problem": error.message},
                 )
                 continue
-            run.failures = [int(number) for number in manifest.attributes["failures"]]
-            run.state_sequence_number = record.sequence_number
+            run.queue.set_failures(int(number) for number in manifest.attributes["failures"])
+            run.state.start_restore(record.sequence_number)
             return state
         return None
 
-    async def _take_place(self, run: LiveRun, wait_s: float | None) -> None:
+    async def _take_slot(self, run: LiveRun, wait_s: float | None) -> None:
         """Wait until the engine has room, and put the run there in its initial state.
 
-        Whoever is first in the line is the only one that makes room: no two take one place.
+        Only the first run of the queue makes room: no two take one slot.
         """
         base_model = run.record.base_model
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
-        with self._line.join(base_model, run.name) as waiting:
+        with self._slots.join(base_model, run.name) as waiting:
             while not waiting.is_first or not await self._make_room(run):
                 left_s = math.inf if deadline_s is None else deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise CapacityExhaustedError(
-                        f"all {self._max_resident_runs} places for runs of {base_model} are busy; "
+                        f"all {self._max_resident_runs} slots for runs of {base_model} are busy; "
                         "retry later",
-                        retry_after_s=_PLACE_RETRY_S,
+                        retry_after_s=_SLOT_RETRY_S,
                         base_model=base_model,
                     )
-                run.obstacle = f"a place in the engine; all {self._max_resident_runs} are in use"
+                run.block(f"a slot of the engine; all {self._max_resident_runs} are in use")
                 await waiting.sleep(left_s)
                 if run.is_leaving:
                     raise RunMovedError(f"{run.name} is handed over", run=run.name)
                 if run.is_closed:
                     raise RunClosedError(f"{run.name} was deleted; create a new run", run=run.name)
-            run.obstacle = _RESTORING
+            run.block(_RESTORING)
             # A run that was lost half-way may still be there.
             await self._host.call(_drop, run.engine, run.name)
             config = engine_codec.adapter_from_json(run.record.adapter)
             await self._host.call(run.engine.create_run, run.name, config)
 
     async def _make_room(self, run: LiveRun) -> bool:
-        """Park a run if the engine is full; return whether there is a place.
+        """Park a run if the engine is full; return whether there is a slot.
 
-        Parks the run that idled longest, else the one that was computed longest ago. Nobody is
+        Parks the run that idled longest, else the one that was computed longest ago. Nothing is
         waited for: a run whose state is in use is not chosen.
         """
         engine = run.engine
@@ -339,11 +336,11 @@ class Residency:
         free = [
             other
             for other in resident
-            if other.lock.is_free and (other.has_had_turn or not other.is_ready)
+            if other.lock.is_free and (other.state.was_computed or not other.is_ready)
         ]
         if not free:
             return False
-        chosen = min(free, key=lambda other: (bool(other.queue), other.last_used))
+        chosen = min(free, key=lambda other: (bool(other.queue), other.state.last_used))
         async with chosen.lock:
             await self.park(chosen)
         return True
@@ -351,24 +348,24 @@ class Residency:
     def touch(self, run: LiveRun) -> None:
         """Note that a run is used now."""
         self._clock += 1
-        run.last_used = self._clock
+        run.state.use(self._clock)
 
     def gives_way(self, ready: Sequence[LiveRun]) -> LiveRun | None:
-        """Return the one of these runs of an engine that is to be parked for who waits, if any.
+        """Return which of these runs of an engine is to be parked for one that waits, if any.
 
-        Runs that always have work would else never let anybody in.
+        Runs that always have work would else never let another one in.
         """
-        candidates = [run for run in ready if run.has_had_turn]
-        if not candidates or not self._line.wants_place(candidates[0].record.base_model):
+        candidates = [run for run in ready if run.state.was_computed]
+        if not candidates or not self._slots.wants_slot(candidates[0].record.base_model):
             return None
-        self._line.wake_first(candidates[0].record.base_model)
-        return min(candidates, key=lambda run: run.last_used)
+        self._slots.wake_first(candidates[0].record.base_model)
+        return min(candidates, key=lambda run: run.state.last_used)
 
     def note_free(self, run: LiveRun) -> None:
-        """Note that a run is at rest or gone: its place may be somebody else's now."""
-        self._line.wake_first(run.record.base_model)
-        if run.is_closed or run.is_leaving:
-            self._line.wake(run.record.base_model, run.name)
+        """Note that a run is at rest or gone: its slot may be another one's now."""
+        self._slots.wake_first(run.record.base_model)
+        if not run.is_staying:
+            self._slots.wake(run.record.base_model, run.name)
 
 
 def _drop(engine: Engine, run: str) -> None:

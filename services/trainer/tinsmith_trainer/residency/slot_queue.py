@@ -1,11 +1,10 @@
-"""The line of runs that wait for a place in an engine: first come, first served.
+"""The queue of runs that wait for a slot of an engine: first come, first served.
 
-An engine holds so many runs at once; another one that has work waits here until the first of the
-line can park somebody. Whoever is first is woken when a place may have become free: a run was
-parked or deleted, or one that was computed is at rest. Runs that are computed again and again give
-way to the line, one at a time; a run that came into the engine keeps its place for one turn at
-least, so that two runs in one place take turns instead of pushing each other out before either
-computed anything.
+An engine holds so many runs at once. Another one that has work waits here until the first of the
+queue can park a run. The first is woken when a slot may have become free: a run was parked or
+deleted, or one that was computed is at rest. Runs that are computed again and again give way to the
+queue, one at a time. A run that came into the engine keeps its slot for one cycle at least. So two
+runs in one slot alternate instead of pushing each other out before either computed anything.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 _BACKSTOP_S = 5.0
-"""Looks again after this time, should nobody have been told of a free place."""
+"""Looks again after this time, should a free slot not have been announced."""
 
 
-class PlaceLine:
-    """The lines, one for each base model."""
+class SlotQueue:
+    """The queues, one for each base model."""
 
     def __init__(self) -> None:
         self._lines: defaultdict[str, dict[str, Waiting]] = defaultdict(dict)
 
     @contextlib.contextmanager
     def join(self, base_model: str, run: str) -> Iterator[Waiting]:
-        """Stand in line while the context lasts; a run stands there once."""
+        """Wait in the queue while the context lasts; a run is there once."""
         line = self._lines[base_model]
         waiting = line[run] = Waiting(self, base_model, run)
         try:
@@ -37,16 +36,16 @@ class PlaceLine:
             self.wake_first(base_model)
 
     def is_first(self, base_model: str, run: str) -> bool:
-        """Whether a run is next to get a place."""
+        """Whether a run is next to get a slot."""
         return next(iter(self._lines[base_model]), None) == run
 
-    def wants_place(self, base_model: str) -> bool:
-        """Whether the first of the line waits for somebody to give way."""
+    def wants_slot(self, base_model: str) -> bool:
+        """Whether the first of the queue waits for a run to give way."""
         first = next(iter(self._lines[base_model].values()), None)
         return first is not None and first.is_asleep
 
     def wake_first(self, base_model: str) -> None:
-        """Have the first of the line look for a place again."""
+        """Have the first of the queue look for a slot again."""
         first = next(iter(self._lines[base_model].values()), None)
         if first is not None:
             first.wake()
@@ -59,9 +58,9 @@ class PlaceLine:
 
 
 class Waiting:
-    """One run in the line."""
+    """One run in the queue."""
 
-    def __init__(self, line: PlaceLine, base_model: str, run: str) -> None:
+    def __init__(self, line: SlotQueue, base_model: str, run: str) -> None:
         self._line = line
         self._base_model = base_model
         self._run = run
@@ -70,7 +69,7 @@ class Waiting:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is this run that may take the next place."""
+        """Whether it is this run that may take the next slot."""
         return self._line.is_first(self._base_model, self._run)
 
     def wake(self) -> None:

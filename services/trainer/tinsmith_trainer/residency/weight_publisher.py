@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from tinsmith_engine import Published
 from tinsmith_engine.host import EngineHost
@@ -15,6 +17,21 @@ from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import discard_folder
 
 _NUM_KEPT_PUBLISHED = 4
+
+
+@dataclass(slots=True)
+class _Exports:
+    """The sampler checkpoints of a run that were written for other processes.
+
+    Attributes:
+        newest: The one written last.
+        serial: Serial of the weights that it holds.
+        outdated: Folders of those before it, oldest first.
+    """
+
+    newest: checkpoint_manifests.WrittenManifest | None = None
+    serial: int = 0
+    outdated: list[str] = field(default_factory=list)
 
 
 class Publisher:
@@ -30,17 +47,18 @@ class Publisher:
         self._host = host
         self._store = store
         self._residency = residency
+        self._exports: WeakKeyDictionary[LiveRun, _Exports] = WeakKeyDictionary()
 
     async def publish(self, run: LiveRun) -> checkpoint_manifests.WrittenManifest:
         """Write the current weights for samplers of other processes; see `ExportWeights`."""
         async with run.lock:
             await self._residency.ensure(run)
-            previous = run.published
-            if previous is not None and previous[0] == run.weights_serial:
-                return previous[1]
+            exported = self._exports.setdefault(run, _Exports())
+            if exported.newest is not None and exported.serial == run.state.weights_serial:
+                return exported.newest
             failpoints.passing("trainer.publish")
             version = run.engine.version(run.name)
-            sequence_number = run.state_sequence_number
+            sequence_number = run.state.sequence_number
             files = await self._host.call(
                 snapshot_format.checkpoint_files, run.engine, run.name, with_optimizer=False
             )
@@ -54,11 +72,11 @@ class Publisher:
                 checkpoint_attributes(run, "sampler", version, sequence_number),
             )
             failpoints.passing("trainer.published")
-            run.published = (run.weights_serial, written)
-            if previous is not None:
-                run.outdated.append(previous[1].folder)
-            while len(run.outdated) > _NUM_KEPT_PUBLISHED:
-                await discard_folder(self._store, run.outdated.pop(0))
+            if exported.newest is not None:
+                exported.outdated.append(exported.newest.folder)
+            exported.newest, exported.serial = written, run.state.weights_serial
+            while len(exported.outdated) > _NUM_KEPT_PUBLISHED:
+                await discard_folder(self._store, exported.outdated.pop(0))
         return written
 
     async def publish_live(self, run: LiveRun) -> Published:

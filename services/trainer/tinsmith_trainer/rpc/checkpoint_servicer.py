@@ -64,7 +64,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self._runs = runs
         self._domain = domain
         self._checkpoints = domain.registry
-        # Pieces of one upload are written one after the other, whatever a client does.
+        # Chunks of one upload are written one after the other, whatever a client does.
         self._upload_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def GetCheckpoint(
@@ -86,7 +86,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
             parent = training_codec.decode_run(request.parent, field="parent")
             run, project_id = str(parent), parent.project
             current_caller().require_project(project_id, lambda: run_not_found(request.parent))
-            # Checkpoints outlive the trainer that made them: whoever shares the ledger knows them.
+            # Checkpoints outlive the trainer that made them: all trainers on the ledger know them.
             await self._runs.require_known(run)
         page = await self._checkpoints.list(
             project_id,
@@ -153,7 +153,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self, request: checkpoint_pb2.ExportCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         name = _own_checkpoint(request.name)
-        # Who holds the run does the task; accepted here, it would wait for that for ever.
+        # The trainer that holds the run does the task; accepted here, it would wait for ever.
         await self._runs.find(str(name.run_name))
         work = checkpoint_codec.decode_export(request)
         task = self._task("export", name.run_name, request.name, request)
@@ -186,13 +186,13 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     ) -> AsyncIterator[checkpoint_pb2.DownloadCheckpointFileResponse]:
         grant = self._domain.downloads.check(request.name, request.token)
         offset = request.offset_bytes
-        pieces = self._domain.downloads.pieces(grant, offset)
+        chunks = self._domain.downloads.chunks(grant, offset)
         try:
-            while (piece := await asyncio.to_thread(next, pieces, b"")) != b"":
-                yield checkpoint_pb2.DownloadCheckpointFileResponse(offset_bytes=offset, data=piece)
-                offset += len(piece)
+            while (chunk := await asyncio.to_thread(next, chunks, b"")) != b"":
+                yield checkpoint_pb2.DownloadCheckpointFileResponse(offset_bytes=offset, data=chunk)
+                offset += len(chunk)
         finally:
-            pieces.close()
+            chunks.close()
 
     async def CreateCheckpointUpload(
         self, request: checkpoint_pb2.CreateCheckpointUploadRequest, context: Context

@@ -9,8 +9,8 @@ from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
 from tinsmith_runtime.rpc.pages import take_page
-from tinsmith_trainer.ownership.adoption import ReleaseMode, RunPlacement
-from tinsmith_trainer.ownership.lease import LeaseKeeper
+from tinsmith_trainer.ownership.adoption import ReleaseMode, RunAdoption
+from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.rpc import training_codec
@@ -30,7 +30,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
 
     Args:
         registry: Runs and their queues.
-        placement: Takes runs and gives them up.
+        adoption: Takes runs and gives them up.
         lease: Whether this process may answer for its runs.
         publisher: Weights for samplers of other processes.
     """
@@ -38,12 +38,12 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
     def __init__(
         self,
         registry: RunRegistry,
-        placement: RunPlacement,
-        lease: LeaseKeeper,
+        adoption: RunAdoption,
+        lease: Lease,
         publisher: Publisher,
     ) -> None:
         self._registry = registry
-        self._placement = placement
+        self._adoption = adoption
         self._lease = lease
         self._publisher = publisher
 
@@ -52,7 +52,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
     ) -> trainer_control_pb2.AdoptRunResponse:
         current_caller().require_scope(POD_SCOPE)
         name = training_codec.decode_run(request.run)
-        version = await self._placement.adopt(
+        version = await self._adoption.adopt(
             str(name),
             request.base_model,
             engine_codec.decode_adapter(request.adapter),
@@ -66,7 +66,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         current_caller().require_scope(POD_SCOPE)
         if request.mode not in _RELEASE_MODES:
             raise InvalidFieldError("mode", "must be MODE_PARK, MODE_HAND_OVER or MODE_DELETE")
-        await self._placement.release(
+        await self._adoption.release(
             str(training_codec.decode_run(request.run)), request.epoch, _RELEASE_MODES[request.mode]
         )
         return trainer_control_pb2.ReleaseRunResponse()
@@ -89,7 +89,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
                     version=run.record.version,
                     num_pending_operations=len(run.queue),
                     waiting_for=waiting_for(self._registry, run),
-                    resident=run.is_resident,
+                    resident=run.state.is_resident,
                 )
                 for run in page
             ],
@@ -103,7 +103,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         run = await self._registry.find(str(training_codec.decode_run(request.run)))
         self._lease.require()
         await self._registry.resume(run)
-        return status_of(self._registry, run, next_sequence_number=run.highest_number + 1)
+        return status_of(self._registry, run, next_sequence_number=run.queue.highest_number + 1)
 
     async def ExportWeights(
         self, request: trainer_control_pb2.ExportWeightsRequest, context: Context

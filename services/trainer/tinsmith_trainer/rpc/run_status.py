@@ -9,7 +9,7 @@ from tinsmith_trainer.runs.run import LiveRun
 
 def waiting_for(registry: RunRegistry, run: LiveRun) -> str:
     """Return what the next operation of a run waits for; empty if it runs or there is none."""
-    return registry.standing(run, min(run.queue)).waiting_for if run.queue else ""
+    return registry.status(run, min(run.queue)).waiting_for if run.queue else ""
 
 
 def status_of(
@@ -22,11 +22,11 @@ def status_of(
         next_sequence_number=next_sequence_number,
         num_pending_operations=len(run.queue),
         waiting_for=waiting_for(registry, run),
-        resident=run.is_resident,
+        resident=run.state.is_resident,
         replay_diverged=run.record.replay_diverged,
         pending_operations=[
             trainer_pb2.PendingOperation(sequence_number=number, kind=operation.record.kind)
             for number, operation in sorted(run.queue.items())
         ],
-        latest_revision=run.latest_revision,
+        latest_revision=run.queue.latest_revision,
     )

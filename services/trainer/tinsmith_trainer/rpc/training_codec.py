@@ -46,7 +46,7 @@ from tinsmith_runtime.ledger import (
 )
 from tinsmith_runtime.rpc.error_codec import encode_status
 from tinsmith_runtime.storage.checkpoint_manifests import manifest_uri
-from tinsmith_trainer.execution.operation_status import Standing
+from tinsmith_trainer.execution.operation_status import OperationStatus
 from tinsmith_trainer.runs.operations import (
     REQUEST_ID_PATTERN,
     ForwardWork,
@@ -200,7 +200,7 @@ class StoredCodec:
         return status
 
 
-def encode_operation(record: OperationRecord, standing: Standing) -> operations_pb2.Operation:
+def encode_operation(record: OperationRecord, status: OperationStatus) -> operations_pb2.Operation:
     """Return the message of an operation."""
     states = trainer_pb2.OperationMetadata
     state = {
@@ -208,20 +208,20 @@ def encode_operation(record: OperationRecord, standing: Standing) -> operations_
         OperationState.FAILED: states.STATE_FAILED,
         OperationState.PENDING: states.STATE_QUEUED,
     }[record.state]
-    if record.state is OperationState.PENDING and (standing.is_running or standing.is_held):
-        state = states.STATE_RUNNING if standing.is_running else states.STATE_HELD
+    if record.state is OperationState.PENDING and (status.is_running or status.is_held):
+        state = states.STATE_RUNNING if status.is_running else states.STATE_HELD
     metadata = trainer_pb2.OperationMetadata(
         run=record.run,
         sequence_number=record.sequence_number,
         kind=record.kind,
         state=state,
-        waiting_for=standing.waiting_for,
+        waiting_for=status.waiting_for,
         submit_time=timestamp(record.submit_time_s),
         finish_time=timestamp(record.finish_time_s) if record.finish_time_s else None,
         num_attempts=record.num_attempts,
         revision=record.revision,
-        queue_position=standing.position,
-        num_tokens_ahead=standing.num_tokens_ahead,
+        queue_position=status.position,
+        num_tokens_ahead=status.num_tokens_ahead,
     )
     operation = operations_pb2.Operation(
         name=f"{record.run}/operations/{record.sequence_number}",

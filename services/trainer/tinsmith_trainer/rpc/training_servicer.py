@@ -45,7 +45,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         config: Limits that are told to clients.
         registry: Runs and their queues.
         reader: Reads operations and waits for them.
-        checkpoints: Named checkpoints, for loads of other projects' ones.
+        checkpoints: Named checkpoints, for loads of those of other projects.
         catalog: The base models.
     """
 
@@ -76,14 +76,14 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             max_queued_tokens=self._config.max_queued_tokens,
             max_project_queued_tokens=self._config.max_project_queued_tokens,
             max_resident_runs=self._config.max_resident_runs,
-            num_resident_runs=sum(run.is_resident for run in self._registry.runs),
+            num_resident_runs=sum(run.state.is_resident for run in self._registry.runs),
         )
 
     async def GetRunStatus(
         self, request: trainer_pb2.GetRunStatusRequest, context: Context
     ) -> trainer_pb2.RunStatus:
         run = await self._owned_run(training_codec.decode_run(request.run))
-        return status_of(self._registry, run, next_sequence_number=run.next_free_number)
+        return status_of(self._registry, run, next_sequence_number=run.queue.next_free_number)
 
     async def Forward(
         self, request: trainer_pb2.ForwardRequest, context: Context
@@ -152,7 +152,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             if is_final(error) or isinstance(error, RequestIdReusedError):
                 await self._registry.refuse(submission, error)
             raise
-        # Thousands are accepted at once by a busy pod, and hardly anybody reads more than the name.
+        # Thousands are accepted at once by a busy pod, and few clients read more than the name.
         return describe(self._registry, run, record, looks_around=False)
 
     def _check_size(self, request: Any) -> None:
@@ -209,7 +209,7 @@ async def owned_run(registry: RunRegistry, name: names.RunName) -> LiveRun:
     """Return a run of the caller's project.
 
     Raises:
-        RunNotFoundError: If there is none, or it belongs to somebody else.
+        RunNotFoundError: If there is none, or it belongs to another project.
         RunMovedError: If another trainer holds it.
     """
     current_caller().require_project(name.project, lambda: run_not_found(str(name)))
@@ -225,12 +225,12 @@ def describe(
         registry: All runs.
         run: Its run.
         record: Its row.
-        looks_around: Whether to count what other runs have before it; see `standing_of`.
+        looks_around: Whether to count what other runs have before it; see `status_of`.
 
     Raises:
         OperationExpiredError: If its result is not kept any more.
     """
     if record.is_expired:
         raise operation_expired(record.run, record.sequence_number)
-    standing = registry.standing(run, record.sequence_number, looks_around=looks_around)
-    return training_codec.encode_operation(record, standing)
+    status = registry.status(run, record.sequence_number, looks_around=looks_around)
+    return training_codec.encode_operation(record, status)

@@ -6,11 +6,11 @@ import logging
 import time
 
 from tinsmith_runtime.errors import DataLossError, StorageUnavailableError, TinsmithError
-from tinsmith_runtime.ledger import Ledger, OperationRecord, Outcome
+from tinsmith_runtime.ledger import Ledger, OperationRecord, Outcome, RunRecord
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.runs.operations import ForwardWork, Kind, WireCodec, Work
 from tinsmith_trainer.runs.request_payloads import read_payload
-from tinsmith_trainer.runs.run import LiveRun, Load, QueuedOperation
+from tinsmith_trainer.runs.run_queue import Load, QueuedOperation, RunQueue
 
 logger = logging.getLogger(__name__)
 
@@ -29,17 +29,23 @@ class RunLoader:
         self._store = store
         self._wire = wire
 
-    async def load(self, run: LiveRun) -> None:
-        """Put a new run where the ledger says that it stands.
+    async def load(self, run: RunRecord, fingerprint: str) -> RunQueue:
+        """Return the queue of a run as the ledger has it.
+
+        Args:
+            run: The run.
+            fingerprint: Of its engine, to be stored with an operation that is given up.
 
         Raises:
             StorageUnavailableError: If a large request cannot be read now; nothing was given up.
         """
         point = await self._ledger.resume_point(run.name)
-        run.next_sequence_number = point.next_sequence_number
-        run.latest_revision = point.latest_revision
+        queue = RunQueue(
+            next_sequence_number=point.next_sequence_number,
+            latest_revision=point.latest_revision,
+        )
         for refused in point.finished_ahead:
-            run.consume(refused)
+            queue.consume(refused)
         for pending in point.pending:
             try:
                 payload = await read_payload(self._store, pending)
@@ -48,18 +54,20 @@ class RunLoader:
                 # It was acknowledged: the start waits for the store, as it does for an OSError.
                 raise
             except TinsmithError as error:
-                await self._give_up_unreadable(run, pending, error)
+                for ended in await self._give_up(run, fingerprint, pending, error):
+                    queue.consume(ended)
                 continue
-            run.accept(QueuedOperation(pending, work, load_of(work, len(payload))))
-        if run.queue:
+            queue.accept(QueuedOperation(pending, work, load_of(work, len(payload))))
+        if queue:
             logger.info(
                 "unfinished operations recovered",
-                extra={"run": run.name, "num_operations": len(run.queue)},
+                extra={"run": run.name, "num_operations": len(queue)},
             )
+        return queue
 
-    async def _give_up_unreadable(
-        self, run: LiveRun, record: OperationRecord, error: Exception
-    ) -> None:
+    async def _give_up(
+        self, run: RunRecord, fingerprint: str, record: OperationRecord, error: Exception
+    ) -> list[OperationRecord]:
         """End an operation whose stored request is gone; one damaged file must not stop a pod."""
         logger.error(
             "stored request cannot be read",
@@ -79,12 +87,11 @@ class RunLoader:
             sequence_number=record.sequence_number,
             result=None,
             error=self._wire.encode_error(damage),
-            version=run.record.version,
-            plan=run.engine.info.fingerprint,
+            version=run.version,
+            plan=fingerprint,
             finish_time_s=time.time(),
         )
-        for finished in await self._ledger.finish(run.name, run.record.epoch, [outcome]):
-            run.consume(finished)
+        return await self._ledger.finish(run.name, run.epoch, [outcome])
 
 
 def load_of(work: Work, num_bytes: int) -> Load:

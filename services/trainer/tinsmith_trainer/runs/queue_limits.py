@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 from tinsmith_runtime.errors import QueueFullError
 from tinsmith_trainer.config import TrainerConfig
-from tinsmith_trainer.runs.run import LiveRun, Load
+from tinsmith_trainer.runs.run import LiveRun
+from tinsmith_trainer.runs.run_queue import Load
 
 _MIN_HINT_S = 0.1
 _MAX_HINT_S = 30.0
@@ -87,7 +88,7 @@ class Admission:
             QueueFullError: If it would be too much; nothing was counted.
         """
         self._check_distance(run, sequence_number)
-        is_awaited = bool(run.queue) and sequence_number == run.next_sequence_number
+        is_awaited = bool(run.queue) and sequence_number == run.queue.next_sequence_number
         if not is_awaited:
             self._check_counts(run, load)
         self._check_bytes(run, load)
@@ -112,16 +113,17 @@ class Admission:
     def _check_distance(self, run: LiveRun, sequence_number: int) -> None:
         limit = self._config.max_queued_operations
         # The numbers before it would have to wait as well.
-        num_before = sequence_number - run.next_sequence_number
+        num_before = sequence_number - run.queue.next_sequence_number
         if num_before < limit:
             return
         usage = self._runs.get(run.name, Usage())
         raise QueueFullError(
             f"sequence number {sequence_number} of {run.name} is {num_before} ahead of the next "
-            f"one, {run.next_sequence_number}; at most {limit} operations may wait, retry later",
+            f"one, {run.queue.next_sequence_number}; at most {limit} operations may wait, retry "
+            "later",
             retry_after_s=self._hint_s(usage, num_operations=num_before - limit + 1),
             run=run.name,
-            next_sequence_number=run.next_sequence_number,
+            next_sequence_number=run.queue.next_sequence_number,
         )
 
     def _check_counts(self, run: LiveRun, load: Load) -> None:

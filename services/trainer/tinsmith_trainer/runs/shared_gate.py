@@ -17,7 +17,7 @@ class Gate:
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Do something beside others who pass; waits while the gate is closed."""
+        """Do something beside others that pass; waits while the gate is closed."""
         while self._is_closed:
             await self._changed.wait()
         self._num_passing += 1
@@ -29,7 +29,7 @@ class Gate:
 
     @asynccontextmanager
     async def closed(self) -> AsyncIterator[None]:
-        """Do something while nobody passes; lets those end who do, and nobody else begin."""
+        """Do something while nothing passes; what passes now ends, and nothing else begins."""
         while self._is_closed:
             await self._changed.wait()
         self._is_closed = True

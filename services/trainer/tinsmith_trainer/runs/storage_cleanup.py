@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 async def discard_folder(store: ObjectStore, folder: str) -> bool:
     """Remove a folder that nothing refers to; return whether it is gone.
 
-    Nobody has to wait for that: while the store is away the folder is left, and goes with its run.
+    Nothing has to wait for that: while the store is away the folder is left, and goes with its run.
     """
     try:
         await asyncio.to_thread(store.delete_folder, folder)

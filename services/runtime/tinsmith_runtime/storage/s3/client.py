@@ -1,4 +1,8 @@
-"""Requests to an S3 store: signed by minio, sent again while that may help, with typed failures."""
+"""Requests to an S3 store: signed by minio, sent again while that may help, with typed failures.
+
+Of minio only public names are used: its signer, its URLs, and its copy of large objects. Its own
+`put_object` and `get_object` know no deadline, and cannot go on with what was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,19 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from datetime import timedelta
 from typing import Any, TypeVar
+from urllib.parse import urlunsplit
 from xml.etree import ElementTree
 
 import certifi
 import urllib3
 from minio import Minio
-from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
+from minio.commonconfig import CopySource
+from minio.error import MinioException
+from minio.helpers import BaseURL, sha256_hash
+from minio.signer import sign_v4_s3
+from minio.time import to_amz_date, utcnow
 from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, SSLError
 
@@ -38,7 +48,7 @@ _TRANSIENT_CODES = frozenset(
         "IncompleteBody",
         "XAmzContentSHA256Mismatch",
         "RequestTimeout",
-        # Somebody else writes the same object at the same time.
+        # Another writer puts the same object at the same time.
         "ConditionalRequestConflict",
         "OperationAborted",
         "InternalError",
@@ -62,10 +72,53 @@ _FULL_CODES = frozenset(
 )
 _HEAD_ENDINGS = frozenset({"content-length", "transfer-encoding"})
 _FULL_STATUS = 507
+_DONE_STATUSES = frozenset({200, 204, 206})
+_HEAD_CODES = {
+    301: "PermanentRedirect",
+    307: "Redirect",
+    400: "BadRequest",
+    403: "AccessDenied",
+    404: "NoSuchKey",
+}
+"""Of answers to HEAD, which have no body that names a code."""
 _NO_OBJECT_CODES = frozenset({"NoSuchKey", "NoSuchObject"})
 
 _attempt: ContextVar[tuple[Deadline, float]] = ContextVar("attempt")
 """When the call of this thread ends, and how long its request may take to be answered."""
+
+
+class AnswerError(Exception):
+    """The store answered that it did not do what was asked.
+
+    Attributes:
+        status: HTTP status.
+        code: What S3 calls it; empty if the answer is not that of an S3 store.
+        message: What the store says of it.
+    """
+
+    def __init__(self, status: int, code: str = "", message: str = "") -> None:
+        super().__init__(code or f"HTTP status {status}")
+        self.status = status
+        self.code = code
+        self.message = message
+
+    @classmethod
+    def of(cls, method: str, response: BaseHTTPResponse) -> AnswerError:
+        """Return what an answer says; reads its body.
+
+        Raises:
+            ParseError: If the body was cut.
+        """
+        if method == "HEAD":
+            code = _HEAD_CODES.get(response.status, "")
+            region = response.headers.get("x-amz-bucket-region")
+            return cls(response.status, code, f"use region {region}" if region else "")
+        content = response.data
+        if not content or "xml" not in response.headers.get("content-type", ""):
+            return cls(response.status)
+        root = ElementTree.fromstring(content)
+        found = {each.tag.rpartition("}")[2]: each.text or "" for each in root}
+        return cls(response.status, found.get("Code", ""), found.get("Message", ""))
 
 
 class _Pool(urllib3.PoolManager):
@@ -93,7 +146,28 @@ class _Pool(urllib3.PoolManager):
         return super().urlopen(method, url, **{**options, "redirect": False})
 
 
-class S3Client(Minio):
+class _StorePool(_Pool):
+    """Connections to the store itself: what is no whole answer, or no success, is raised."""
+
+    def urlopen(  # type: ignore[override]
+        self, method: str, url: str, **options: Any
+    ) -> BaseHTTPResponse:
+        response = super().urlopen(method, url, **options)
+        if response.status not in _DONE_STATUSES:
+            try:
+                # A streamed answer is read here, and its connection given back.
+                error = AnswerError.of(method, response)
+            finally:
+                response.release_conn()
+            raise error
+        if response.status != 204 and not _HEAD_ENDINGS & set(map(str.lower, response.headers)):
+            # A connection that ends amid the head looks like an answer with an empty body.
+            response.close()
+            raise HTTPError("the head of the answer was cut")
+        return response
+
+
+class S3Client:
     """Requests to one bucket.
 
     Args:
@@ -108,21 +182,13 @@ class S3Client(Minio):
     def __init__(
         self, location: S3Location, settings: StorageSettings, environment: Mapping[str, str]
     ) -> None:
-        pool = _Pool(settings)
-        host, is_secure = _host_of(settings.endpoint)
-        try:
-            super().__init__(
-                host,
-                secure=is_secure,
-                region=settings.region,
-                http_client=pool,
-                credentials=find_credentials(settings, environment, pool),
-            )
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"s3 endpoint {settings.endpoint}: {error}") from error
-        _choose_style(self, settings)
+        self._provider = find_credentials(settings, environment, _Pool(settings))
+        self._pool = _StorePool(settings)
+        self._minio = self._at(settings.endpoint, settings)
+        self._signer = self._at(settings.public_endpoint or settings.endpoint, settings)
+        self._urls = BaseURL(settings.endpoint.rstrip("/"), settings.region)
+        if settings.path_style is not None:
+            self._urls.virtual_style_flag = not settings.path_style
         self._location = location
         self._settings = settings
         self._availability = Availability()
@@ -166,8 +232,8 @@ class S3Client(Minio):
             body: Content.
             headers: Further headers.
             query: Parameters.
-            is_streamed: Whether to leave the content of the answer to the caller, who closes it.
-            expected: Error codes that the caller deals with: raised as `S3Error`.
+            is_streamed: Whether to leave the content of the answer to the caller, which closes it.
+            expected: Error codes that the caller deals with: raised as `AnswerError`.
 
         Raises:
             ObjectNotFoundError: If the object does not exist.
@@ -209,16 +275,43 @@ class S3Client(Minio):
 
         return self.retrying(deadline, what, attempt, expected=expected)
 
-    def sign(self, make_url: Callable[[], str]) -> str:
-        """Return a URL that is made here; the store is not asked.
+    def copy(self, deadline: Deadline, source: str, target: str, size_bytes: int) -> None:
+        """Have the store copy an object: in one request up to 5 GiB, else by parts; see `send`."""
+        self.retrying(
+            deadline,
+            f"COPY {source}",
+            lambda: self._minio.copy_object(self.bucket, target, CopySource(self.bucket, source)),
+            size_bytes=size_bytes,
+        )
+
+    def presigned_url(self, key: str, expires: timedelta) -> str:
+        """Return a URL that downloads an object; it is made here, and the store is not asked.
 
         Raises:
             StorageUnavailableError: If the source of credentials does not answer.
         """
         try:
-            return make_url()
+            return self._signer.presigned_get_object(self.bucket, key, expires)
         except CredentialsError as error:
             raise StorageUnavailableError(str(error), store=self._location.uri) from error
+
+    def _at(self, endpoint: str, settings: StorageSettings) -> Minio:
+        """Return a client of the store at the address by which we, or others, reach it."""
+        scheme, _, host = endpoint.rstrip("/").partition("://")
+        try:
+            client = Minio(
+                host,
+                secure=scheme == "https",
+                region=settings.region,
+                http_client=self._pool,
+                credentials=self._provider,
+            )
+        except ValueError as error:
+            raise ConfigError(f"s3 endpoint {endpoint}: {error}") from error
+        if settings.path_style is not None:
+            choose = "disable" if settings.path_style else "enable"
+            getattr(client, f"{choose}_virtual_style_endpoint")()
+        return client
 
     def _send_once(
         self,
@@ -230,24 +323,41 @@ class S3Client(Minio):
         query: Mapping[str, str] | None = None,
         is_streamed: bool = False,
     ) -> BaseHTTPResponse:
-        # minio changes what it is given.
-        response = self._execute(
-            method,
-            self.bucket,
-            key or None,
-            body=body,
-            headers=dict(headers or {}),
+        url = self._urls.build(
+            method=method,
+            region=self._settings.region,
+            bucket_name=self.bucket,
+            object_name=key or None,
             query_params=dict(query or {}),
-            preload_content=not is_streamed,
-            no_body_trace=True,
         )
-        if response.status != 204 and not _HEAD_ENDINGS & set(map(str.lower, response.headers)):
-            # A connection that ends amid the head looks like an answer with an empty body.
-            response.close()
-            raise HTTPError("the head of the answer was cut")
+        credentials, date = self._provider.retrieve(), utcnow()
+        # With TLS the body cannot be changed on its way, and is not read once more for a digest.
+        digest = "UNSIGNED-PAYLOAD" if url.scheme == "https" else sha256_hash(body)
+        signed: dict[str, Any] = {
+            **(headers or {}),
+            "Host": url.netloc,
+            "x-amz-content-sha256": digest,
+            "x-amz-date": to_amz_date(date),
+        }
+        if body:
+            signed["Content-Length"] = str(len(body))
+        if credentials.session_token:
+            signed["X-Amz-Security-Token"] = credentials.session_token
+        sign_v4_s3(
+            method=method,
+            url=url,
+            region=self._settings.region,
+            headers=signed,
+            credentials=credentials,
+            content_sha256=digest,
+            date=date,
+        )
+        response = self._pool.urlopen(
+            method, urlunsplit(url), body=body, headers=signed, preload_content=not is_streamed
+        )
         if not is_streamed and method in ("PUT", "POST") and _is_error(response.data):
             # Copies and completed uploads may fail after the status was sent.
-            raise S3Error.fromxml(response)
+            raise AnswerError.of(method, response)
         return response
 
     def retrying(
@@ -269,13 +379,14 @@ class S3Client(Minio):
                 try:
                     return attempt()
                 except (
+                    AnswerError,
                     MinioException,
                     HTTPError,
                     OSError,
                     ElementTree.ParseError,
                     CredentialsError,
                 ) as error:
-                    if isinstance(error, S3Error) and error.code in expected:
+                    if isinstance(error, AnswerError) and error.code in expected:
                         raise
                     typed = self._typed(error, what)
                     if typed is not None:
@@ -326,29 +437,9 @@ class S3Client(Minio):
         )
 
 
-def public_signer(client: S3Client, settings: StorageSettings) -> Minio:
-    """Return a client that signs URLs for the address at which clients reach the store."""
-    if not settings.public_endpoint:
-        return client
-    host, is_secure = _host_of(settings.public_endpoint)
-    signer = Minio(host, secure=is_secure, region=settings.region, credentials=client._provider)
-    _choose_style(signer, settings)
-    return signer
-
-
-def _choose_style(client: Minio, settings: StorageSettings) -> None:
-    if settings.path_style is not None:
-        client._base_url.virtual_style_flag = not settings.path_style
-
-
 def _is_untrusted(error: SSLError) -> bool:
     """Whether a certificate was looked at and refused; else the connection broke."""
     return any(isinstance(each, ssl.SSLCertVerificationError) for each in error.args)
-
-
-def _host_of(endpoint: str) -> tuple[str, bool]:
-    scheme, _, host = endpoint.rstrip("/").partition("://")
-    return host, scheme == "https"
 
 
 def _is_error(content: bytes | None) -> bool:
@@ -359,17 +450,13 @@ def _is_error(content: bytes | None) -> bool:
 
 def _status_and_code(error: Exception) -> tuple[int | None, str]:
     """Return the HTTP status and the S3 code of an answer; None if there was no whole answer."""
-    if isinstance(error, S3Error):
-        return error.response.status, error.code or ""
-    if isinstance(error, ServerError):
-        return error.status_code, ""
-    if isinstance(error, InvalidResponseError):
-        return error._code, ""
+    if isinstance(error, AnswerError):
+        return error.status, error.code
     return None, ""
 
 
 def _name_of(error: Exception) -> str:
-    """Return a short text: an error of a connection quotes objects that nobody wants to read."""
+    """Return a short text: an error of a connection quotes objects of no interest."""
     status, code = _status_and_code(error)
     if isinstance(error, CredentialsError):
         return str(error)

@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
-from minio.commonconfig import CopySource
 from minio.datatypes import parse_list_objects
 from minio.deleteobjects import DeleteObject, DeleteRequest
-from minio.error import S3Error
 from minio.time import from_http_header
 from minio.xml import marshal
 from urllib3 import BaseHTTPResponse
@@ -36,7 +34,7 @@ from tinsmith_runtime.storage.objects import (
     split_path,
 )
 from tinsmith_runtime.storage.retries import Deadline
-from tinsmith_runtime.storage.s3.client import S3Client, public_signer
+from tinsmith_runtime.storage.s3.client import AnswerError, S3Client
 from tinsmith_runtime.storage.s3.sources import BytesSource, FileSource
 from tinsmith_runtime.storage.s3.uploads import Uploader, begun_time_s, md5_header
 from tinsmith_runtime.storage.settings import S3Location, StorageSettings
@@ -68,7 +66,6 @@ class S3Store:
         self._beginning = f"{location.prefix}/" if location.prefix else ""
         self._settings = settings
         self._client = S3Client(location, settings, environment)
-        self._signer = public_signer(self._client, settings)
         self._uploader = Uploader(self._client, settings)
         self.honours_conditions: bool | None = None
         """Whether the server refuses a conditional write of what exists; None before a try."""
@@ -107,7 +104,7 @@ class S3Store:
                     headers={"If-None-Match": "*"},
                     expected=_CONDITION_CODES,
                 )
-            except S3Error as error:
+            except AnswerError as error:
                 self.honours_conditions = error.code in _CONFLICT_CODES
             else:
                 self.honours_conditions = False
@@ -168,7 +165,7 @@ class S3Store:
             ObjectExistsError: If it is another writer's.
         """
         key = self._key(path)
-        with contextlib.suppress(S3Error):
+        with contextlib.suppress(AnswerError):
             self._uploader.put_once(key, data, deadline, headers=headers, expected=_CONFLICT_CODES)
         there = self._head(key, deadline)
         if there is not None and _NONCE_HEADER not in there.headers:
@@ -192,7 +189,7 @@ class S3Store:
     def read_chunks(
         self, path: str, *, offset: int = 0, max_bytes: int | None = None
     ) -> Iterator[bytes]:
-        """Yield an object piece by piece; see `ObjectStore.read_chunks`."""
+        """Yield an object in chunks; see `ObjectStore.read_chunks`."""
         key = self._key(path)
         deadline = self._client.new_deadline()
         num_done, num_failures = offset, 0
@@ -211,7 +208,7 @@ class S3Store:
                     is_streamed=True,
                     expected=_REPLACED_CODES,
                 )
-            except S3Error as error:
+            except AnswerError as error:
                 raise self._replaced(path) from error
             try:
                 if size_bytes is None:
@@ -222,7 +219,7 @@ class S3Store:
                     deadline.extend(self._client.transfer_s(size_bytes))
                 if num_done and response.status != 206:
                     raise self._replaced(path)
-                # A piece is what arrived: a store that trickles cannot outlast the deadline.
+                # A chunk is what arrived: a store that trickles cannot outlast the deadline.
                 while chunk := response.read1(CHUNK_BYTES, decode_content=False):
                     num_done += len(chunk)
                     num_failures = 0
@@ -275,13 +272,8 @@ class S3Store:
     def copy(self, source: str, target: str) -> None:
         """Have the server copy an object; see `ObjectStore.copy`."""
         size_bytes = self.stat(source).size_bytes
-        bucket, key = self._client.bucket, self._key(target)
-        # In one request up to 5 GiB, else by parts.
-        self._client.retrying(
-            self._client.new_deadline(size_bytes),
-            f"COPY {self._key(source)}",
-            lambda: self._client.copy_object(bucket, key, CopySource(bucket, self._key(source))),
-            size_bytes=size_bytes,
+        self._client.copy(
+            self._client.new_deadline(size_bytes), self._key(source), self._key(target), size_bytes
         )
         # A copy may fail after its status was sent.
         if self.stat(target).size_bytes != size_bytes:
@@ -319,10 +311,7 @@ class S3Store:
         """Return a URL that downloads an object; see `ObjectStore.presigned_url`."""
         if not 1 <= expires_s <= _MAX_URL_S:
             raise ValueError(f"expires_s must be between 1 and {_MAX_URL_S:.0f}, got {expires_s}")
-        key, expires = self._key(path), timedelta(seconds=int(expires_s))
-        return self._client.sign(
-            lambda: self._signer.presigned_get_object(self._client.bucket, key, expires)
-        )
+        return self._client.presigned_url(self._key(path), timedelta(seconds=int(expires_s)))
 
     def _delete_keys(self, keys: list[str]) -> None:
         body = marshal(DeleteRequest([DeleteObject(key) for key in keys], quiet=True))

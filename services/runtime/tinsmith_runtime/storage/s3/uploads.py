@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from minio.datatypes import ListMultipartUploadsResult, ListPartsResult, Upload
-from minio.error import S3Error
 
 from tinsmith_runtime.errors import (
     StorageRefusedError,
@@ -26,7 +25,7 @@ from tinsmith_runtime.storage.objects import (
     ignore_progress,
 )
 from tinsmith_runtime.storage.retries import Deadline
-from tinsmith_runtime.storage.s3.client import S3Client
+from tinsmith_runtime.storage.s3.client import AnswerError, S3Client
 from tinsmith_runtime.storage.s3.sources import Source
 from tinsmith_runtime.storage.settings import StorageSettings
 
@@ -91,7 +90,7 @@ class Uploader:
                     key, source, upload_id, there, part_bytes, deadline, progress
                 )
             except _UploadGoneError:
-                # Somebody else completed or aborted it, or writes to it as well.
+                # Another writer completed or aborted it, or writes to it as well.
                 self._abort(key, upload_id)
             except StorageUnavailableError as error:
                 if isinstance(error, StorageRefusedError):
@@ -101,7 +100,7 @@ class Uploader:
                 self._abort(key, upload_id)
                 raise
         raise StorageUnavailableError(
-            f"uploads of {key} to {self._client.where} are ended by somebody else; send the "
+            f"uploads of {key} to {self._client.where} are ended by another writer; send the "
             "request again"
         )
 
@@ -140,7 +139,7 @@ class Uploader:
                 page = self._client.ask(
                     deadline, ListMultipartUploadsResult, query=query, expected=_NOT_KNOWN_CODES
                 )
-            except (S3Error, StorageRefusedError) as error:
+            except (AnswerError, StorageRefusedError) as error:
                 logger.warning(
                     "interrupted uploads cannot be listed", extra={"problem": str(error)}
                 )
@@ -150,7 +149,7 @@ class Uploader:
 
     def abort(self, key: str, upload_id: str, deadline: Deadline) -> None:
         """End an upload and free what it holds; one that is gone is fine."""
-        with suppress(S3Error, ObjectNotFoundError):
+        with suppress(AnswerError, ObjectNotFoundError):
             self._client.send(
                 deadline, "DELETE", key, query={"uploadId": upload_id}, expected=_GONE_CODES
             )
@@ -188,7 +187,7 @@ class Uploader:
                     query=query,
                     expected=_GONE_CODES | _NOT_KNOWN_CODES,
                 )
-            except (S3Error, StorageRefusedError):
+            except (AnswerError, StorageRefusedError):
                 return "", {}
             for part in page.parts:
                 parts[part.part_number] = _Part(part.size or 0, part.etag)
@@ -246,7 +245,7 @@ class Uploader:
         query = {"partNumber": str(number), "uploadId": upload_id}
         try:
             return self.put_once(key, data, deadline, query=query, expected=_GONE_CODES)
-        except S3Error as error:
+        except AnswerError as error:
             raise _UploadGoneError from error
 
     def _complete(
@@ -278,7 +277,7 @@ class Uploader:
                 query={"uploadId": upload_id},
                 expected=_GONE_CODES,
             )
-        except S3Error as error:
+        except AnswerError as error:
             # Perhaps an attempt before did it, and its answer was lost.
             wanted = f"{_md5(b''.join(md5s)).hex()}-{len(md5s)}"
             if self._tag_of(key, deadline) != (size_bytes, wanted):

@@ -1,4 +1,4 @@
-"""A ledger that several trainers share: who holds a run, and revisions given out by its row."""
+"""A ledger that several trainers share: the holder of a run, and revisions given out by its row."""
 
 from __future__ import annotations
 

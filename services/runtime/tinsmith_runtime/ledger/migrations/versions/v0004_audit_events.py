@@ -13,7 +13,7 @@ _SERIAL = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Add the table; who sent the tasks that are there already is not known."""
+    """Add the table; the sender of tasks that are there already is not known."""
     op.create_table(
         "audit_events",
         sa.Column("serial", _SERIAL, primary_key=True, autoincrement=True),

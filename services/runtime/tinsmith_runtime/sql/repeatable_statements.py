@@ -1,10 +1,11 @@
-"""Single statements on PostgreSQL whose outcome is always found out.
+"""Single statements on PostgreSQL that can be repeated, so that their outcome is always found out.
 
-A statement that is given here can be repeated: run twice, it changes nothing the second time and
-says so. That makes an unknown outcome (a connection that broke, a server that went down, a query
-that was cut off) no special case: the statement is run again on another connection until an answer
-arrives. Nothing is ever cancelled from here: cancelling a commit that waits for its standby would
-report as done what only the primary has.
+Run twice, such a statement changes nothing the second time and says so. That makes an unknown
+outcome no special case: after a connection broke or a server went down, the statement is run again
+on another one until an answer arrives. It is for what every operation does, where the transactions
+of `group_commit` would cost three round trips for one, and hold locks between them. What cannot be
+repeated goes there. Nothing is ever cancelled from here: a cancelled commit that waits for its
+standby would report as done what only the primary has.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MAX_IDLE = 4
 _NOT_REPLICATED = "canceling wait for synchronous replication"
 
 
-class StatementPool:
+class RepeatableStatements:
     """Connections for repeatable statements.
 
     Args:
@@ -94,7 +95,7 @@ class StatementPool:
     async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
         """Call `callback(payload)` for each notification, until the task is cancelled.
 
-        What is said while the connection is lost is not heard; a reconnect calls nobody.
+        What is said while the connection is lost is not heard; a reconnect calls nothing back.
         """
         while True:
             try:

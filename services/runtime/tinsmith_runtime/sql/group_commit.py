@@ -1,8 +1,8 @@
-"""The writer of a PostgreSQL database: group commit, and every write exactly once.
+"""Transactions on PostgreSQL, several writes to one: group commit, and every write exactly once.
 
 Each group is one transaction that also sets the writer's own row to a fresh nonce. When the answer
-to a COMMIT does not arrive, the row tells whether it took place: the next session first waits for
-the row, which the old session may still hold, and then finds the nonce there or runs the group
+to a COMMIT does not arrive, the row tells whether it took place. The next session first waits for
+the row, which the old session may still hold. It then finds the nonce there, or runs the group
 again. A group that was not sent its COMMIT is run again without a question.
 """
 
@@ -36,7 +36,7 @@ _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
 
-class PostgresWriter:
+class GroupCommitWriter:
     """Takes the writes that wait, and commits them in groups.
 
     Args:
@@ -202,7 +202,7 @@ class PostgresWriter:
             logger.info("connected again", extra={"database": self._name})
         return self._session
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Look after the session."""
         self._event.set()
 

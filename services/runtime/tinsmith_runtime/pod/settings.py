@@ -1,0 +1,78 @@
+"""Settings that pods have in common: parts that the settings class of a pod is put together from.
+
+A part has empty `__slots__`, because a class cannot have two bases with slots of their own; the
+frozen class of the pod makes the slots of all fields. A part checks nothing by itself: the
+`__post_init__` of the pod calls its `check_...` method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tinsmith_runtime.rpc.server import ServerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenConfig:
+    """Where a pod listens, and how it ends."""
+
+    __slots__ = ()
+
+    pod_key: str = field(default="", repr=False)
+    """The secret that the pods of one deployment share."""
+    listen_address: str = "127.0.0.1:0"
+    """`host:port`; port 0 takes a free one."""
+    metrics_address: str | None = None
+    """`host:port` of the Prometheus endpoint; empty serves none."""
+    drain_timeout_s: float = 30.0
+    """Time that running calls get to finish after SIGTERM."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpcConfig(ListenConfig):
+    """Settings of a pod that serves gRPC alone."""
+
+    __slots__ = ()
+
+    max_message_bytes: int = 64 * 2**20
+    """Limit of one request or response."""
+
+    def server(self) -> ServerConfig:
+        """Return the settings of the gRPC server.
+
+        Raises:
+            ConfigError: If an address is not `host:port`, or a limit is not positive.
+        """
+        return ServerConfig(
+            listen_address=self.listen_address,
+            metrics_address=self.metrics_address,
+            drain_timeout_s=self.drain_timeout_s,
+            max_message_bytes=self.max_message_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig(GrpcConfig):
+    """Settings of a pod that the scheduler lists."""
+
+    __slots__ = ()
+
+    worker_name: str
+    """Identity at the scheduler; must be the same after a restart."""
+    pool: str = ""
+    """The scheduler sends only callers here whose key is bound to it; empty is for all others."""
+    scheduler_address: str = ""
+    """`host:port` of the scheduler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatabaseConfig:
+    """Settings of a pod that keeps its state in a database."""
+
+    __slots__ = ()
+
+    data_dir: Path
+    """Folder of the database, unless that is at `database_url`."""
+    database_url: str = field(default="", repr=False)
+    """`postgresql://...`; a second pod of the kind stands by on it until the first has ended."""
