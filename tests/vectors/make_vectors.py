@@ -135,7 +135,7 @@ def batch_vectors() -> dict[str, Vector]:
     )
     several = t.Datum(
         prompt,
-        {"target_tokens": [[2, 3], [3, 4], [4, 5]], "weights": [[0.5, 0.5], [1.0, 0.0], [0, 0]]},
+        {"target_tokens": [[2, 3], [3, 4], [4, 5]], "weights": [[0.5, 0.5], [1.0, 0.0], [0.0, 0.0]]},
     )
     untargeted = _batch(supervised, loss="cross_entropy")
     del untargeted.data[0].loss_inputs["target_tokens"]
