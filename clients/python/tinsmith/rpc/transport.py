@@ -340,7 +340,7 @@ class Transport:
 
 
 def _wrong_server(address: str) -> UnavailableError:
-    """Return the error of a pod that may have moved: it left its port to whoever took it next."""
+    """Return the error of a pod that may have moved: it left its port to another process."""
     return UnavailableError(
         f"{address} does not have this call: another server listens there now, or the server is "
         "of an older release"
