@@ -191,8 +191,8 @@ def is_away(error: TinsmithError) -> bool:
 class Transport:
     """Sends calls. Used inside the background loop only.
 
-    A server may say that it is the one address that clients are to call, as a gateway in front of
-    pods does whose own addresses lead nowhere from outside. From then on every call goes there.
+    A server may say that it is the one address that clients are to call. A gateway does, in front
+    of pods whose own addresses lead nowhere from outside. From then on every call goes there.
 
     Raises:
         ConfigurationError: If the file of trusted authorities cannot be read.

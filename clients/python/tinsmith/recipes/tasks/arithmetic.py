@@ -11,11 +11,10 @@ same answer by the same steps, so an unordered pair lies wholly in one split: a 
 
 The warm start's demonstrations come from a careless pupil: every column is added correctly, but the
 carry of the units is mostly forgotten. A model that imitates them adds well and reliably shares the
-fault. Reinforcement learning then has to find, from the reward alone, that carrying pays. A warm
-start that is merely short would stop at an accuracy that differs from machine to machine, since the
-skill appears within a few steps. The pupil decides anew each time that a problem comes up. So the
-model learns how often, not a list of exceptions. Rewards and validation
-know only true sums.
+fault. Reinforcement learning then has to find, from the reward alone, that carrying pays. A short
+warm start alone would end at an accuracy that differs from machine to machine: the skill appears
+within a few steps. The pupil decides anew each time that a problem comes up. So the model learns
+how often, not a list of exceptions. Rewards and validation know only true sums.
 """
 
 from __future__ import annotations
