@@ -19,7 +19,7 @@ import grpc.aio
 from google.protobuf import duration_pb2
 from grpc_status import rpc_status
 
-from tinsmith.errors import decode_status
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import episode_pb2, episode_pb2_grpc
 
 _TIMEOUT_S = 60.0

@@ -21,8 +21,9 @@ from tinsmith_runtime.errors import (
     JobsDisabledError,
     TinsmithError,
 )
+from tinsmith_runtime.records import RequestIdentity
 from tinsmith_scheduler.jobs.kubernetes_launcher import KubernetesLauncher
-from tinsmith_scheduler.store.records import LogPosition, PageRequest, RequestIdentity
+from tinsmith_scheduler.store.records import LogPosition, PageRequest
 
 J = JobName("p", "j")
 SPEC = {"method": {"type": "supervised"}, "model": {"name": "tiny"}}

@@ -135,7 +135,10 @@ def batch_vectors() -> dict[str, Vector]:
     )
     several = t.Datum(
         prompt,
-        {"target_tokens": [[2, 3], [3, 4], [4, 5]], "weights": [[0.5, 0.5], [1.0, 0.0], [0.0, 0.0]]},
+        {
+            "target_tokens": [[2, 3], [3, 4], [4, 5]],
+            "weights": [[0.5, 0.5], [1.0, 0.0], [0.0, 0.0]],
+        },
     )
     untargeted = _batch(supervised, loss="cross_entropy")
     del untargeted.data[0].loss_inputs["target_tokens"]
@@ -427,7 +430,9 @@ def request_ids() -> dict[str, list[str]]:
     """Return request ids that servers take, and such as they refuse."""
     return {
         "valid": [REQUEST_ID],
-        "invalid": ["", REQUEST_ID.upper(), REQUEST_ID.replace("-", ""), f"{{{REQUEST_ID}}}"],
+        # A trainer makes the name of an operation of it, and names tell upper from lower case.
+        "refused_by_trainers": [REQUEST_ID.upper()],
+        "invalid": ["", REQUEST_ID.replace("-", ""), f"{{{REQUEST_ID}}}"],
     }
 
 

@@ -1,6 +1,7 @@
 """What can go wrong, as exceptions: one class for each status code, with reason and remedy.
 
-A failed call and a failed operation carry the same `google.rpc.Status`, so both end here.
+A failed call and a failed operation carry the same `google.rpc.Status`, which `rpc.error_codec`
+decodes to these classes. Nothing here knows a transport, so pods share `FieldViolation`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import grpc
-from google.protobuf import message as protobuf_message
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-
 from tinsmith.error_hints import REMEDIES
-
-_DETAILS_KEY = "grpc-status-details-bin"
-_NOT_CONNECTED = "failed to connect to all addresses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +187,7 @@ class UnauthenticatedError(TinsmithError):
     code = "UNAUTHENTICATED"
 
 
-_CLASSES: dict[str, type[TinsmithError]] = {
+CLASSES: dict[str, type[TinsmithError]] = {
     kind.code: kind
     for kind in (
         CancelledError,
@@ -213,71 +207,4 @@ _CLASSES: dict[str, type[TinsmithError]] = {
         UnauthenticatedError,
     )
 }
-
-
-def decode_status(status: status_pb2.Status) -> TinsmithError:
-    """Return the exception of a `google.rpc.Status`."""
-    reason = ""
-    metadata: dict[str, str] = {}
-    retry_after_s: float | None = None
-    violations: list[FieldViolation] = []
-    for detail in status.details:
-        info = error_details_pb2.ErrorInfo()
-        retry = error_details_pb2.RetryInfo()
-        bad_request = error_details_pb2.BadRequest()
-        if detail.Unpack(info):
-            reason, metadata = info.reason, dict(info.metadata)
-        elif detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-        elif detail.Unpack(bad_request):
-            violations += [
-                FieldViolation(violation.field, violation.description)
-                for violation in bad_request.field_violations
-            ]
-    names = code_pb2.Code.keys()
-    code = code_pb2.Code.Name(status.code) if status.code in code_pb2.Code.values() else "UNKNOWN"
-    if code not in names or code not in _CLASSES:
-        code = "UNKNOWN"
-    return _CLASSES[code](
-        status.message or code,
-        reason=reason,
-        metadata=metadata,
-        retry_after_s=retry_after_s,
-        field_violations=violations,
-    )
-
-
-def decode_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> TinsmithError:
-    """Return the exception of a failed call.
-
-    Args:
-        error: What grpc raised.
-        address: Where the call went; named in errors that no Tinsmith server wrote.
-    """
-    for key, value in error.trailing_metadata() or ():
-        if key == _DETAILS_KEY and isinstance(value, bytes):
-            try:
-                return decode_status(status_pb2.Status.FromString(value))
-            except protobuf_message.DecodeError:
-                break
-    code = error.code()
-    if (
-        address
-        and code is grpc.StatusCode.UNAVAILABLE
-        and _NOT_CONNECTED in (error.details() or "")
-    ):
-        cause = (error.details() or "").rpartition(": ")[2]
-        return UnavailableError(f"no server answers at {address}: {cause}")
-    where = f"{address}: " if address else ""
-    kind = _CLASSES.get(code.name, UnknownError)
-    if _is_broken_stream(error):
-        kind = UnavailableError
-    return kind(f"{where}{error.details() or code.name}")
-
-
-def _is_broken_stream(error: grpc.aio.AioRpcError) -> bool:
-    """Say whether grpc reports a connection that died under the call as something else."""
-    details = error.details() or ""
-    return error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and (
-        "RST_STREAM" in details or "Stream removed" in details or "GOAWAY" in details
-    )
+"""The class of each canonical status code that a server answers with."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from tinsmith.errors import FieldViolation
 
 
 class ErrorCode(enum.Enum):
@@ -32,26 +33,20 @@ class ErrorCode(enum.Enum):
     UNAUTHENTICATED = 16
 
 
-@dataclass(frozen=True, slots=True)
-class FieldViolation:
-    """One field of a request that is wrong, and why."""
-
-    field: str
-    description: str
-
-
 class TinsmithError(Exception):
     """Base of all errors that a caller may see.
 
     Args:
         message: One sentence: what happened, to which resource, what to do about it.
-        retry_after_s: Time after which the same request may succeed; None if it will not.
+        retry_after_s: Time after which the same request may succeed; None takes the default of the
+            class, which is None where a retry does not help.
         violations: The offending request fields, for `BadRequest`.
         **metadata: Values quoted in the message, as strings, for `ErrorInfo.metadata`.
     """
 
     code: ErrorCode = ErrorCode.INTERNAL
     reason: str = "INTERNAL"
+    default_retry_after_s: float | None = None
 
     def __init__(
         self,
@@ -63,7 +58,7 @@ class TinsmithError(Exception):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
         self.violations = tuple(violations)
         self.metadata = {key: str(value) for key, value in metadata.items()}
 
@@ -118,9 +113,7 @@ class UnavailableError(TinsmithError):
 
     code = ErrorCode.UNAVAILABLE
     reason = "UNAVAILABLE"
-
-    def __init__(self, message: str, *, retry_after_s: float = 1.0, **metadata: Any) -> None:
-        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+    default_retry_after_s = 1.0
 
 
 class UnauthenticatedError(TinsmithError):
@@ -473,9 +466,7 @@ class RateLimitedError(ResourceExhaustedError):
     """The key has too much in flight; the request may be sent again when some of it has ended."""
 
     reason = "RATE_LIMITED"
-
-    def __init__(self, message: str, *, retry_after_s: float = 1.0, **metadata: Any) -> None:
-        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+    default_retry_after_s = 1.0
 
 
 class CapacityExhaustedError(ResourceExhaustedError):
@@ -494,9 +485,7 @@ class StorageFullError(ResourceExhaustedError):
     """The disk or bucket is full; free space, the request may then be sent again."""
 
     reason = "STORAGE_FULL"
-
-    def __init__(self, message: str, *, retry_after_s: float = 10.0, **metadata: Any) -> None:
-        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+    default_retry_after_s = 10.0
 
 
 class DrainingError(UnavailableError):
@@ -522,9 +511,7 @@ class StorageUnavailableError(UnavailableError):
     """
 
     reason = "STORAGE_UNAVAILABLE"
-
-    def __init__(self, message: str, *, retry_after_s: float = 2.0, **metadata: Any) -> None:
-        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+    default_retry_after_s = 2.0
 
 
 class StorageRefusedError(StorageUnavailableError):
@@ -533,8 +520,7 @@ class StorageRefusedError(StorageUnavailableError):
     For callers it is as if the store were away: what was acknowledged waits until it is mended.
     """
 
-    def __init__(self, message: str, *, retry_after_s: float = 30.0, **metadata: Any) -> None:
-        super().__init__(message, retry_after_s=retry_after_s, **metadata)
+    default_retry_after_s = 30.0
 
 
 class OutcomeUnknownError(UnavailableError):

@@ -16,9 +16,9 @@ from tinsmith_coordinator.episodes.lease_tokens import (
     hash_secret,
     matches,
 )
-from tinsmith_coordinator.episodes.shielded import see_through
 from tinsmith_coordinator.episodes.waiters import Bells
 from tinsmith_runtime.errors import ConfigError, DrainingError, KeyInvalidError, LeaseLostError
+from tinsmith_runtime.shielded import see_through
 
 SALT = b"s" * 32
 REQUEST = "5f0c3d0e-3f8a-4a39-9d8f-0c1b2a3d4e5f"

@@ -25,7 +25,6 @@ from tinsmith_runtime.errors import (
     SequenceNumberReusedError,
 )
 from tinsmith_runtime.ledger import (
-    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     Commit,
@@ -41,6 +40,7 @@ from tinsmith_runtime.ledger import (
     TaskRecord,
 )
 from tinsmith_runtime.ledger.records import GIVEN_UP_KIND, FencedError
+from tinsmith_runtime.records import AuditEvent
 
 OpenLedger = Callable[[], Ledger]
 RUN = "projects/p/trainingRuns/r"

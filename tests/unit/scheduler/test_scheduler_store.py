@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from tinsmith_runtime.adapters import LoraConfig
 from tinsmith_runtime.errors import (
     OutcomeUnknownError,
     RequestIdReusedError,
     StorageUnavailableError,
 )
+from tinsmith_runtime.records import ReleaseMode, RequestIdentity
 from tinsmith_runtime.sql import Database, open_store
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.run_creation import Creations
@@ -22,13 +24,7 @@ from tinsmith_scheduler.store.database import (
     forget_requests,
     recall,
 )
-from tinsmith_scheduler.store.records import (
-    LoraAdapter,
-    ReleaseMode,
-    RequestIdentity,
-    Run,
-    RunState,
-)
+from tinsmith_scheduler.store.records import Run, RunState
 from tinsmith_scheduler.store.tables import STORE
 
 REQUEST = RequestIdentity("p", "id", "CreateSession", b"digest")
@@ -39,7 +35,7 @@ RUN = Run(
     state=RunState.CREATING,
     session="projects/p/sessions/s",
     base_model="tiny",
-    adapter=LoraAdapter(),
+    adapter=LoraConfig(),
     display_name="",
     labels={},
     create_time_s=0.0,

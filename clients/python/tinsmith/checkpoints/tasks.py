@@ -12,12 +12,9 @@ from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2
 
 from tinsmith import names
-from tinsmith.errors import (
-    InternalError,
-    OperationTimeoutError,
-    decode_status,
-)
+from tinsmith.errors import InternalError, OperationTimeoutError
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 

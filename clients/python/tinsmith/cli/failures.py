@@ -16,7 +16,6 @@ from types import MappingProxyType
 
 from tinsmith.errors import TinsmithError
 from tinsmith.names import InvalidNameError
-from tinsmith.rollouts import RolloutError
 
 DEBUG = "TINSMITH_DEBUG"
 
@@ -48,7 +47,7 @@ def describe(error: Exception) -> str:
     if isinstance(error, OSError):
         what = f"{error.filename}: " if error.filename is not None else ""
         return f"{what}{error.strerror or error}"
-    if isinstance(error, InvalidNameError | RolloutError):
+    if isinstance(error, InvalidNameError):
         return " ".join(str(error).split())
     return _describe_bug(error)
 

@@ -29,6 +29,7 @@ from tinsmith.driver.state import DriverState
 from tinsmith.errors import ConfigurationError, NotFoundError, TinsmithError
 from tinsmith.recipes.experiment.experiment import STATE_FILE
 from tinsmith.recipes.experiment.observer import Observer, SavedState
+from tinsmith.rollouts import RolloutError
 from tinsmith.settings import RetryPolicy
 from tinsmith.v1 import job_pb2
 
@@ -201,7 +202,9 @@ def main() -> int:
         ) as client:
             return run_job(client, environment, directory)
     except Exception as error:
-        if not isinstance(error, TinsmithError | ValueError | OSError):
+        is_explained = isinstance(error, TinsmithError | ValueError | OSError)
+        # An error of a rollout has its cause in code that a user wrote.
+        if not is_explained or isinstance(error, RolloutError):
             traceback.print_exc()
         sentence = _sentence(error)
         _LOG.error("%s", sentence)

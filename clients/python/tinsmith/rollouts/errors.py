@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from tinsmith.errors import TinsmithError
 
-class RolloutError(Exception):
-    """Base of the errors of rollouts."""
+
+class RolloutError(TinsmithError):
+    """Base of the errors of rollouts, which arise in the client: `reason` is empty."""
 
 
 class InvalidTransitionError(RolloutError):

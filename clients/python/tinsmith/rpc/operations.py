@@ -22,12 +22,13 @@ from tinsmith.errors import (
     ResourceExhaustedError,
     RunUndeliverableError,
     TinsmithError,
-    decode_status,
 )
 from tinsmith.rpc import codec
+from tinsmith.rpc.channels import MAX_MESSAGE_BYTES
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.futures import OperationFuture, Outcome
-from tinsmith.rpc.transport import MAX_MESSAGE_BYTES, Backoff, Endpoint, Transport, is_away
+from tinsmith.rpc.transport import Backoff, Endpoint, Transport, is_away
 from tinsmith.v1 import checkpoint_pb2, trainer_pb2
 
 T = TypeVar("T")

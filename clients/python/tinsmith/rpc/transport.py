@@ -6,8 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,14 +15,16 @@ from typing import Any, TypeVar, cast
 import grpc
 from google.longrunning import operations_pb2_grpc
 
+from tinsmith.backoff import backoff
 from tinsmith.errors import (
     ClientClosedError,
     ConfigurationError,
     DeadlineExceededError,
     TinsmithError,
     UnavailableError,
-    decode_rpc_error,
 )
+from tinsmith.rpc.channels import open_channel
+from tinsmith.rpc.error_codec import decode_rpc_error
 from tinsmith.settings import ClientSettings, RetryPolicy
 from tinsmith.v1 import (
     checkpoint_pb2_grpc,
@@ -39,7 +41,6 @@ Response = TypeVar("Response")
 
 _LOG = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 * 2**20
 _RELOCATE_INTERVAL_S = 0.5
 _TOLD_AFTER_S = 3.0
 _TOLD_INTERVAL_S = 30.0
@@ -49,24 +50,6 @@ PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
 _AWAY_CODES = PASSING_CODES | {"DEADLINE_EXCEEDED"}
 
 _PINNED = ("x-tinsmith-gateway", "pinned")
-
-_CHANNEL_OPTIONS: tuple[tuple[str, Any], ...] = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A process that is stopped or cut off is found out while a call waits for it.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # The keepalive only says how long acknowledgements of the kernel may take; this is the answer.
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A restarted pod is found at once; the default backs off to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Retries are ours: they keep the request id and read the address again.
-    ("grpc.enable_retries", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 
 
 class Connection:
@@ -79,16 +62,7 @@ class Connection:
 
     def __init__(self, address: str, root_certificates: bytes | None = None) -> None:
         self.address = address
-        if address.startswith("https://"):
-            self.channel = grpc.aio.secure_channel(
-                address.removeprefix("https://"),
-                grpc.ssl_channel_credentials(root_certificates),
-                options=_CHANNEL_OPTIONS,
-            )
-        else:
-            self.channel = grpc.aio.insecure_channel(
-                address.removeprefix("http://"), options=_CHANNEL_OPTIONS
-            )
+        self.channel = open_channel(address, root_certificates)
 
     @cached_property
     def scheduler(self) -> scheduler_pb2_grpc.SchedulerServiceAsyncStub:
@@ -167,7 +141,7 @@ class Backoff:
     policy: RetryPolicy
     repeatable: bool = True
     _started_at: float | None = None
-    _next_s: float = 0.0
+    _pauses: Iterator[float] = field(default_factory=lambda: iter(()))
 
     def delay_s(self, error: TinsmithError, now: float) -> float | None:
         """Return the time to wait before the next attempt; None if there is none.
@@ -182,17 +156,17 @@ class Backoff:
             return None
         if self._started_at is None:
             self._started_at = now
-            self._next_s = self.policy.initial_backoff_s
+            self._pauses = backoff(self.policy.initial_backoff_s, self.policy.max_backoff_s)
         left_s = self._started_at + self.policy.budget_s - now
         if left_s <= 0:
             return None
         if now - self._started_at >= _TOLD_AFTER_S:
             _tell_once(f"{error.message}; trying again for up to {left_s:.0f} s", now)
-        delay_s = self._next_s
-        self._next_s = min(self._next_s * 2, self.policy.max_backoff_s)
+        delay_s = next(self._pauses)
         if error.retry_after_s is not None:
-            delay_s = max(delay_s, error.retry_after_s)
-        return min(random.uniform(0.5, 1.0) * delay_s, left_s)
+            # A server's hint is spread like the pauses.
+            delay_s = max(delay_s, random.uniform(0.5, 1.0) * error.retry_after_s)
+        return min(delay_s, left_s)
 
     def gave_up(self, error: TinsmithError, now: float) -> TinsmithError:
         """Return the error with a word about how long it was tried, if it was."""

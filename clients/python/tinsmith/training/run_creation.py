@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2
 
-from tinsmith.errors import InternalError, OperationTimeoutError, decode_status
+from tinsmith.errors import InternalError, OperationTimeoutError
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.training.training_run import TrainingRun
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Generic, Protocol, TypeVar
 
+from tinsmith.backoff import backoff
 from tinsmith_controller.kube.api_client import ApiError, Json, Resource
 from tinsmith_controller.metrics import WATCH_RESTARTS
 
@@ -117,13 +118,13 @@ class Informer(Generic[RecordT]):
         self._apply(content, is_deleted=True)
 
     def _run(self, namespace: str, synced: threading.Event) -> None:
-        retry_s = _RETRY_S[0]
+        pauses = backoff(*_RETRY_S)
         while not self._stopped.is_set():
             try:
                 items, version = self._cluster.list(self._resource, namespace)
                 self._replace(namespace, items, version)
                 synced.set()
-                retry_s = _RETRY_S[0]
+                pauses = backoff(*_RETRY_S)
                 self._follow(namespace, version)
                 reason = "ended"
             except ApiError as failure:
@@ -133,8 +134,7 @@ class Informer(Generic[RecordT]):
                         "watch failed",
                         extra={"resource": self._resource.plural, "problem": str(failure)},
                     )
-                    self._stopped.wait(retry_s * random.uniform(0.5, 1.0))
-                    retry_s = min(_RETRY_S[1], retry_s * 2)
+                    self._stopped.wait(next(pauses))
             except Exception:
                 reason = "failed"
                 logger.exception("watch failed by a bug")

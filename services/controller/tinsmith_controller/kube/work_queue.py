@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import random
 import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+from tinsmith.backoff import backoff_s
+
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 _RETRY_S = (0.1, 60.0)
-_MAX_DOUBLINGS = 16
 
 
 class WorkQueue(Generic[KeyT]):
@@ -71,12 +71,10 @@ class WorkQueue(Generic[KeyT]):
             if failed:
                 count = self._failures[key] = self._failures.get(key, 0) + 1
             else:
-                count = 0
                 self._failures.pop(key, None)
             self._changed.notify_all()
         if failed:
-            pause_s = min(_RETRY_S[1], _RETRY_S[0] * 2.0 ** min(count - 1, _MAX_DOUBLINGS))
-            self.add(key, pause_s * random.uniform(0.7, 1.0))
+            self.add(key, backoff_s(count, *_RETRY_S))
 
     def close(self) -> None:
         """Hand out nothing more."""

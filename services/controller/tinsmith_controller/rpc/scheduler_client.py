@@ -12,6 +12,7 @@ import grpc
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
+from tinsmith.rpc.channels import CHANNEL_OPTIONS
 from tinsmith.v1 import job_pb2, job_pb2_grpc
 from tinsmith_jobs.plan.observed import Report
 from tinsmith_jobs.status import Saved
@@ -114,16 +115,7 @@ class GrpcSchedulerClient:
     """
 
     def __init__(self, address: str, *, pod_key: str) -> None:
-        self._channel = grpc.insecure_channel(
-            address,
-            options=[
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 5_000),
-                ("grpc.http2.max_pings_without_data", 0),
-                ("grpc.initial_reconnect_backoff_ms", 100),
-                ("grpc.max_reconnect_backoff_ms", 1_000),
-            ],
-        )
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub: Any = job_pb2_grpc.JobServiceStub(self._channel)
         self._pod_key = pod_key
         self._metadata = pod_metadata(pod_key)

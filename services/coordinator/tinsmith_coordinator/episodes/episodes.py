@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from tinsmith.names import EpisodeName
 from tinsmith_coordinator import metrics
-from tinsmith_coordinator.episodes.shielded import see_through
 from tinsmith_coordinator.episodes.waiters import Bells
 from tinsmith_coordinator.store import episode_store
 from tinsmith_coordinator.store.database import Clock
@@ -20,11 +19,12 @@ from tinsmith_coordinator.store.records import (
     EpisodePage,
     EpisodeState,
     NewEpisode,
-    RequestIdentity,
     StoredCall,
 )
 from tinsmith_coordinator.store.tables import episodes, requests
 from tinsmith_runtime.errors import QueueFullError, RequestIdReusedError
+from tinsmith_runtime.records import RequestIdentity
+from tinsmith_runtime.shielded import see_through
 from tinsmith_runtime.sql import Database
 
 MAX_QUIET_S = 20.0

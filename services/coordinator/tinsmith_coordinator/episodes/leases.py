@@ -26,7 +26,6 @@ from tinsmith_coordinator.episodes.lease_tokens import (
     derive_secret,
     hash_secret,
 )
-from tinsmith_coordinator.episodes.shielded import see_through
 from tinsmith_coordinator.episodes.waiters import Bell, Bells
 from tinsmith_coordinator.store import episode_store
 from tinsmith_coordinator.store.database import Clock
@@ -39,7 +38,6 @@ from tinsmith_coordinator.store.records import (
     NewCall,
     NoEpisode,
     Outcome,
-    RequestIdentity,
 )
 from tinsmith_coordinator.store.tables import attempts, episodes, model_calls
 from tinsmith_runtime.errors import (
@@ -49,6 +47,8 @@ from tinsmith_runtime.errors import (
     KeyInvalidError,
     LeaseLostError,
 )
+from tinsmith_runtime.records import RequestIdentity
+from tinsmith_runtime.shielded import see_through
 from tinsmith_runtime.sql import Database
 
 ResultT = TypeVar("ResultT")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -18,7 +17,6 @@ from tinsmith_coordinator.episodes.trajectories import (
     Trajectory,
     merge_calls,
 )
-from tinsmith_coordinator.rpc.codec import decode_request_id
 from tinsmith_coordinator.store.records import NewCall, StoredCall
 from tinsmith_runtime.errors import (
     EmptyBatchError,
@@ -26,6 +24,7 @@ from tinsmith_runtime.errors import (
     NotFiniteInputError,
     ShapeMismatchError,
 )
+from tinsmith_runtime.rpc import requests
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
@@ -41,7 +40,6 @@ def decode_call(request: episode_pb2.RecordModelCallRequest) -> NewCall:
     """
     if not 1 <= len(request.sequences) <= _MAX_SEQUENCES:
         raise InvalidFieldError("sequences", f"must be 1 to {_MAX_SEQUENCES}")
-    body = request.SerializeToString(deterministic=True)
     stored = episode_pb2.RecordModelCallRequest(
         prompt=request.prompt, sequences=request.sequences, params=request.params
     )
@@ -49,8 +47,8 @@ def decode_call(request: episode_pb2.RecordModelCallRequest) -> NewCall:
         sequence.ClearField("topk_logprobs")
     _decode_samples(stored, first_index=0)
     return NewCall(
-        request_id=decode_request_id(request.request_id),
-        digest=hashlib.sha256(body).digest(),
+        request_id=requests.decode_request_id(request.request_id),
+        digest=requests.digest_of(requests.current_body()),
         num_sequences=len(request.sequences),
         content=stored.SerializeToString(),
     )

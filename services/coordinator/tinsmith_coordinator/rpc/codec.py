@@ -6,20 +6,15 @@ which are short.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import re
-import uuid
 from collections.abc import Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import duration_pb2
 
 from tinsmith.names import (
     EpisodeName,
-    InvalidNameError,
-    ResourceName,
     SamplingSessionName,
     is_valid_id,
 )
@@ -35,17 +30,14 @@ from tinsmith_coordinator.store.records import (
     NoEpisode,
     Outcome,
     QueueKey,
-    RequestIdentity,
 )
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError
+from tinsmith_runtime.rpc.requests import check_text, decode_duration, encode_time, parse_name
 
 DOMAIN = "coordinator.tinsmith"
 DEFAULT_QUEUE = "default"
 
-NameT = TypeVar("NameT", bound=ResourceName)
-
 _MAX_JSON_BYTES = 256 * 2**10
-_MAX_TEXT = 1024
 _MAX_NEW_EPISODES = 1000
 _MAX_CANCELLED = 1000
 _MAX_STEP_REWARDS = 10_000
@@ -56,10 +48,7 @@ _DEFAULT_LEASE_S = 60.0
 _MIN_LEASE_S = 1.0
 _MAX_LEASE_S = 86_400.0
 _MAX_WAIT_S = 20.0
-_DEFAULT_PAGE_SIZE = 100
-_MAX_PAGE_SIZE = 1000
 _RETRY_AFTER_S = 1.0
-_PAGE_TOKEN = re.compile(r"e([0-9]{1,18})")
 
 _STATES = {
     EpisodeState.QUEUED: episode_pb2.Episode.STATE_QUEUED,
@@ -74,38 +63,6 @@ _TYPES = {
 }
 _DECODED_STATES = {number: state for state, number in _STATES.items()}
 _DECODED_TYPES = {number: kind for kind, number in _TYPES.items()}
-
-
-def parse_name(name_class: type[NameT], value: str, field: str) -> NameT:
-    """Return a resource name in a field of a request."""
-    try:
-        return name_class.parse(value)
-    except InvalidNameError as error:
-        problem = "is required" if not value else "is not a resource name"
-        raise InvalidFieldError(field, f"{problem}; it has the form {error.pattern}") from error
-
-
-def decode_identity(request: Any, project: str) -> RequestIdentity:
-    """Return what makes a request repeatable.
-
-    Args:
-        request: A request that has the field `request_id`.
-        project: The project that the request is about, whose request ids are its own.
-    """
-    body = request.SerializeToString(deterministic=True)
-    digest = hashlib.sha256(body).digest()
-    return RequestIdentity(project, decode_request_id(request.request_id), digest)
-
-
-def decode_request_id(value: str) -> str:
-    """Return a request id, in lower case."""
-    try:
-        request_id = str(uuid.UUID(value))
-    except ValueError as error:
-        raise InvalidFieldError("request_id", "must be a UUID") from error
-    if request_id != value.lower():
-        raise InvalidFieldError("request_id", "must be a UUID of the form 8-4-4-4-12")
-    return request_id
 
 
 def decode_new_episodes(
@@ -126,12 +83,12 @@ def decode_claim(request: episode_pb2.ClaimEpisodeRequest, project: str) -> Clai
         raise InvalidFieldError("client_id", "is required")
     lease_s = _DEFAULT_LEASE_S
     if request.HasField("lease_duration"):
-        lease_s = _seconds(request.lease_duration)
+        lease_s = decode_duration(request.lease_duration)
         if not _MIN_LEASE_S <= lease_s <= _MAX_LEASE_S:
             raise InvalidFieldError(
                 "lease_duration", f"must be {_MIN_LEASE_S:g} s to {_MAX_LEASE_S:g} s"
             )
-    timeout_s = _seconds(request.timeout)
+    timeout_s = decode_duration(request.timeout)
     if timeout_s < 0:
         raise InvalidFieldError("timeout", "must not be negative")
     if request.max_held < 0:
@@ -215,28 +172,6 @@ def decode_cancelled(
     return names
 
 
-def decode_page_size(value: int) -> int:
-    """Return how many entries a part of a list may have."""
-    if value < 0:
-        raise InvalidFieldError("page_size", "must not be negative")
-    return min(value or _DEFAULT_PAGE_SIZE, _MAX_PAGE_SIZE)
-
-
-def decode_page_token(value: str) -> int | None:
-    """Return the serial that a list goes on below; None for its beginning."""
-    if not value:
-        return None
-    match = _PAGE_TOKEN.fullmatch(value)
-    if match is None:
-        raise InvalidFieldError("page_token", "is not a next_page_token of this list")
-    return int(match[1])
-
-
-def encode_page_token(serial: int | None) -> str:
-    """Return the token that continues a list; empty at its end."""
-    return "" if serial is None else f"e{serial}"
-
-
 def decode_states(values: Sequence[Any]) -> list[EpisodeState]:
     """Return the states that a list is restricted to."""
     states = []
@@ -271,13 +206,13 @@ def encode_episode(episode: Episode) -> episode_pb2.Episode:
         failures=episode.failures,
         num_model_calls=episode.num_model_calls,
         revision=episode.revision,
-        create_time=_timestamp(episode.create_time_s),
+        create_time=encode_time(episode.create_time_s),
         waiting_for=_waiting_for(episode),
     )
     if episode.lease_expire_s is not None:
-        message.lease_expire_time.CopyFrom(_timestamp(episode.lease_expire_s))
+        message.lease_expire_time.CopyFrom(encode_time(episode.lease_expire_s))
     if episode.end_time_s is not None:
-        message.end_time.CopyFrom(_timestamp(episode.end_time_s))
+        message.end_time.CopyFrom(encode_time(episode.end_time_s))
     if episode.outcome is not None:
         message.outcome.CopyFrom(_encode_outcome(episode.outcome))
     return message
@@ -303,15 +238,6 @@ def encode_claimed(
     if not timeout_s:
         retry_after.FromNanoseconds(int(_RETRY_AFTER_S * 1e9))
     return episode_pb2.ClaimEpisodeResponse(waiting_for=answer.waiting_for, retry_after=retry_after)
-
-
-def check_text(value: str, field: str, *, max_length: int = _MAX_TEXT) -> str:
-    """Return a text of people, of a bounded length and without zero bytes."""
-    if len(value) > max_length:
-        raise InvalidFieldError(field, f"must be at most {max_length} characters")
-    if "\0" in value:
-        raise InvalidFieldError(field, "must not hold a zero byte")
-    return value
 
 
 def check_json(value: str, field: str) -> str:
@@ -373,16 +299,6 @@ def _waiting_for(episode: Episode) -> str:
     if episode.state is EpisodeState.CLAIMED:
         return f"{episode.client_id}, which plays it"
     return ""
-
-
-def _seconds(duration: duration_pb2.Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
-
-
-def _timestamp(time_s: float) -> timestamp_pb2.Timestamp:
-    message = timestamp_pb2.Timestamp()
-    message.FromMicroseconds(round(time_s * 1e6))
-    return message
 
 
 def _refuse_constant(name: str) -> NoReturn:

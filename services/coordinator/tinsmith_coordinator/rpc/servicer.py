@@ -19,6 +19,14 @@ from tinsmith_coordinator.store import episode_store
 from tinsmith_coordinator.store.records import Episode, StoredCall
 from tinsmith_runtime.errors import NotFoundError
 from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
+from tinsmith_runtime.rpc.requests import (
+    check_text,
+    decode_identity,
+    decode_page_size,
+    decode_page_token,
+    encode_page_token,
+    parse_name,
+)
 
 Context = Any
 
@@ -34,7 +42,7 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
         self, request: episode_pb2.CreateEpisodesRequest, context: Context
     ) -> episode_pb2.CreateEpisodesResponse:
         project = _own_project(request.parent)
-        identity = await asyncio.to_thread(codec.decode_identity, request, project)
+        identity = await asyncio.to_thread(decode_identity, request, project)
         new = await asyncio.to_thread(codec.decode_new_episodes, request, project)
         created = await self._episodes.create(new, identity)
         return episode_pb2.CreateEpisodesResponse(
@@ -46,7 +54,7 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     ) -> episode_pb2.ClaimEpisodeResponse:
         project = _own_project(request.parent)
         claim = codec.decode_claim(request, project)
-        answer = await self._leases.claim(claim, codec.decode_identity(request, project))
+        answer = await self._leases.claim(claim, decode_identity(request, project))
         return codec.encode_claimed(answer, timeout_s=claim.timeout_s)
 
     async def HeartbeatEpisode(
@@ -69,7 +77,7 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     ) -> episode_pb2.Episode:
         name = _own_episode(request.name)
         token = codec.decode_token(request.lease_token)
-        reason = codec.check_text(request.reason, "reason")
+        reason = check_text(request.reason, "reason")
         return codec.encode_episode(await self._leases.abort(name, token, reason))
 
     async def CancelEpisodes(
@@ -93,14 +101,14 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     ) -> episode_pb2.ListEpisodesResponse:
         page = await self._episodes.list_page(
             _own_project(request.parent),
-            page_size=codec.decode_page_size(request.page_size),
-            before_serial=codec.decode_page_token(request.page_token),
+            page_size=decode_page_size(request.page_size),
+            before_serial=decode_page_token(request.parent, request.page_token),
             queue=codec.decode_queue(request.queue) if request.queue else "",
             states=codec.decode_states(request.states),
         )
         return episode_pb2.ListEpisodesResponse(
             episodes=[codec.encode_episode(episode) for episode in page.episodes],
-            next_page_token=codec.encode_page_token(page.next_serial),
+            next_page_token=encode_page_token(request.parent, page.next_serial),
         )
 
     async def WatchEpisodes(
@@ -131,7 +139,7 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
 
 
 def _own_project(parent: str) -> str:
-    project = codec.parse_name(ProjectName, parent, "parent").project
+    project = parse_name(ProjectName, parent, "parent").project
     current_caller().require_project(
         project, lambda: NotFoundError(f"project {project} does not exist", parent=project)
     )
@@ -139,7 +147,7 @@ def _own_project(parent: str) -> str:
 
 
 def _own_episode(value: str) -> EpisodeName:
-    name = codec.parse_name(EpisodeName, value, "name")
+    name = parse_name(EpisodeName, value, "name")
     current_caller().require_project(name.project, lambda: episode_store.episode_not_found(name))
     return name
 

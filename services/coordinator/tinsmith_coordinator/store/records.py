@@ -45,19 +45,6 @@ class AttemptEnd(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestIdentity:
-    """What makes a request repeatable.
-
-    Attributes:
-        digest: Of its body.
-    """
-
-    project: str
-    request_id: str
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """What an episode was worth.
 

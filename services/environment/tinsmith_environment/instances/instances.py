@@ -46,6 +46,7 @@ from tinsmith_runtime.errors import (
     InstanceNotFoundError,
     TinsmithError,
 )
+from tinsmith_runtime.shielded import start
 
 logger = logging.getLogger(__name__)
 
@@ -341,17 +342,7 @@ class InstanceRegistry:
         ACTIVE_INSTANCES.set(sum(instance.in_worker for instance in self._instances.values()))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            # The call that waits for it raises it; a caller that left must not leave a warning
-            # behind.
-            task.exception()
+        return start(work, self._tasks)
 
 
 def instance_not_found(name: InstanceName | str) -> InstanceNotFoundError:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 from collections.abc import Mapping
 
 from google.protobuf import struct_pb2, timestamp_pb2
@@ -19,65 +17,11 @@ from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError, Tinsm
 
 DOMAIN = "environment.tinsmith"
 
-_REQUEST_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[1-8][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _STATES = {
     InstanceState.ACTIVE: environment_pb2.EnvironmentInstance.STATE_ACTIVE,
     InstanceState.FINISHED: environment_pb2.EnvironmentInstance.STATE_FINISHED,
     InstanceState.FAILED: environment_pb2.EnvironmentInstance.STATE_FAILED,
 }
-
-
-def decode_project(value: str) -> names.ProjectName:
-    """Return the project of a list request.
-
-    Raises:
-        InvalidFieldError: If it is not the name of a project.
-    """
-    try:
-        return names.ProjectName.parse(value)
-    except names.InvalidNameError as error:
-        raise InvalidFieldError("parent", f"must be {error.pattern}") from error
-
-
-def decode_environment(value: str) -> names.EnvironmentName:
-    """Return the environment of a create request.
-
-    Raises:
-        InvalidFieldError: If it is not the name of an environment.
-    """
-    try:
-        return names.EnvironmentName.parse(value)
-    except names.InvalidNameError as error:
-        raise InvalidFieldError("parent", f"must be {error.pattern}") from error
-
-
-def decode_instance(value: str, *, field: str) -> names.InstanceName:
-    """Return the instance that a field names.
-
-    Raises:
-        InvalidFieldError: If it is not the name of an instance.
-    """
-    try:
-        return names.InstanceName.parse(value)
-    except names.InvalidNameError as error:
-        raise InvalidFieldError(field, f"must be {error.pattern}") from error
-
-
-def decode_request_id(value: str) -> str:
-    """Return a request id.
-
-    Raises:
-        InvalidFieldError: If it is not a UUID.
-    """
-    if _REQUEST_ID.fullmatch(value) is None:
-        raise InvalidFieldError("request_id", "must be a UUID in lower case")
-    return value
-
-
-def digest_request(request: environment_pb2.CreateInstanceRequest) -> bytes:
-    """Return the hash that tells a repeated request from another one."""
-    # Structs are maps, which have no order of their own.
-    return hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
 
 
 def decode_step_index(value: int) -> int:

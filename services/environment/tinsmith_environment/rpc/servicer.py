@@ -17,6 +17,7 @@ from tinsmith_runtime.errors import InstanceNotFoundError, NotFoundError, Tinsmi
 from tinsmith_runtime.rpc.auth import Caller, current_caller
 from tinsmith_runtime.rpc.error_codec import internal_error
 from tinsmith_runtime.rpc.pages import take_page
+from tinsmith_runtime.rpc.requests import current_body, decode_name_part, digest_of, parse_name
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     async def ListEnvironments(
         self, request: environment_pb2.ListEnvironmentsRequest, context: Context
     ) -> environment_pb2.ListEnvironmentsResponse:
-        project = codec.decode_project(request.parent).project
+        project = parse_name(names.ProjectName, request.parent, "parent").project
         current_caller().require_project(
             project, lambda: NotFoundError(f"{request.parent} does not exist", parent=project)
         )
@@ -65,15 +66,15 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     async def CreateInstance(
         self, request: environment_pb2.CreateInstanceRequest, context: Context
     ) -> environment_pb2.EnvironmentInstance:
-        name = codec.decode_environment(request.parent)
+        name = parse_name(names.EnvironmentName, request.parent, "parent")
         current_caller().require_project(name.project, lambda: environment_not_found(str(name)))
         view = await self._instances.create(
             name.project,
             name.environment,
             seed=request.seed,
             config=codec.decode_config(request.config),
-            request_id=codec.decode_request_id(request.request_id),
-            digest=codec.digest_request(request),
+            request_id=decode_name_part(request.request_id),
+            digest=digest_of(current_body()),
         )
         return codec.encode_instance(view)
 
@@ -106,14 +107,14 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
     async def GetInstance(
         self, request: environment_pb2.GetInstanceRequest, context: Context
     ) -> environment_pb2.EnvironmentInstance:
-        name = codec.decode_instance(request.name, field="name")
+        name = parse_name(names.InstanceName, request.name, "name")
         view = self._instances.get(_acting_project(current_caller(), name), name)
         return codec.encode_instance(view)
 
     async def DeleteInstance(
         self, request: environment_pb2.DeleteInstanceRequest, context: Context
     ) -> environment_pb2.DeleteInstanceResponse:
-        name = codec.decode_instance(request.name, field="name")
+        name = parse_name(names.InstanceName, request.name, "name")
         # A foreign instance is not told from one that is gone.
         with contextlib.suppress(InstanceNotFoundError):
             self._instances.delete(_acting_project(current_caller(), name), name)
@@ -124,7 +125,7 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         caller: Caller,
         request: environment_pb2.StepInstanceRequest | environment_pb2.StepInstancesRequest,
     ) -> environment_pb2.StepInstanceResponse:
-        name = codec.decode_instance(request.instance, field="instance")
+        name = parse_name(names.InstanceName, request.instance, "instance")
         result = await self._instances.step(
             _acting_project(caller, name),
             name,

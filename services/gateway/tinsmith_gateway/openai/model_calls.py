@@ -16,6 +16,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tinsmith.backoff import backoff
 from tinsmith.v1 import episode_pb2, sampler_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.openai import codec
@@ -173,7 +174,7 @@ class ModelCalls:
         received = [0] * request.num_samples
         is_open = [True] * request.num_samples
         deadline_s = time.monotonic() + _SAMPLE_TIMEOUT_S
-        pause_s = _FIRST_PAUSE_S
+        pauses = backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
                 async with aclosing(self._stream_once(target, request, received)) as messages:
@@ -193,6 +194,7 @@ class ModelCalls:
                     return
                 raise WorkerUnavailableError("the sampler ended a stream before its samples")
             except TinsmithError as error:
+                pause_s = next(pauses)
                 is_repeatable = not (target.handle.is_live and any(received))
                 if (
                     error.code is not ErrorCode.UNAVAILABLE
@@ -202,7 +204,6 @@ class ModelCalls:
                     raise
                 logger.info("stream is taken up again", extra={"reason": error.reason})
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
     async def record(
         self,

@@ -18,6 +18,7 @@ from typing import Any
 from google.longrunning import operations_pb2
 from starlette.responses import Response
 
+from tinsmith.rpc.channels import MAX_MESSAGE_BYTES
 from tinsmith.v1 import trainer_pb2
 from tinsmith_gateway.tinker import futures, ids
 from tinsmith_gateway.tinker.contract_calls import Native
@@ -30,7 +31,6 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 from tinsmith_runtime.observability.logs import bind_log_fields
-from tinsmith_runtime.rpc.scheduler_client import MAX_MESSAGE_BYTES
 
 OrderedRequest = Any
 """One of the five ordered requests of the trainer's contract."""

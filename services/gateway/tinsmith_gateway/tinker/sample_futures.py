@@ -13,6 +13,7 @@ import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from tinsmith.backoff import backoff
 from tinsmith.v1 import sampler_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Callers
 from tinsmith_gateway.metrics import PENDING_SAMPLES
@@ -241,7 +242,7 @@ class Samples:
         )
         request.weight_updates = sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT
         credential = self._callers.for_pods(pending.project)
-        pause_s = _FIRST_PAUSE_S
+        pauses = backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
 
         def wait_for(what: str) -> None:
             pending.waiting_for = what
@@ -265,8 +266,7 @@ class Samples:
                 if not may_pass or error.retry_after_s is None:
                     raise
                 wait_for(error.message)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+            await asyncio.sleep(next(pauses))
         await self._count(pending, response)
         encoded = await asyncio.to_thread(
             sample_codec.encode_sampled, response, body.target_prompt_logprobs

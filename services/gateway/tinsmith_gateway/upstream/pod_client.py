@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 import grpc.aio
 from google.protobuf.message import Message
 
+from tinsmith.backoff import backoff
+from tinsmith.rpc.channels import open_channel
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.upstream.pod_directory import Directory
 from tinsmith_gateway.upstream.routing import Owner, owner_of
 from tinsmith_runtime.errors import ErrorCode, InternalError, TinsmithError
-from tinsmith_runtime.rpc.scheduler_client import open_channel, typed_errors
+from tinsmith_runtime.rpc.scheduler_client import typed_errors
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 
@@ -83,7 +85,7 @@ class Upstream:
         """
         deadline_s = time.monotonic() + (timeout_s or self._timeout_s)
         owner = _owner(service, method, request, credential)
-        pause_s = _FIRST_PAUSE_S
+        pauses = backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             left_s = max(deadline_s - time.monotonic(), 0.001)
             try:
@@ -93,13 +95,13 @@ class Upstream:
             except TinsmithError as error:
                 if error.code in _ELSEWHERE_CODES:
                     self._directory.forget(owner)
+                pause_s = next(pauses)
                 may_pass = error.code is ErrorCode.UNAVAILABLE
                 if not may_pass or time.monotonic() + pause_s >= deadline_s:
                     raise
                 on_wait(error.message)
             await asyncio.sleep(pause_s)
             on_wait("")
-            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
     async def stream(
         self,

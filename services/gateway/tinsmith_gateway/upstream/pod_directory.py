@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tinsmith.rpc.channels import open_channel
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_gateway.upstream.routing import (
     AnyOf,
@@ -24,7 +25,7 @@ from tinsmith_gateway.upstream.routing import (
     choose_worker,
 )
 from tinsmith_runtime.errors import WorkerUnavailableError
-from tinsmith_runtime.rpc.scheduler_client import open_channel, pod_metadata, typed_errors
+from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
 
 _CALL_TIMEOUT_S = 10.0
 _WORKERS_TTL_S = 2.0

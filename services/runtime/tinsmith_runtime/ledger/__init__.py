@@ -15,7 +15,6 @@ from typing import Protocol
 
 from tinsmith_runtime.ledger.postgres import PostgresLedger
 from tinsmith_runtime.ledger.records import (
-    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     Commit,
@@ -34,9 +33,9 @@ from tinsmith_runtime.ledger.records import (
     TaskRecord,
 )
 from tinsmith_runtime.ledger.sqlite import SqliteLedger
+from tinsmith_runtime.records import AuditEvent
 
 __all__ = [
-    "AuditEvent",
     "CheckpointChanges",
     "CheckpointRecord",
     "Commit",

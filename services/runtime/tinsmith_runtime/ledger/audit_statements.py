@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from tinsmith_runtime.ledger.records import AuditEvent
 from tinsmith_runtime.ledger.tables import audit_events
+from tinsmith_runtime.records import AuditEvent
 
 _COLUMNS = [column for column in audit_events.c if column.name != "project"]
 

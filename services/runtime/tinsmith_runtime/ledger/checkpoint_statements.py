@@ -19,7 +19,6 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import audit_statements
 from tinsmith_runtime.ledger.records import (
-    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     ExportRecord,
@@ -34,6 +33,7 @@ from tinsmith_runtime.ledger.tables import (
     expired_checkpoints,
     folder_deletions,
 )
+from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.sql import insert
 
 _CHECKPOINT_COLUMNS = [column for column in checkpoints.c if column.name != "project"]

@@ -330,28 +330,3 @@ class TaskRecord:
     result: bytes | None = None
     error: bytes | None = None
     key_id: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AuditEvent:
-    """One management action on a checkpoint.
-
-    Attributes:
-        key_id: The key that it was done with; empty if that is not known.
-        action: Such as `publish_checkpoint`.
-        resource: The checkpoint, or an export of it.
-        checkpoint_kind: `training` or `sampler`.
-        serial: Tells events of one moment apart; given by the database.
-    """
-
-    time_s: float
-    key_id: str
-    action: str
-    resource: str
-    checkpoint_kind: str
-    serial: int = 0
-
-    @property
-    def project(self) -> str:
-        """Id of the project that owns the resource."""
-        return self.resource.split("/")[1]

@@ -7,13 +7,13 @@ import sqlalchemy as sa
 from tinsmith_runtime.errors import CheckpointNotFoundError, RunNotFoundError
 from tinsmith_runtime.ledger import audit_statements, checkpoint_statements, statements
 from tinsmith_runtime.ledger.records import (
-    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     ExportRecord,
     FencedError,
     TaskRecord,
 )
+from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.sql import Database
 
 

@@ -10,8 +10,8 @@ import math
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
+from tinsmith.rpc.error_codec import decode_details
 from tinsmith_runtime.errors import (
-    FieldViolation,
     InternalError,
     ResourceExhaustedError,
     TinsmithError,
@@ -73,28 +73,12 @@ def decode_status(status: status_pb2.Status) -> TinsmithError:
 
     The exact class is not known here; compare `reason` to tell one meaning from another.
     """
-    reason = "INTERNAL"
-    metadata: dict[str, str] = {}
-    retry_after_s: float | None = None
-    violations: list[FieldViolation] = []
-    info = error_details_pb2.ErrorInfo()
-    retry = error_details_pb2.RetryInfo()
-    bad_request = error_details_pb2.BadRequest()
-    for detail in status.details:
-        if detail.Unpack(info):
-            reason, metadata = info.reason, dict(info.metadata)
-        elif detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-        elif detail.Unpack(bad_request):
-            violations += [
-                FieldViolation(violation.field, violation.description)
-                for violation in bad_request.field_violations
-            ]
+    details = decode_details(status)
     error = _BASE_CLASSES.get(status.code, InternalError)(status.message)
-    error.retry_after_s = retry_after_s
-    error.violations = tuple(violations)
-    error.metadata = metadata
-    error.reason = reason
+    error.retry_after_s = details.retry_after_s
+    error.violations = details.violations
+    error.metadata = details.metadata
+    error.reason = details.reason or "INTERNAL"
     return error
 
 

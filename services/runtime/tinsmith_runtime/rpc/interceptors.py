@@ -23,6 +23,7 @@ from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.observability.metrics import RPC_ERRORS, RPC_IN_FLIGHT, RPC_SECONDS
 from tinsmith_runtime.rpc.auth import Authenticator, Caller, bind_caller
 from tinsmith_runtime.rpc.error_codec import encode_status, internal_error
+from tinsmith_runtime.rpc.requests import bind_body
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,8 @@ class _Call:
         with _Timer(self._method, context):
             try:
                 await self._begin()
-                response: Message = await self._serve(self._parse(body), context)
+                with bind_body(body):
+                    response: Message = await self._serve(self._parse(body), context)
                 return response
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
@@ -129,8 +131,9 @@ class _Call:
         with _Timer(self._method, context):
             try:
                 await self._begin()
-                async for response in self._serve(self._parse(body), context):
-                    yield response
+                with bind_body(body):
+                    async for response in self._serve(self._parse(body), context):
+                        yield response
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
 

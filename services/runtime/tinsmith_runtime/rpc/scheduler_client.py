@@ -17,6 +17,7 @@ import grpc.aio
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
+from tinsmith.rpc.channels import open_channel
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
@@ -36,25 +37,6 @@ Metadata = tuple[tuple[str, str], ...]
 
 _CALL_TIMEOUT_S = 10.0
 _RETRY_DELAY_S = 0.5
-MAX_MESSAGE_BYTES = 64 * 2**20
-"""Limit of one request or answer between pods."""
-_CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # The keepalive only says how long acknowledgements of the kernel may take; this is the answer.
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    # A pod that comes back is found at once, not after a minute of growing pauses.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-]
-
-
-def open_channel(address: str) -> grpc.aio.Channel:
-    """Return a channel to another pod."""
-    return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
 
 
 def pod_metadata(pod_key: str) -> Metadata:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
+from tinsmith.backoff import backoff
 from tinsmith_runtime.errors import (
     OutcomeUnknownError,
     StorageFullError,
@@ -164,7 +165,7 @@ class GroupCommitWriter:
             HoldLostError: If this process may not write any more; the callers were told.
         """
         nonce = ""  # of a COMMIT that was sent, while it is not known whether it took place
-        pause_s = _FIRST_PAUSE_S
+        pauses = backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while group:
             try:
                 session = await self._ready_session()
@@ -180,8 +181,7 @@ class GroupCommitWriter:
             except PassingError as error:
                 await self._clean_session(error, keep=error.keeps_session)
                 self._expire(group, error, is_doubtful=bool(nonce))
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                await asyncio.sleep(next(pauses))
             except HoldLostError as error:
                 self._fail(group, self._unavailable(error, is_doubtful=bool(nonce)))
                 raise

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import Any
 
 import asyncpg
 
+from tinsmith.backoff import backoff
 from tinsmith_runtime.errors import StorageFullError, StorageUnavailableError
 from tinsmith_runtime.sql.postgres_sessions import (
     Connection,
@@ -62,7 +62,7 @@ class RepeatableStatements:
         """
         begin_s = time.monotonic()
         was_sent = False
-        pause_s = _FIRST_PAUSE_S
+        pauses = backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
                 session = await self._take()
@@ -89,8 +89,7 @@ class RepeatableStatements:
                         raise
                     problem = str(error)
             logger.warning("a statement is sent again", extra={"problem": problem[:300]})
-            await asyncio.sleep(random.uniform(0.5, 1.0) * pause_s)
-            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+            await asyncio.sleep(next(pauses))
 
     async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
         """Call `callback(payload)` for each notification, until the task is cancelled.

@@ -1,8 +1,7 @@
-"""Deadlines, pauses between attempts, and what all calls know together of a store that is away."""
+"""Deadlines, and what all calls know together of a store that is away."""
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,8 +9,8 @@ from contextlib import contextmanager
 
 from tinsmith_runtime.errors import StorageRefusedError, StorageUnavailableError
 
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 2.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
 TRIAL_PAUSE_S = 0.5
 
 
@@ -35,12 +34,6 @@ class Deadline:
     def extend(self, more_s: float) -> None:
         """Move the end: there is more to do than was known."""
         self._end_s += more_s
-
-
-def pause_s(num_failures: int) -> float:
-    """Return how long to wait after so many failures in turn: exponential, with jitter."""
-    longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(num_failures - 1, 10))
-    return longest_s * random.uniform(0.5, 1.0)
 
 
 class Availability:

@@ -34,20 +34,6 @@ _MAX_TARGETS = 128
 _WEIGHT_UPDATES = frozenset(sampler_pb2.WeightUpdates.values())
 
 
-def decode_session_name(value: str) -> names.SamplingSessionName:
-    """Return the sampling session that a request names.
-
-    Raises:
-        InvalidFieldError: If it is not the name of one.
-    """
-    try:
-        return names.SamplingSessionName.parse(value)
-    except names.InvalidNameError as error:
-        raise InvalidFieldError(
-            "sampling_session", f"must be {error.pattern}, got {value[:128]!r}"
-        ) from error
-
-
 def decode_target(message: scheduler_pb2.SamplingSession) -> Target:
     """Return what a sampling session samples from."""
     # The name comes from the scheduler, after the caller's right to it was checked.

@@ -17,6 +17,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_runtime.rpc.pages import take_page
+from tinsmith_runtime.rpc.requests import parse_name
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.metrics import REQUEST_SECONDS
 from tinsmith_sampler.rpc import codec
@@ -101,10 +102,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def ListLoadedWeights(
         self, request: sampler_pb2.ListLoadedWeightsRequest, context: Context
     ) -> sampler_pb2.ListLoadedWeightsResponse:
-        try:
-            project = names.ProjectName.parse(request.parent)
-        except names.InvalidNameError as error:
-            raise InvalidFieldError("parent", str(error)) from error
+        project = parse_name(names.ProjectName, request.parent, "parent")
         current_caller().require_project(
             project.project, lambda: NotFoundError(f"{request.parent} does not exist")
         )
@@ -137,7 +135,7 @@ class _Timed:
 
 def _check_session(value: str) -> None:
     """Refuse a session of another project as one that does not exist."""
-    name = codec.decode_session_name(value)
+    name = parse_name(names.SamplingSessionName, value, "sampling_session")
     current_caller().require_project(
         name.project,
         lambda: SamplingSessionNotFoundError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tinsmith.rpc.channels import open_channel
 from tinsmith.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
@@ -12,7 +13,7 @@ from tinsmith.v1 import (
     trainer_control_pb2_grpc,
 )
 from tinsmith_runtime.errors import WorkerUnavailableError
-from tinsmith_runtime.rpc.scheduler_client import open_channel, pod_metadata, typed_errors
+from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
 from tinsmith_sampler.trainer_protocol import StoredWeights
 
 # A publish waits for the operation that is being computed.

@@ -25,17 +25,13 @@ from tinsmith_runtime.errors import (
     KeyRevokedError,
     ScopeMissingError,
 )
+from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, USER_SCOPE, ApiKey, Caller
+from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database, insert
-from tinsmith_scheduler.store.database import (
-    decode_page_token,
-    encode_page_token,
-    record_action,
-    remember,
-    reused,
-)
+from tinsmith_scheduler.store.database import record_action, remember, reused
 from tinsmith_scheduler.store.job_reports import begin_report
-from tinsmith_scheduler.store.records import Key, KeyState, NewJobKey, PageRequest, RequestIdentity
+from tinsmith_scheduler.store.records import Key, KeyState, NewJobKey, PageRequest
 from tinsmith_scheduler.store.tables import keys, projects, requests
 
 BOOTSTRAP_SCOPES = (USER_SCOPE, ADMIN_SCOPE)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.auth.api_keys import Keys
-from tinsmith_scheduler.store.database import decode_page_token, encode_page_token
-from tinsmith_scheduler.store.records import AuditEvent, PageRequest, TimeWindow
+from tinsmith_scheduler.store.records import PageRequest, TimeWindow
 from tinsmith_scheduler.store.tables import audit
+
+_EVENT = [audit.c[name] for name in ("serial", "time_s", "key_id", "action", "resource")]
 
 
 class AuditTrail:
@@ -42,7 +45,7 @@ class AuditTrail:
         list_name = f"projects/{project}/auditEvents"
         after = decode_page_token(list_name, page.token)
         query = (
-            sa.select(audit)
+            sa.select(*_EVENT)
             .where(audit.c.project == project)
             .order_by(audit.c.serial)
             .limit(page.size + 1)

@@ -32,16 +32,10 @@ from tinsmith_runtime.errors import (
     JobsDisabledError,
     TinsmithError,
 )
+from tinsmith_runtime.records import RequestIdentity
 from tinsmith_scheduler.jobs.launcher import FINISHED_PHASES
 from tinsmith_scheduler.store.job_reports import job_not_found
-from tinsmith_scheduler.store.records import (
-    Job,
-    Json,
-    LogPart,
-    LogPosition,
-    PageRequest,
-    RequestIdentity,
-)
+from tinsmith_scheduler.store.records import Job, Json, LogPart, LogPosition, PageRequest
 
 ResultT = TypeVar("ResultT")
 

@@ -7,14 +7,8 @@ from typing import Protocol
 
 from tinsmith.names import JobName
 from tinsmith_jobs.conditions import ENDED
-from tinsmith_scheduler.store.records import (
-    Job,
-    Json,
-    LogPart,
-    LogPosition,
-    PageRequest,
-    RequestIdentity,
-)
+from tinsmith_runtime.records import RequestIdentity
+from tinsmith_scheduler.store.records import Job, Json, LogPart, LogPosition, PageRequest
 
 FINISHED_PHASES = frozenset(phase.value for phase in ENDED)
 

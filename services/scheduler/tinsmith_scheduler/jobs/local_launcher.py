@@ -31,7 +31,9 @@ from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.spec import DRIVER, JobSpec, Template
 from tinsmith_jobs.status_codec import encode_status
 from tinsmith_runtime.errors import AlreadyExistsError, JobFinishedError, JobNotFoundError
+from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller, derive_job_key
+from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.jobs import job_store
@@ -45,7 +47,6 @@ from tinsmith_scheduler.jobs.local_job import (
     with_node,
 )
 from tinsmith_scheduler.jobs.log_reader import read_file_log
-from tinsmith_scheduler.store.database import decode_page_token, encode_page_token
 from tinsmith_scheduler.store.job_reports import JobReports
 from tinsmith_scheduler.store.records import (
     Job,
@@ -56,7 +57,6 @@ from tinsmith_scheduler.store.records import (
     NewJobKey,
     PageRequest,
     Reach,
-    RequestIdentity,
     WorkerRole,
 )
 from tinsmith_scheduler.workers.workers import Workers
@@ -274,7 +274,11 @@ class LocalLauncher:
                     await self._changed.wait()
 
     async def _pass(self) -> None:
-        found = await self._database.read(job_store.list_all)
+        found = [
+            job
+            for job in await self._database.read(job_store.list_all)
+            if not _has_ended(job) or job.spec.get("ttlSecondsAfterFinished") is not None
+        ]
         # Before the reports: of a driver that has ended, the last one is then among them.
         running = {job.uid for job in found if self._driver(job).is_running()}
         reports = {
@@ -283,8 +287,7 @@ class LocalLauncher:
         }
         holders = {job.uid for job in found if _has_driver(job)}
         for job in found:
-            if not _has_ended(job) or job.spec.get("ttlSecondsAfterFinished") is not None:
-                await self._advance(job, reports.get(job.name), job.uid in running, holders)
+            await self._advance(job, reports.get(job.name), job.uid in running, holders)
 
     async def _advance(
         self, job: Job, report: JobReport | None, is_running: bool, holders: set[str]

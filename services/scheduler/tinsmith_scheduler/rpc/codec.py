@@ -8,40 +8,45 @@ from __future__ import annotations
 
 import hashlib
 import math
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from google.longrunning import operations_pb2
-from google.protobuf import duration_pb2, timestamp_pb2
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from tinsmith.names import (
     CheckpointName,
-    InvalidNameError,
     ProjectName,
-    ResourceName,
     SessionName,
     is_valid_id,
 )
 from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith_runtime.adapters import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
+from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.rpc.auth import GRANTABLE_SCOPES, USER_SCOPE, ApiKey
 from tinsmith_runtime.rpc.error_codec import encode_status
+from tinsmith_runtime.rpc.requests import (
+    check_text,
+    decode_chosen_id,
+    decode_duration,
+    decode_labels,
+    decode_page_size,
+    decode_time,
+    encode_duration,
+    encode_time,
+    parse_name,
+)
 from tinsmith_scheduler.store.records import (
-    Adapter,
-    AuditEvent,
-    FullAdapter,
     Key,
     KeyState,
     ListedRun,
-    LoraAdapter,
     ModelOffer,
     NewRun,
     NewSession,
     PageRequest,
-    RequestIdentity,
     ResumedRun,
     Run,
     RunState,
@@ -52,14 +57,8 @@ from tinsmith_scheduler.store.records import (
 
 DOMAIN = "scheduler.tinsmith"
 
-NameT = TypeVar("NameT", bound=ResourceName)
-
 _MAX_RANK = 128
-_MAX_LABELS = 64
-_MAX_TEXT = 1024
 _MAX_MODEL_NAME = 256
-_DEFAULT_PAGE_SIZE = 100
-_MAX_PAGE_SIZE = 1000
 _MAX_WAIT_S = 20.0
 
 _SESSION_STATES = {
@@ -78,33 +77,6 @@ _KEY_STATES = {
     KeyState.ACTIVE: scheduler_pb2.Key.STATE_ACTIVE,
     KeyState.REVOKED: scheduler_pb2.Key.STATE_REVOKED,
 }
-
-
-def parse_name(name_class: type[NameT], value: str, field: str) -> NameT:
-    """Return a resource name in a field of a request."""
-    try:
-        return name_class.parse(value)
-    except InvalidNameError as error:
-        problem = "is required" if not value else "is not a resource name"
-        raise InvalidFieldError(field, f"{problem}; it has the form {error.pattern}") from error
-
-
-def decode_identity(request: Any, project: str) -> RequestIdentity:
-    """Return what makes a request repeatable.
-
-    Args:
-        request: A request that has the field `request_id`.
-        project: The project that the request is about, whose request ids are its own.
-    """
-    try:
-        request_id = uuid.UUID(request.request_id)
-    except ValueError as error:
-        raise InvalidFieldError("request_id", "must be a UUID") from error
-    if str(request_id) != request.request_id.lower():
-        raise InvalidFieldError("request_id", "must be a UUID of the form 8-4-4-4-12")
-    body = request.SerializeToString(deterministic=True)
-    method = request.DESCRIPTOR.name.removesuffix("Request")
-    return RequestIdentity(project, str(request_id), method, hashlib.sha256(body).digest())
 
 
 def decode_new_session(request: scheduler_pb2.CreateSessionRequest) -> NewSession:
@@ -142,35 +114,13 @@ def decode_new_run(request: scheduler_pb2.CreateTrainingRunRequest) -> NewRun:
     )
 
 
-def decode_chosen_id(value: str, field: str) -> str:
-    """Return the last part of a name that a client chose; empty if it leaves it to the server."""
-    if value and not is_valid_id(value):
-        raise InvalidFieldError(
-            field,
-            "must be 1 to 63 letters, digits, '-', '_' or '.', and begin with a letter or digit",
-        )
-    return value
-
-
-def decode_adapter(message: models_pb2.AdapterConfig) -> Adapter:
+def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
     """Return what is trained: a LoRA of rank 32 unless told otherwise."""
     if message.WhichOneof("kind") == "full":
-        return FullAdapter()
-    lora, default = message.lora, LoraAdapter()
-    adapter = LoraAdapter(
-        rank=lora.rank if lora.HasField("rank") else default.rank,
-        alpha=lora.alpha if lora.HasField("alpha") else default.alpha,
-        seed=lora.seed if lora.HasField("seed") else default.seed,
-        train_attention=(
-            lora.train_attention if lora.HasField("train_attention") else default.train_attention
-        ),
-        train_mlp=lora.train_mlp if lora.HasField("train_mlp") else default.train_mlp,
-        train_unembedding=(
-            lora.train_unembedding
-            if lora.HasField("train_unembedding")
-            else default.train_unembedding
-        ),
-    )
+        return FullConfig()
+    # Only what was given: the defaults stand in the class.
+    given = {field.name: value for field, value in message.lora.ListFields()}
+    adapter = LoraConfig(**given)
     if not 1 <= adapter.rank <= _MAX_RANK:
         raise InvalidFieldError(
             "adapter.lora.rank", f"must be 1 to {_MAX_RANK}, got {adapter.rank}"
@@ -184,19 +134,11 @@ def decode_adapter(message: models_pb2.AdapterConfig) -> Adapter:
     return adapter
 
 
-def encode_adapter(adapter: Adapter) -> models_pb2.AdapterConfig:
+def encode_adapter(adapter: AdapterConfig) -> models_pb2.AdapterConfig:
     """Return an adapter with every field set."""
-    if isinstance(adapter, FullAdapter):
+    if isinstance(adapter, FullConfig):
         return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
-    lora = models_pb2.LoraConfig(
-        rank=adapter.rank,
-        alpha=adapter.alpha,
-        seed=adapter.seed,
-        train_attention=adapter.train_attention,
-        train_mlp=adapter.train_mlp,
-        train_unembedding=adapter.train_unembedding,
-    )
-    return models_pb2.AdapterConfig(lora=lora)
+    return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**asdict(adapter)))
 
 
 def decode_base_model(value: str, field: str) -> str:
@@ -208,33 +150,9 @@ def decode_base_model(value: str, field: str) -> str:
     return value
 
 
-def decode_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels of a resource."""
-    if len(labels) > _MAX_LABELS:
-        raise InvalidFieldError("labels", f"must be at most {_MAX_LABELS}, got {len(labels)}")
-    for key, value in labels.items():
-        if not key or max(len(key), len(value)) > _MAX_TEXT:
-            raise InvalidFieldError(
-                "labels", f"must have names and values of at most {_MAX_TEXT} characters"
-            )
-    return dict(labels)
-
-
-def check_text(value: str, field: str) -> str:
-    """Return a text that is meant for people."""
-    if len(value) > _MAX_TEXT:
-        raise InvalidFieldError(field, f"must have at most {_MAX_TEXT} characters")
-    if "\0" in value:
-        # PostgreSQL has no way to store it.
-        raise InvalidFieldError(field, "must not hold the character U+0000")
-    return value
-
-
 def decode_page(size: int, token: str) -> PageRequest:
     """Return which part of a list is asked for."""
-    if not 0 <= size <= _MAX_PAGE_SIZE:
-        raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}, got {size}")
-    return PageRequest(size or _DEFAULT_PAGE_SIZE, token)
+    return PageRequest(decode_page_size(size), token)
 
 
 def decode_scopes(scopes: Any) -> tuple[str, ...]:
@@ -260,8 +178,7 @@ def decode_wait_s(request: operations_pb2.WaitOperationRequest) -> float:
     """Return how long to wait, 20 s at most and by default."""
     if not request.HasField("timeout"):
         return _MAX_WAIT_S
-    wait_s: float = request.timeout.seconds + request.timeout.nanos / 1e9
-    return min(max(wait_s, 0.0), _MAX_WAIT_S)
+    return min(max(decode_duration(request.timeout), 0.0), _MAX_WAIT_S)
 
 
 def encode_session(
@@ -366,8 +283,8 @@ def encode_error(error: TinsmithError) -> bytes:
 def decode_window(request: scheduler_pb2.ListAuditEventsRequest) -> TimeWindow:
     """Return the span of time that is asked about."""
     return TimeWindow(
-        start_s=decode_time_s(request.start_time) if request.HasField("start_time") else None,
-        end_s=decode_time_s(request.end_time) if request.HasField("end_time") else None,
+        start_s=decode_time(request.start_time) if request.HasField("start_time") else None,
+        end_s=decode_time(request.end_time) if request.HasField("end_time") else None,
     )
 
 
@@ -404,26 +321,6 @@ def encode_offer(offer: ModelOffer) -> scheduler_pb2.ServedModel:
         num_runs=offer.num_runs,
         max_runs=offer.max_runs,
     )
-
-
-def encode_duration(seconds: float) -> duration_pb2.Duration:
-    """Return a time span."""
-    nanos = round(seconds * 1e9)
-    return duration_pb2.Duration(seconds=nanos // 10**9, nanos=nanos % 10**9)
-
-
-def decode_time_s(time: timestamp_pb2.Timestamp) -> float:
-    """Return a point in time in seconds since the epoch."""
-    time_s: float = (time.seconds * 10**9 + time.nanos) / 10**9
-    return time_s
-
-
-def encode_time(time_s: float) -> timestamp_pb2.Timestamp:
-    """Return a point in time, given in seconds since the epoch; reads back as the same number."""
-    seconds = math.floor(time_s)
-    # Of the fraction alone: the product of the whole would be off by more than a nanosecond.
-    nanos = round((time_s - seconds) * 1e9)
-    return timestamp_pb2.Timestamp(seconds=seconds + nanos // 10**9, nanos=nanos % 10**9)
 
 
 ValueT = TypeVar("ValueT")

@@ -10,7 +10,7 @@ from tinsmith.jobs.json_form import JobFormatError, parse_spec, parse_status, to
 from tinsmith.names import CheckpointName, JobName, KeyName, RunName, is_valid_id
 from tinsmith.v1 import job_pb2
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_scheduler.rpc.codec import check_text, decode_labels, encode_time, parse_name
+from tinsmith_runtime.rpc.requests import check_text, decode_labels, encode_time, parse_name
 from tinsmith_scheduler.store.records import (
     Job,
     JobOutcome,

@@ -12,6 +12,7 @@ from tinsmith.v1 import job_pb2, job_pb2_grpc
 from tinsmith_runtime.errors import JobsDisabledError, NotFoundError
 from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
 from tinsmith_runtime.rpc.pages import take_page
+from tinsmith_runtime.rpc.requests import decode_identity, parse_name
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.jobs.launcher import Launcher
@@ -61,7 +62,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.CreateTrainingJobRequest, context: Context
     ) -> job_pb2.TrainingJob:
         project = _own_project(request.parent)
-        identity = codec.decode_identity(request, project)
+        identity = decode_identity(request, project)
         name = JobName(project, job_codec.decode_job_id(request.training_job_id))
         spec, labels = job_codec.decode_new_job(request)
         known = await self._database.read(lambda connection: recall(connection, identity))
@@ -160,7 +161,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.DeleteTrainingJobReportRequest, context: Context
     ) -> job_pb2.DeleteTrainingJobReportResponse:
         current_caller().require_scope(POD_SCOPE)
-        name = codec.parse_name(JobName, request.name, "name")
+        name = parse_name(JobName, request.name, "name")
         await self._reports.delete(name, job_codec.decode_uid(request.uid))
         return job_pb2.DeleteTrainingJobReportResponse()
 
@@ -175,7 +176,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.RevokeJobKeyRequest, context: Context
     ) -> job_pb2.JobKey:
         current_caller().require_scope(POD_SCOPE)
-        name = codec.parse_name(KeyName, request.name, "name")
+        name = parse_name(KeyName, request.name, "name")
         return job_codec.encode_job_key(await self._keys.revoke_job_key(name, current_caller()))
 
     async def ListJobKeys(
@@ -190,7 +191,7 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
 
 
 def _own_project(parent: str) -> str:
-    project = codec.parse_name(ProjectName, parent, "parent").project
+    project = parse_name(ProjectName, parent, "parent").project
     current_caller().require_project(
         project, lambda: NotFoundError(f"project {project} does not exist", project=project)
     )
@@ -198,6 +199,6 @@ def _own_project(parent: str) -> str:
 
 
 def _own_job(value: str) -> JobName:
-    name = codec.parse_name(JobName, value, "name")
+    name = parse_name(JobName, value, "name")
     current_caller().require_project(name.project, lambda: job_not_found(name))
     return name

@@ -14,6 +14,7 @@ from google.longrunning import operations_pb2
 from tinsmith.names import OperationName
 from tinsmith_runtime.errors import FailedPreconditionError, OperationNotFoundError
 from tinsmith_runtime.rpc.auth import current_caller
+from tinsmith_runtime.rpc.requests import parse_name
 from tinsmith_scheduler.rpc import codec
 from tinsmith_scheduler.rpc.servicer import Domain
 from tinsmith_scheduler.runs.run_creation import run_closed
@@ -93,7 +94,7 @@ class OperationsServicer:
 
 
 def _own_operation(value: str) -> OperationName:
-    name = codec.parse_name(OperationName, value, "name")
+    name = parse_name(OperationName, value, "name")
     current_caller().require_project(name.project, lambda: _operation_not_found(name))
     if name.operation != _CREATE:
         raise _operation_not_found(name)

@@ -25,6 +25,7 @@ from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.errors import NotFoundError
 from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller, current_caller
 from tinsmith_runtime.rpc.pages import take_page
+from tinsmith_runtime.rpc.requests import check_text, decode_identity, parse_name
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.auth.audit import AuditTrail
 from tinsmith_scheduler.config import SchedulerConfig
@@ -76,7 +77,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetCapabilitiesRequest, context: Context
     ) -> scheduler_pb2.Capabilities:
         """Return what is served and where."""
-        caller = _caller_of_project(codec.parse_name(ProjectName, request.parent, "parent").project)
+        caller = _caller_of_project(parse_name(ProjectName, request.parent, "parent").project)
         workers, reach = self._domain.workers, _reach_of(caller)
         offers = workers.offers(await self._domain.runs.count_by_worker(), reach)
         return scheduler_pb2.Capabilities(
@@ -95,7 +96,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Open a session."""
         new = codec.decode_new_session(request)
         caller = _caller_of_project(new.project)
-        identity = codec.decode_identity(request, new.project)
+        identity = decode_identity(request, new.project)
         encode = codec.serialized(self._encode_session)
         answer = await self._domain.sessions.create(new, identity, encode, caller)
         return scheduler_pb2.Session.FromString(answer)
@@ -114,7 +115,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ListSessionsRequest, context: Context
     ) -> scheduler_pb2.ListSessionsResponse:
         """List the sessions of a project."""
-        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        project = parse_name(ProjectName, request.parent, "parent").project
         _caller_of_project(project)
         page = codec.decode_page(request.page_size, request.page_token)
         sessions, next_page_token = await self._domain.sessions.list(project, page)
@@ -149,7 +150,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.Session:
         """End a session."""
         name = _own_session(request.session, "session")
-        outcome = codec.check_text(request.outcome, "outcome")
+        outcome = check_text(request.outcome, "outcome")
         return self._encode_session(
             await self._domain.sessions.finish(name, outcome, current_caller())
         )
@@ -159,7 +160,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SamplingSession:
         """Open a handle to sample with."""
         session = _own_session(request.parent, "parent")
-        identity = codec.decode_identity(request, session.project)
+        identity = decode_identity(request, session.project)
         answer = await self._domain.sampling_sessions.create(
             worker_codec.decode_new_sampling_session(request),
             identity,
@@ -171,7 +172,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.GetSamplingSessionRequest, context: Context
     ) -> scheduler_pb2.SamplingSession:
         """Return a sampling session."""
-        name = codec.parse_name(SamplingSessionName, request.name, "name")
+        name = parse_name(SamplingSessionName, request.name, "name")
         current_caller().require_project(name.project, lambda: sampling_session_not_found(name))
         return worker_codec.encode_sampling_session(await self._domain.sampling_sessions.get(name))
 
@@ -188,7 +189,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> operations_pb2.Operation:
         """Record a run and begin to place it."""
         session = _own_session(request.parent, "parent")
-        identity = codec.decode_identity(request, session.project)
+        identity = decode_identity(request, session.project)
         new = codec.decode_new_run(request)
         encode = codec.serialized(self._encode_new_run)
         answer = await self._domain.runs.create(new, identity, encode, current_caller())
@@ -208,7 +209,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ListTrainingRunsRequest, context: Context
     ) -> scheduler_pb2.ListTrainingRunsResponse:
         """List the runs of a project."""
-        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        project = parse_name(ProjectName, request.parent, "parent").project
         _caller_of_project(project)
         page = codec.decode_page(request.page_size, request.page_token)
         runs, next_page_token = await self._domain.runs.list(project, page)
@@ -224,7 +225,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.LocateCheckpointRequest, context: Context
     ) -> scheduler_pb2.LocateCheckpointResponse:
         """Say which trainer answers for a checkpoint."""
-        name = codec.parse_name(CheckpointName, request.checkpoint, "checkpoint")
+        name = parse_name(CheckpointName, request.checkpoint, "checkpoint")
         caller = current_caller()
         found = await self._domain.checkpoint_sources.find(
             name, None if caller.is_pod else caller.project
@@ -242,13 +243,13 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.CreateKeyRequest, context: Context
     ) -> scheduler_pb2.Key:
         """Create a key."""
-        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        project = parse_name(ProjectName, request.parent, "parent").project
         key, api_key = await self._domain.keys.create(
             current_caller(),
             project=project,
             scopes=codec.decode_scopes(request.scopes),
-            display_name=codec.check_text(request.display_name, "display_name"),
-            request=codec.decode_identity(request, project),
+            display_name=check_text(request.display_name, "display_name"),
+            request=decode_identity(request, project),
         )
         return codec.encode_key(key, name=_key_name(key), api_key=api_key)
 
@@ -256,7 +257,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ListKeysRequest, context: Context
     ) -> scheduler_pb2.ListKeysResponse:
         """List the keys of a project."""
-        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        project = parse_name(ProjectName, request.parent, "parent").project
         page = codec.decode_page(request.page_size, request.page_token)
         keys, next_page_token = await self._domain.keys.list(current_caller(), project, page)
         return scheduler_pb2.ListKeysResponse(
@@ -268,7 +269,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.RevokeKeyRequest, context: Context
     ) -> scheduler_pb2.Key:
         """Refuse a key from now on."""
-        name = codec.parse_name(KeyName, request.name, "name")
+        name = parse_name(KeyName, request.name, "name")
         key = await self._domain.keys.revoke(current_caller(), name)
         return codec.encode_key(key, name=_key_name(key))
 
@@ -283,7 +284,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ListAuditEventsRequest, context: Context
     ) -> scheduler_pb2.ListAuditEventsResponse:
         """List what was done to the resources of a project."""
-        project = codec.parse_name(ProjectName, request.parent, "parent").project
+        project = parse_name(ProjectName, request.parent, "parent").project
         page = codec.decode_page(request.page_size, request.page_token)
         events, next_page_token = await self._domain.audit.list(
             current_caller(), project, codec.decode_window(request), page
@@ -341,7 +342,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.Worker:
         """Keep a worker listed."""
         current_caller().require_scope(POD_SCOPE)
-        name = codec.parse_name(WorkerName, request.name, "name")
+        name = parse_name(WorkerName, request.name, "name")
         return self._encode_worker(self._domain.workers.heartbeat(str(name), request.incarnation))
 
     async def DeregisterWorker(
@@ -349,7 +350,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.DeregisterWorkerResponse:
         """Take a worker off the list."""
         current_caller().require_scope(POD_SCOPE)
-        name = codec.parse_name(WorkerName, request.name, "name")
+        name = parse_name(WorkerName, request.name, "name")
         self._domain.workers.deregister(str(name), request.incarnation)
         self._domain.moves.look()
         return scheduler_pb2.DeregisterWorkerResponse()
@@ -406,13 +407,13 @@ def _reach_of(caller: Caller) -> Reach | None:
 
 
 def _own_session(value: str, field: str) -> SessionName:
-    name = codec.parse_name(SessionName, value, field)
+    name = parse_name(SessionName, value, field)
     current_caller().require_project(name.project, lambda: session_not_found(name))
     return name
 
 
 def _own_run(value: str) -> RunName:
-    name = codec.parse_name(RunName, value, "name")
+    name = parse_name(RunName, value, "name")
     current_caller().require_project(name.project, lambda: run_not_found(name))
     return name
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 from google.longrunning import operations_pb2, operations_pb2_grpc
 
+from tinsmith.rpc.channels import open_channel
 from tinsmith.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
@@ -19,10 +20,12 @@ from tinsmith.v1 import (
     trainer_pb2,
     trainer_pb2_grpc,
 )
+from tinsmith_runtime.adapters import AdapterConfig
+from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.rpc.error_codec import decode_status
-from tinsmith_runtime.rpc.scheduler_client import open_channel, pod_metadata, typed_errors
+from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
 from tinsmith_scheduler.rpc.codec import decode_adapter, encode_adapter
-from tinsmith_scheduler.store.records import Adapter, CheckpointInfo, ReleaseMode, RunStanding
+from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
 _PAGE_SIZE = 1_000
 _LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
@@ -55,7 +58,7 @@ class GrpcTrainers:
             await channel.close()
 
     async def adopt_run(
-        self, address: str, *, run: str, epoch: int, base_model: str, adapter: Adapter
+        self, address: str, *, run: str, epoch: int, base_model: str, adapter: AdapterConfig
     ) -> None:
         """Have a trainer take over a run."""
         request = trainer_control_pb2.AdoptRunRequest(

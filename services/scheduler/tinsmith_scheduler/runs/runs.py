@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from tinsmith.names import CheckpointName, RunName, SessionName
 from tinsmith_runtime import failpoints
+from tinsmith_runtime.adapters import AdapterConfig, LoraConfig
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     CheckpointIncompatibleError,
@@ -27,27 +28,20 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     WorkerUnavailableError,
 )
+from tinsmith_runtime.records import ReleaseMode, RequestIdentity
 from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
+from tinsmith_runtime.shielded import see_through
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
 from tinsmith_scheduler.runs.run_creation import Creations
 from tinsmith_scheduler.runs.sessions import require_active
-from tinsmith_scheduler.store.database import (
-    answer_once,
-    decode_page_token,
-    encode_page_token,
-    recall,
-    record_action,
-)
+from tinsmith_scheduler.store.database import answer_once, recall, record_action
 from tinsmith_scheduler.store.records import (
-    Adapter,
-    LoraAdapter,
     NewRun,
     PageRequest,
     Reach,
-    ReleaseMode,
-    RequestIdentity,
     ResumedRun,
     Run,
     RunState,
@@ -94,7 +88,6 @@ class Runs:
         self._sources = sources
         self._max_runs_per_project = max_runs_per_project
         self._wall_clock = wall_clock
-        self._recording: set[asyncio.Task[bytes]] = set()
         self._delete_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create(
@@ -180,10 +173,7 @@ class Runs:
 
         failpoints.passing("scheduler.create")
         # Not ended with this call, which its client may give up: what is committed is placed.
-        recording = asyncio.create_task(record())
-        self._recording.add(recording)
-        recording.add_done_callback(self._recording.discard)
-        return await asyncio.shield(recording)
+        return await see_through(record())
 
     async def _from_source(self, new: NewRun, source: CheckpointName, pool: str) -> NewRun:
         """Return a wanted run with the base model and adapter of its source."""
@@ -348,7 +338,7 @@ class Runs:
         return lock
 
 
-def _agreed(new: NewRun, stored: Adapter) -> Adapter:
+def _agreed(new: NewRun, stored: AdapterConfig) -> AdapterConfig:
     """Return the adapter of a source, if it is the one that was asked for.
 
     The seed may differ: it is of initial weights, which the source replaces.
@@ -358,7 +348,7 @@ def _agreed(new: NewRun, stored: Adapter) -> Adapter:
     """
     if new.given_adapter_fields is None:
         return stored
-    if not isinstance(stored, LoraAdapter) or not isinstance(new.adapter, LoraAdapter):
+    if not isinstance(stored, LoraConfig) or not isinstance(new.adapter, LoraConfig):
         if type(stored) is not type(new.adapter):
             raise InvalidFieldError(
                 "adapter", "is of another kind than the source checkpoint; leave it out"

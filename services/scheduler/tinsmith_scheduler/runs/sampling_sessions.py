@@ -21,6 +21,7 @@ from tinsmith_runtime.errors import (
     SamplingSessionNotFoundError,
     WorkerUnavailableError,
 )
+from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.runs.checkpoint_lookup import CheckpointSources
 from tinsmith_scheduler.runs.run_store import get_run
@@ -30,7 +31,6 @@ from tinsmith_scheduler.store.database import answer_once, next_serial, recall
 from tinsmith_scheduler.store.records import (
     NewSamplingSession,
     Reach,
-    RequestIdentity,
     Run,
     RunState,
     SamplingSession,

@@ -16,21 +16,16 @@ import sqlalchemy as sa
 
 from tinsmith.names import SessionName
 from tinsmith_runtime.errors import SessionFinishedError, SessionNotFoundError
+from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.metrics import ACTIVE_SESSIONS, ENDED_SESSIONS
 from tinsmith_scheduler.runs.run_store import forget_parking, list_run_names, owe_parking
-from tinsmith_scheduler.store.database import (
-    answer_once,
-    decode_page_token,
-    encode_page_token,
-    next_serial,
-    record_action,
-)
+from tinsmith_scheduler.store.database import answer_once, next_serial, record_action
 from tinsmith_scheduler.store.records import (
     NewSession,
     PageRequest,
-    RequestIdentity,
     Session,
     SessionContents,
     SessionState,

@@ -7,24 +7,18 @@ put in order by the one writer of the database.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from tinsmith_runtime.errors import InvalidFieldError, RequestIdReusedError
+from tinsmith_runtime.errors import RequestIdReusedError
+from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.sql import Database
-from tinsmith_scheduler.store.records import RequestIdentity
 from tinsmith_scheduler.store.tables import audit, requests
 
 REQUEST_RETENTION_S = 25 * 3600.0
 """How long answers are kept; the contract promises 24 h."""
-
-_DIGEST_BYTES = 8
-_MAX_SERIAL_DIGITS = 18
 
 
 def recall(connection: sa.Connection, request: RequestIdentity) -> bytes | None:
@@ -130,36 +124,3 @@ def record_action(
             resource=resource,
         )
     )
-
-
-def encode_page_token(list_name: str, serial: int) -> str:
-    """Return the token that continues a list after the row with a serial.
-
-    The digest ties a token to its list; it is no secret, because every list is filtered by project
-    whatever the token says.
-    """
-    body = str(serial).encode()
-    return base64.urlsafe_b64encode(_page_digest(list_name, body) + body).decode().rstrip("=")
-
-
-def decode_page_token(list_name: str, token: str) -> int | None:
-    """Return the serial in a token, None for an empty token.
-
-    Raises:
-        InvalidFieldError: If the token was not made for this list.
-    """
-    if not token:
-        return None
-    try:
-        content = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        content = b""
-    digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    is_serial = body.isdigit() and len(body) <= _MAX_SERIAL_DIGITS
-    if not is_serial or digest != _page_digest(list_name, body):
-        raise InvalidFieldError("page_token", "is not a next_page_token of this list")
-    return int(body)
-
-
-def _page_digest(list_name: str, body: bytes) -> bytes:
-    return hashlib.sha256(list_name.encode() + b"\0" + body).digest()[:_DIGEST_BYTES]

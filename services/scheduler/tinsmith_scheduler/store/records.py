@@ -8,23 +8,13 @@ what a trainer says of a run.
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from tinsmith.names import CheckpointName, JobName, RunName, SessionName
-
-
-@dataclass(frozen=True, slots=True)
-class RequestIdentity:
-    """What makes a mutating call repeatable."""
-
-    project: str
-    request_id: str
-    method: str
-    digest: bytes
-    """SHA-256 of the deterministic serialization of the request."""
+from tinsmith_runtime.adapters import AdapterConfig
+from tinsmith_runtime.records import ReleaseMode
 
 
 class SessionState(enum.Enum):
@@ -102,44 +92,11 @@ class NewSamplingSession:
 
 
 @dataclass(frozen=True, slots=True)
-class LoraAdapter:
-    """A low-rank adapter, defaults filled in."""
-
-    rank: int = 32
-    alpha: float = 32.0
-    seed: int = 0
-    train_attention: bool = True
-    train_mlp: bool = True
-    train_unembedding: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FullAdapter:
-    """All weights are trained."""
-
-
-Adapter = LoraAdapter | FullAdapter
-
-
-def adapter_to_json(adapter: Adapter) -> str:
-    """Return the stored form of an adapter."""
-    if isinstance(adapter, FullAdapter):
-        return json.dumps({"full": {}})
-    return json.dumps({"lora": asdict(adapter)})
-
-
-def adapter_from_json(text: str) -> Adapter:
-    """Return an adapter from its stored form."""
-    content = json.loads(text)
-    return LoraAdapter(**content["lora"]) if "lora" in content else FullAdapter()
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointInfo:
     """What a trainer says of a checkpoint."""
 
     base_model: str
-    adapter: Adapter
+    adapter: AdapterConfig
     has_optimizer: bool
     is_published: bool
 
@@ -163,7 +120,7 @@ class Run:
     state: RunState
     session: str
     base_model: str
-    adapter: Adapter
+    adapter: AdapterConfig
     display_name: str
     labels: Mapping[str, str]
     create_time_s: float
@@ -230,7 +187,7 @@ class NewRun:
     session: SessionName
     base_model: str
     """Empty takes that of the source."""
-    adapter: Adapter
+    adapter: AdapterConfig
     display_name: str
     labels: Mapping[str, str]
     source: CheckpointName | None = None
@@ -242,14 +199,6 @@ class NewRun:
     """What of `adapter` the client asked for in so many words; None for no adapter at all."""
     chosen_id: str = ""
     """The last part of its name; empty if it is to be drawn."""
-
-
-class ReleaseMode(enum.Enum):
-    """What becomes of a run on the trainer that gives it up."""
-
-    PARK = "park"
-    HAND_OVER = "hand_over"
-    DELETE = "delete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,18 +404,6 @@ class JobUpdate:
     state: bytes | None = field(default=None, repr=False)
     message: str | None = None
     outcome: JobOutcome = JobOutcome.NONE
-
-
-@dataclass(frozen=True, slots=True)
-class AuditEvent:
-    """One management action."""
-
-    serial: int
-    time_s: float
-    project: str
-    key_id: str
-    action: str
-    resource: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tinsmith_runtime.errors import InvalidFieldError, ScopeMissingError
-from tinsmith_runtime.ledger import AuditEvent, CheckpointRecord, Ledger
+from tinsmith_runtime.ledger import CheckpointRecord, Ledger
+from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, Caller
 
 _TOKEN = re.compile(r"([0-9][0-9.e+-]{0,31}):([0-9]{1,18})")

@@ -8,17 +8,18 @@ that is adopted under a higher epoch is read anew, because another trainer may h
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import Awaitable, Callable
 
 from tinsmith_engine import AdapterConfig
-from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
+from tinsmith_runtime.adapters import adapter_to_json
 from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
 from tinsmith_runtime.ledger import Ledger, RunRecord
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.records import ReleaseMode
+from tinsmith_runtime.shielded import see_through
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.ownership.run_registry import RunRegistry, run_moved, run_not_found
@@ -29,14 +30,6 @@ from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import discard_folder
 
 logger = logging.getLogger(__name__)
-
-
-class ReleaseMode(enum.Enum):
-    """What becomes of a run that is released."""
-
-    PARK = "park"
-    HAND_OVER = "hand_over"
-    DELETE = "delete"
 
 
 class RunAdoption:
@@ -105,7 +98,7 @@ class RunAdoption:
             AbortedError: If a higher epoch holds the run.
             RunHeldError: If the trainer that holds it is alive.
         """
-        return await self._registry.see_through(self._adopt(name, base_model, adapter, epoch))
+        return await see_through(self._adopt(name, base_model, adapter, epoch))
 
     async def release(self, name: str, epoch: int, mode: ReleaseMode) -> None:
         """Park, hand over or delete a run.
@@ -115,7 +108,7 @@ class RunAdoption:
             FencedError: If a higher epoch holds it.
             RunMovedError: If it was held under this epoch and is to be adopted again.
         """
-        await self._registry.see_through(self._release(name, epoch, mode))
+        await see_through(self._release(name, epoch, mode))
 
     async def park_all(self) -> None:
         """Snapshot what changed since the last snapshot, so that a restart need not replay."""
@@ -158,7 +151,7 @@ class RunAdoption:
             RunRecord(
                 name=name,
                 base_model=base_model,
-                adapter=engine_codec.adapter_to_json(adapter),
+                adapter=adapter_to_json(adapter),
                 epoch=epoch,
             )
         )

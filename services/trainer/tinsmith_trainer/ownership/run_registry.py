@@ -8,10 +8,9 @@ behind it would else be held up by a number that never arrives.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
@@ -28,6 +27,7 @@ from tinsmith_runtime.ledger import (
     OperationState,
 )
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.shielded import see_through
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.execution.operation_status import OperationStatus, status_of
@@ -38,8 +38,6 @@ from tinsmith_trainer.runs.queue_limits import Admission, Pace
 from tinsmith_trainer.runs.request_payloads import write_payload
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.run_queue import QueuedOperation
-
-logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -80,7 +78,6 @@ class RunRegistry:
         self._on_fenced = on_fenced
         self.pace = Pace()
         self._admission = Admission(config, self.pace)
-        self._seen_through: set[asyncio.Task[Any]] = set()
         self.num_submits = 0
         """Calls that asked for an operation so far."""
 
@@ -104,21 +101,6 @@ class RunRegistry:
         QUEUED_OPERATIONS.dec(len(run.queue))
         for queued in run.queue.values():
             self._admission.release(run, queued.load)
-
-    async def see_through(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Finish work whose caller may go away: what the ledger says and what is in memory agree.
-
-        A cancelled call leaves the work running; its failure is then only in the log.
-        """
-        task = asyncio.create_task(work)
-        self._seen_through.add(task)
-        task.add_done_callback(self._note_end)
-        return await asyncio.shield(task)
-
-    def _note_end(self, task: asyncio.Task[Any]) -> None:
-        self._seen_through.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.debug("accepted work failed", extra={"problem": str(task.exception())})
 
     def held(self, name: str) -> LiveRun | None:
         """Return a run, or None if this pod does not hold it."""
@@ -173,7 +155,7 @@ class RunRegistry:
         Raises:
             TinsmithError: If it is refused; see `TrainerService`.
         """
-        return await self.see_through(self._submit(submission, work))
+        return await see_through(self._submit(submission, work))
 
     async def _submit(self, submission: Submission, work: Work) -> OperationRecord:
         run = await self.find(submission.run)
@@ -215,7 +197,7 @@ class RunRegistry:
 
     async def refuse(self, submission: Submission, error: TinsmithError) -> None:
         """Consume the number of a request that can never be accepted."""
-        await self.see_through(self._refuse(submission, error))
+        await see_through(self._refuse(submission, error))
 
     async def resume(self, run: LiveRun) -> None:
         """Note that the client of a run is gone; numbers that it did not deliver are given up."""

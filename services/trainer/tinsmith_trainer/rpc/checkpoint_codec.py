@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 from google.longrunning import operations_pb2
-from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
@@ -14,7 +12,6 @@ from tinsmith import names
 from tinsmith.v1 import audit_pb2, checkpoint_pb2
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.ledger import (
-    AuditEvent,
     CheckpointChanges,
     CheckpointRecord,
     ExportRecord,
@@ -22,7 +19,19 @@ from tinsmith_runtime.ledger import (
     StoredFile,
     TaskRecord,
 )
+from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.rpc.error_codec import encode_status
+from tinsmith_runtime.rpc.requests import (
+    current_body,
+    decode_labels,
+    decode_name_part,
+    decode_page_size,
+    decode_time,
+    decode_ttl,
+    digest_of,
+    encode_time,
+    parse_name,
+)
 from tinsmith_runtime.storage.checkpoint_manifests import manifest_uri
 from tinsmith_trainer.checkpoints.audit import EventQuery
 from tinsmith_trainer.checkpoints.downloads import Source
@@ -48,8 +57,6 @@ _RESPONSES: dict[str, type[Message]] = {
 }
 _MUTABLE = ("labels", "expire_time")
 _MAX_FILES = 16
-_DEFAULT_PAGE_SIZE = 100
-_MAX_PAGE_SIZE = 1000
 
 
 def decode_changes(
@@ -66,29 +73,18 @@ def decode_changes(
         raise InvalidFieldError("update_mask", f"must name one or more of {', '.join(_MUTABLE)}")
     expire_time_s: float | None = None
     if "expire_time" in paths and request.WhichOneof("expiration") == "ttl":
-        expire_time_s = now_s + (training_codec.decode_ttl(request) or 0.0)
+        expire_time_s = now_s + (decode_ttl(request) or 0.0)
     elif "expire_time" in paths and request.HasField("expire_time"):
-        expire_time_s = request.expire_time.seconds + request.expire_time.nanos / 1e9
+        expire_time_s = decode_time(request.expire_time)
         if expire_time_s <= now_s:
             raise InvalidFieldError(
                 "expire_time", "must be in the future; delete the checkpoint instead"
             )
     return CheckpointChanges(
-        labels=training_codec.decode_labels(request.labels) if "labels" in paths else None,
+        labels=decode_labels(request.labels) if "labels" in paths else None,
         sets_expiry="expire_time" in paths,
         expire_time_s=expire_time_s,
     )
-
-
-def decode_page_size(request: Any) -> int:
-    """Return how much of a list is asked for at once.
-
-    Raises:
-        InvalidFieldError: If it is out of range.
-    """
-    if not 0 <= request.page_size <= _MAX_PAGE_SIZE:
-        raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}")
-    return request.page_size or _DEFAULT_PAGE_SIZE
 
 
 def decode_event_query(request: checkpoint_pb2.ListCheckpointEventsRequest) -> EventQuery:
@@ -97,23 +93,19 @@ def decode_event_query(request: checkpoint_pb2.ListCheckpointEventsRequest) -> E
     Raises:
         InvalidFieldError: If the parent is no project, or the page too large.
     """
-    try:
-        project = names.ProjectName.parse(request.parent).project
-    except names.InvalidNameError as error:
-        raise InvalidFieldError("parent", str(error)) from error
     return EventQuery(
-        project=project,
-        page_size=decode_page_size(request),
+        project=parse_name(names.ProjectName, request.parent, "parent").project,
+        page_size=decode_page_size(request.page_size),
         page_token=request.page_token,
-        start_s=_seconds(request.start_time) if request.HasField("start_time") else None,
-        end_s=_seconds(request.end_time) if request.HasField("end_time") else None,
+        start_s=decode_time(request.start_time) if request.HasField("start_time") else None,
+        end_s=decode_time(request.end_time) if request.HasField("end_time") else None,
     )
 
 
 def encode_event(event: AuditEvent) -> audit_pb2.AuditEvent:
     """Return the message of a management action."""
     return audit_pb2.AuditEvent(
-        time=training_codec.timestamp(event.time_s),
+        time=encode_time(event.time_s),
         action=event.action,
         resource=event.resource,
         key_id=event.key_id,
@@ -127,14 +119,12 @@ def decode_copy(request: checkpoint_pb2.CopyCheckpointRequest) -> CopyWork:
     Raises:
         InvalidFieldError: If a field is not valid.
     """
-    source = training_codec.decode_checkpoint_name(
-        request.source_checkpoint, field="source_checkpoint"
-    )
+    source = parse_name(names.CheckpointName, request.source_checkpoint, "source_checkpoint")
     return CopyWork(
         training_codec.decode_checkpoint_id(request.parent, request.checkpoint_id),
         str(source),
-        training_codec.decode_labels(request.labels),
-        training_codec.decode_ttl(request),
+        decode_labels(request.labels),
+        decode_ttl(request),
     )
 
 
@@ -152,37 +142,22 @@ def decode_export(request: checkpoint_pb2.ExportCheckpointRequest) -> ExportWork
 def new_task(
     kind: str, run: names.RunName, checkpoint: str, request: Any, *, key_id: str, now_s: float
 ) -> TaskRecord:
-    """Return a request, made with a key, as a task.
+    """Return the request that is being served, made with a key, as a task.
 
     Raises:
         InvalidFieldError: If the request id is not valid.
     """
-    training_codec.check_request_id(request.request_id)
-    payload: bytes = request.SerializeToString(deterministic=True)
+    payload = current_body()
     return TaskRecord(
-        name=f"{run}/operations/{kind}-{request.request_id}",
+        name=f"{run}/operations/{kind}-{decode_name_part(request.request_id)}",
         run=str(run),
         kind=kind,
         checkpoint=checkpoint,
-        digest=hashlib.sha256(payload).digest(),
+        digest=digest_of(payload),
         payload=payload,
         submit_time_s=now_s,
         key_id=key_id,
     )
-
-
-def decode_upload_name(value: str) -> names.CheckpointUploadName:
-    """Return the upload that a request names.
-
-    Raises:
-        InvalidFieldError: If it is not the name of one.
-    """
-    try:
-        return names.CheckpointUploadName.parse(value)
-    except names.InvalidNameError as error:
-        raise InvalidFieldError(
-            "upload", f"must be {error.pattern}, got {value[:128]!r}"
-        ) from error
 
 
 def decode_upload(
@@ -193,11 +168,10 @@ def decode_upload(
     Raises:
         InvalidFieldError: If a field is not valid.
     """
-    training_codec.check_request_id(request.request_id)
+    request_id = decode_name_part(request.request_id)
     if len(request.files) > _MAX_FILES:
         raise InvalidFieldError("files", f"must be at most {_MAX_FILES}, got {len(request.files)}")
-    upload = names.CheckpointUploadName(run.project, run.run, request.request_id)
-    payload: bytes = request.SerializeToString(deterministic=True)
+    upload = names.CheckpointUploadName(run.project, run.run, request_id)
     return Upload(
         name=str(upload),
         checkpoint=training_codec.decode_checkpoint_id(str(run), request.checkpoint_id),
@@ -205,9 +179,9 @@ def decode_upload(
             StoredFile(name=file.file, size_bytes=file.size_bytes, sha256=file.sha256)
             for file in request.files
         ),
-        labels=training_codec.decode_labels(request.labels),
-        ttl_s=training_codec.decode_ttl(request),
-        digest=hashlib.sha256(payload).hexdigest(),
+        labels=decode_labels(request.labels),
+        ttl_s=decode_ttl(request),
+        digest=digest_of(current_body()).hex(),
     )
 
 
@@ -237,7 +211,7 @@ def encode_download(
             )
             for source in sources
         ],
-        expire_time=training_codec.timestamp(expire_time_s),
+        expire_time=encode_time(expire_time_s),
     )
 
 
@@ -249,8 +223,8 @@ def encode_export(record: ExportRecord, store_uri: str) -> checkpoint_pb2.Checkp
         files=[training_codec.encode_file(file) for file in record.files],
         size_bytes=record.size_bytes,
         manifest_uri=manifest_uri(store_uri, record.folder),
-        create_time=training_codec.timestamp(record.create_time_s),
-        expire_time=training_codec.timestamp(record.expire_time_s),
+        create_time=encode_time(record.create_time_s),
+        expire_time=encode_time(record.expire_time_s),
     )
 
 
@@ -274,10 +248,8 @@ def encode_task(record: TaskRecord, progress: TaskProgress) -> operations_pb2.Op
             state=state,
             done_bytes=progress.done_bytes,
             total_bytes=progress.total_bytes,
-            submit_time=training_codec.timestamp(record.submit_time_s),
-            finish_time=training_codec.timestamp(record.finish_time_s)
-            if record.finish_time_s
-            else None,
+            submit_time=encode_time(record.submit_time_s),
+            finish_time=encode_time(record.finish_time_s) if record.finish_time_s else None,
         )
     )
     if record.state is OperationState.SUCCEEDED:
@@ -287,12 +259,6 @@ def encode_task(record: TaskRecord, progress: TaskProgress) -> operations_pb2.Op
     elif record.state is OperationState.FAILED:
         operation.error.CopyFrom(status_pb2.Status.FromString(record.error or b""))
     return operation
-
-
-def _seconds(time: timestamp_pb2.Timestamp) -> float:
-    # One division of whole numbers: a time that was encoded reads back as the same number.
-    seconds: float = (time.seconds * 10**9 + time.nanos) / 10**9
-    return seconds
 
 
 class StoredTasks:

@@ -14,6 +14,7 @@ from tinsmith import names
 from tinsmith.v1 import checkpoint_pb2, checkpoint_pb2_grpc
 from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
 from tinsmith_runtime.rpc.auth import current_caller
+from tinsmith_runtime.rpc.requests import decode_page_size, parse_name
 from tinsmith_trainer.checkpoints.audit import AuditTrail
 from tinsmith_trainer.checkpoints.downloads import Downloads
 from tinsmith_trainer.checkpoints.registry import CheckpointRegistry, checkpoint_not_found
@@ -70,7 +71,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     async def GetCheckpoint(
         self, request: checkpoint_pb2.GetCheckpointRequest, context: Context
     ) -> checkpoint_pb2.Checkpoint:
-        name = training_codec.decode_checkpoint_name(request.name, field="name")
+        name = parse_name(names.CheckpointName, request.name, "name")
         record = await self._checkpoints.readable(str(name), caller_project())
         return training_codec.encode_checkpoint(record, self._domain.store_uri)
 
@@ -83,7 +84,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
             current_caller().require_project(project.project, lambda: run_not_found(request.parent))
             project_id = project.project
         else:
-            parent = training_codec.decode_run(request.parent, field="parent")
+            parent = parse_name(names.RunName, request.parent, "parent")
             run, project_id = str(parent), parent.project
             current_caller().require_project(project_id, lambda: run_not_found(request.parent))
             # Checkpoints outlive the trainer that made them: all trainers on the ledger know them.
@@ -91,7 +92,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         page = await self._checkpoints.list(
             project_id,
             run,
-            page_size=checkpoint_codec.decode_page_size(request),
+            page_size=decode_page_size(request.page_size),
             page_token=request.page_token,
         )
         return checkpoint_pb2.ListCheckpointsResponse(
@@ -143,7 +144,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     async def CopyCheckpoint(
         self, request: checkpoint_pb2.CopyCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
-        parent = training_codec.decode_run(request.parent, field="parent")
+        parent = parse_name(names.RunName, request.parent, "parent")
         run = self._own_run(parent)
         work = checkpoint_codec.decode_copy(request)
         task = self._task("copy", parent, work.checkpoint, request)
@@ -197,7 +198,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     async def CreateCheckpointUpload(
         self, request: checkpoint_pb2.CreateCheckpointUploadRequest, context: Context
     ) -> checkpoint_pb2.CheckpointUpload:
-        parent = training_codec.decode_run(request.parent, field="parent")
+        parent = parse_name(names.RunName, request.parent, "parent")
         self._own_run(parent)
         wanted = checkpoint_codec.decode_upload(parent, request)
         # By project, whose uploads are counted.
@@ -281,12 +282,12 @@ def caller_project() -> str | None:
 
 
 def _own_checkpoint(value: str) -> names.CheckpointName:
-    name = training_codec.decode_checkpoint_name(value, field="name")
+    name = parse_name(names.CheckpointName, value, "name")
     current_caller().require_project(name.project, lambda: checkpoint_not_found(value))
     return name
 
 
 def _own_upload(value: str) -> names.CheckpointUploadName:
-    name = checkpoint_codec.decode_upload_name(value)
+    name = parse_name(names.CheckpointUploadName, value, "upload")
     current_caller().require_project(name.project, lambda: upload_not_found(value))
     return name

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from tinsmith import names
 from tinsmith.v1 import trainer_control_pb2, trainer_control_pb2_grpc, trainer_pb2
 from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
 from tinsmith_runtime.rpc.pages import take_page
-from tinsmith_trainer.ownership.adoption import ReleaseMode, RunAdoption
+from tinsmith_runtime.rpc.requests import parse_name
+from tinsmith_trainer.ownership.adoption import RunAdoption
 from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.residency.weight_publisher import Publisher
@@ -51,7 +54,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         self, request: trainer_control_pb2.AdoptRunRequest, context: Context
     ) -> trainer_control_pb2.AdoptRunResponse:
         current_caller().require_scope(POD_SCOPE)
-        name = training_codec.decode_run(request.run)
+        name = parse_name(names.RunName, request.run, "run")
         version = await self._adoption.adopt(
             str(name),
             request.base_model,
@@ -67,7 +70,9 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         if request.mode not in _RELEASE_MODES:
             raise InvalidFieldError("mode", "must be MODE_PARK, MODE_HAND_OVER or MODE_DELETE")
         await self._adoption.release(
-            str(training_codec.decode_run(request.run)), request.epoch, _RELEASE_MODES[request.mode]
+            str(parse_name(names.RunName, request.run, "run")),
+            request.epoch,
+            _RELEASE_MODES[request.mode],
         )
         return trainer_control_pb2.ReleaseRunResponse()
 
@@ -100,7 +105,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         self, request: trainer_control_pb2.ResumeRunRequest, context: Context
     ) -> trainer_pb2.RunStatus:
         current_caller().require_scope(POD_SCOPE)
-        run = await self._registry.find(str(training_codec.decode_run(request.run)))
+        run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
         self._lease.require()
         await self._registry.resume(run)
         return status_of(self._registry, run, next_sequence_number=run.queue.highest_number + 1)
@@ -109,7 +114,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         self, request: trainer_control_pb2.ExportWeightsRequest, context: Context
     ) -> trainer_control_pb2.ExportWeightsResponse:
         current_caller().require_scope(POD_SCOPE)
-        run = await self._registry.find(str(training_codec.decode_run(request.run)))
+        run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
         self._lease.require()
         written = await self._publisher.publish(run)
         return trainer_control_pb2.ExportWeightsResponse(

@@ -10,10 +10,10 @@ from google.protobuf import empty_pb2
 from tinsmith import names
 from tinsmith_runtime.errors import FailedPreconditionError, InvalidFieldError
 from tinsmith_runtime.ledger import TaskRecord
+from tinsmith_runtime.rpc.requests import decode_timeout, parse_name
 from tinsmith_trainer.checkpoints.tasks import CheckpointTasks
 from tinsmith_trainer.cycle.operation_reader import OperationReader
 from tinsmith_trainer.ownership.run_registry import RunRegistry
-from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.rpc.checkpoint_codec import encode_task
 from tinsmith_trainer.rpc.training_servicer import MAX_WAIT_S, describe, owned_run
 
@@ -45,7 +45,7 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
     async def WaitOperation(self, request: Any, context: Any) -> operations_pb2.Operation:
         name, number = _parse(request.name)
         run = await owned_run(self._registry, name.run_name)
-        timeout_s = training_codec.decode_timeout(request, MAX_WAIT_S)
+        timeout_s = decode_timeout(request, MAX_WAIT_S)
         if number is None:
             return self._describe_task(await self._tasks.wait(str(name), timeout_s))
         return describe(
@@ -53,7 +53,7 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
         )
 
     async def ListOperations(self, request: Any, context: Any) -> Any:
-        run = await owned_run(self._registry, training_codec.decode_run(request.name, field="name"))
+        run = await owned_run(self._registry, parse_name(names.RunName, request.name, "name"))
         first = _parse_number(request.page_token or "1")
         if first is None:
             raise InvalidFieldError("page_token", "is not a token of this list; start without one")
@@ -78,10 +78,7 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
 
 def _parse(value: str) -> tuple[names.OperationName, int | None]:
     """Return an operation and its sequence number; None for one that is in no order."""
-    try:
-        name = names.OperationName.parse(value)
-    except names.InvalidNameError as error:
-        raise InvalidFieldError("name", f"must be {error.pattern}, got {value[:128]!r}") from error
+    name = parse_name(names.OperationName, value, "name")
     number = _parse_number(name.operation)
     if number is None and not name.operation.startswith(_TASKS):
         raise InvalidFieldError("name", "must end in a sequence number")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from google.longrunning import operations_pb2
-from google.protobuf import timestamp_pb2
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
@@ -25,12 +22,12 @@ from tinsmith_engine import (
     OptimStepResult,
 )
 from tinsmith_engine.contract.codec import (
-    adapter_from_json,
     decode_array,
     decode_input,
     encode_adapter,
     given_fields,
 )
+from tinsmith_runtime.adapters import adapter_from_json
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
@@ -45,10 +42,17 @@ from tinsmith_runtime.ledger import (
     StoredFile,
 )
 from tinsmith_runtime.rpc.error_codec import encode_status
+from tinsmith_runtime.rpc.requests import (
+    decode_chosen_id,
+    decode_labels,
+    decode_ttl,
+    digest_of,
+    encode_time,
+    parse_name,
+)
 from tinsmith_runtime.storage.checkpoint_manifests import manifest_uri
 from tinsmith_trainer.execution.operation_status import OperationStatus
 from tinsmith_trainer.runs.operations import (
-    REQUEST_ID_PATTERN,
     ForwardWork,
     Kind,
     LoadCheckpointWork,
@@ -81,38 +85,17 @@ _CHECKPOINT_KINDS = {
     checkpoint_pb2.Checkpoint.KIND_SAMPLER: "sampler",
 }
 _WIRE_CHECKPOINT_KINDS = {kind: wire for wire, kind in _CHECKPOINT_KINDS.items()}
-_MAX_LABELS = 64
 ALL_RUNS_SUFFIX = "/trainingRuns/-"
-_MAX_LABEL_CHARACTERS = 1024
-_MAX_TTL_S = 10 * 366 * 24 * 3600.0
 
 
-def decode_run(value: str, *, field: str = "run") -> names.RunName:
-    """Return the run that a field names.
+def decode_submission(kind: Kind, run: names.RunName, request: Any, body: bytes) -> Submission:
+    """Return the envelope of an ordered call; the request id is not checked yet.
 
-    Raises:
-        InvalidFieldError: If it is not the name of a run.
-    """
-    try:
-        return names.RunName.parse(value)
-    except names.InvalidNameError as error:
-        raise InvalidFieldError(field, f"must be {error.pattern}, got {value[:128]!r}") from error
-
-
-def decode_checkpoint_name(value: str, *, field: str) -> names.CheckpointName:
-    """Return the checkpoint that a field names.
-
-    Raises:
-        InvalidFieldError: If it is not the name of a checkpoint.
-    """
-    try:
-        return names.CheckpointName.parse(value)
-    except names.InvalidNameError as error:
-        raise InvalidFieldError(field, f"must be {error.pattern}, got {value[:128]!r}") from error
-
-
-def decode_submission(kind: Kind, run: names.RunName, request: Any) -> Submission:
-    """Return the envelope of an ordered call; `check_request_id` checks the rest of it.
+    Args:
+        kind: What is asked for.
+        run: The run that it is about.
+        request: The message.
+        body: The bytes that it came as. They are stored and hashed as they are.
 
     Raises:
         InvalidFieldError: If the sequence number is not valid, so that none can be consumed.
@@ -121,24 +104,14 @@ def decode_submission(kind: Kind, run: names.RunName, request: Any) -> Submissio
         raise InvalidFieldError(
             "sequence_number", f"must be at least 1, got {request.sequence_number}"
         )
-    # Map fields have no order of their own; a repeated request must hash alike.
-    payload: bytes = request.SerializeToString(deterministic=True)
     return Submission(
         run=str(run),
         kind=kind,
         sequence_number=request.sequence_number,
         request_id=request.request_id,
-        digest=hashlib.sha256(payload).digest(),
-        payload=payload,
+        digest=digest_of(body),
+        payload=body,
     )
-
-
-def check_request_id(request_id: str) -> None:
-    """Raise `InvalidFieldError` unless a request id is a UUID."""
-    if REQUEST_ID_PATTERN.fullmatch(request_id) is None:
-        raise InvalidFieldError(
-            "request_id", f"must be a UUID in lower case, got {request_id!r:.64}"
-        )
 
 
 def decode_work(kind: Kind, request: Any) -> Work:
@@ -155,7 +128,7 @@ def decode_work(kind: Kind, request: Any) -> Work:
         case Kind.SAVE_CHECKPOINT:
             return _decode_save(request)
         case Kind.LOAD_CHECKPOINT:
-            name = decode_checkpoint_name(request.checkpoint, field="checkpoint")
+            name = parse_name(names.CheckpointName, request.checkpoint, "checkpoint")
             return LoadCheckpointWork(str(name), request.include_optimizer)
 
 
@@ -165,10 +138,7 @@ def decode_all_runs(parent: str) -> names.ProjectName:
     Raises:
         InvalidFieldError: If it is no such name.
     """
-    try:
-        return names.ProjectName.parse(parent.removesuffix(ALL_RUNS_SUFFIX))
-    except names.InvalidNameError as error:
-        raise InvalidFieldError("parent", str(error)) from error
+    return parse_name(names.ProjectName, parent.removesuffix(ALL_RUNS_SUFFIX), "parent")
 
 
 class StoredCodec:
@@ -216,8 +186,8 @@ def encode_operation(record: OperationRecord, status: OperationStatus) -> operat
         kind=record.kind,
         state=state,
         waiting_for=status.waiting_for,
-        submit_time=timestamp(record.submit_time_s),
-        finish_time=timestamp(record.finish_time_s) if record.finish_time_s else None,
+        submit_time=encode_time(record.submit_time_s),
+        finish_time=encode_time(record.finish_time_s) if record.finish_time_s else None,
         num_attempts=record.num_attempts,
         revision=record.revision,
         queue_position=status.position,
@@ -249,14 +219,14 @@ def encode_checkpoint(record: CheckpointRecord, store_uri: str) -> checkpoint_pb
         size_bytes=record.size_bytes,
         manifest_uri=manifest_uri(store_uri, record.folder),
         manifest_sha256=record.sha256,
-        create_time=timestamp(record.create_time_s),
+        create_time=encode_time(record.create_time_s),
         labels=record.labels,
         state=(
             checkpoint_pb2.Checkpoint.STATE_PUBLISHED
             if record.is_published
             else checkpoint_pb2.Checkpoint.STATE_PRIVATE
         ),
-        expire_time=None if record.expire_time_s is None else timestamp(record.expire_time_s),
+        expire_time=None if record.expire_time_s is None else encode_time(record.expire_time_s),
         files=[encode_file(file) for file in record.files],
         source_checkpoint=record.source_checkpoint,
     )
@@ -267,26 +237,6 @@ def encode_file(file: StoredFile) -> checkpoint_pb2.CheckpointFile:
     return checkpoint_pb2.CheckpointFile(
         file=file.name, size_bytes=file.size_bytes, sha256=file.sha256
     )
-
-
-def timestamp(time_s: float) -> timestamp_pb2.Timestamp:
-    """Return a moment, in seconds since the epoch, as a message."""
-    fraction, whole = math.modf(time_s)
-    return timestamp_pb2.Timestamp(seconds=int(whole), nanos=int(fraction * 1e9))
-
-
-def decode_timeout(request: Any, max_s: float) -> float:
-    """Return how long a long poll may wait: what the request says, at most `max_s`.
-
-    Raises:
-        InvalidFieldError: If the time is negative.
-    """
-    if not request.HasField("timeout"):
-        return max_s
-    timeout_s: float = request.timeout.seconds + request.timeout.nanos / 1e9
-    if timeout_s < 0:
-        raise InvalidFieldError("timeout", "must be at least 0")
-    return min(timeout_s, max_s)
 
 
 def _decode_forward(request: Any, *, is_backward: bool) -> ForwardWork:
@@ -371,43 +321,8 @@ def decode_checkpoint_id(run: str, checkpoint_id: str) -> str:
     Raises:
         InvalidFieldError: If its id is not valid.
     """
-    if not names.is_valid_id(checkpoint_id):
-        raise InvalidFieldError(
-            "checkpoint_id",
-            "must be 1 to 63 letters, digits, '-', '_' or '.', beginning with a letter or digit",
-        )
-    return f"{run}/checkpoints/{checkpoint_id}"
-
-
-def decode_ttl(request: Any) -> float | None:
-    """Return how long something is kept, in seconds; None if the request does not say.
-
-    Raises:
-        InvalidFieldError: If the time is too short or too long.
-    """
-    if not request.HasField("ttl"):
-        return None
-    ttl_s: float = request.ttl.seconds + request.ttl.nanos / 1e9
-    if not 1.0 <= ttl_s <= _MAX_TTL_S:
-        raise InvalidFieldError("ttl", f"must be 1 s to 10 years, got {ttl_s:g} s")
-    return ttl_s
-
-
-def decode_labels(message: Mapping[str, str]) -> dict[str, str]:
-    """Return labels.
-
-    Raises:
-        InvalidFieldError: If there are too many, or one is too long.
-    """
-    labels = dict(message)
-    if len(labels) > _MAX_LABELS:
-        raise InvalidFieldError("labels", f"must be at most {_MAX_LABELS}, got {len(labels)}")
-    for key, value in labels.items():
-        if len(key) > _MAX_LABEL_CHARACTERS or len(value) > _MAX_LABEL_CHARACTERS:
-            raise InvalidFieldError(
-                "labels", f"must have keys and values of at most {_MAX_LABEL_CHARACTERS} characters"
-            )
-    return labels
+    chosen = decode_chosen_id(checkpoint_id, "checkpoint_id", is_required=True)
+    return f"{run}/checkpoints/{chosen}"
 
 
 def _encode_result(kind: Kind, result: Result, store_uri: str) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,6 +21,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.ledger import OperationRecord
 from tinsmith_runtime.rpc.auth import current_caller
+from tinsmith_runtime.rpc.requests import current_body, decode_name_part, decode_timeout, parse_name
 from tinsmith_trainer.checkpoints.registry import CheckpointRegistry
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle.operation_reader import OperationReader, operation_expired
@@ -82,47 +84,51 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def GetRunStatus(
         self, request: trainer_pb2.GetRunStatusRequest, context: Context
     ) -> trainer_pb2.RunStatus:
-        run = await self._owned_run(training_codec.decode_run(request.run))
+        run = await self._owned_run(parse_name(names.RunName, request.run, "run"))
         return status_of(self._registry, run, next_sequence_number=run.queue.next_free_number)
 
     async def Forward(
         self, request: trainer_pb2.ForwardRequest, context: Context
     ) -> operations_pb2.Operation:
-        return await self._submit(Kind.FORWARD, training_codec.decode_run(request.run), request)
+        return await self._submit(
+            Kind.FORWARD, parse_name(names.RunName, request.run, "run"), request
+        )
 
     async def ForwardBackward(
         self, request: trainer_pb2.ForwardBackwardRequest, context: Context
     ) -> operations_pb2.Operation:
         return await self._submit(
-            Kind.FORWARD_BACKWARD, training_codec.decode_run(request.run), request
+            Kind.FORWARD_BACKWARD, parse_name(names.RunName, request.run, "run"), request
         )
 
     async def OptimStep(
         self, request: trainer_pb2.OptimStepRequest, context: Context
     ) -> operations_pb2.Operation:
-        return await self._submit(Kind.OPTIM_STEP, training_codec.decode_run(request.run), request)
+        return await self._submit(
+            Kind.OPTIM_STEP, parse_name(names.RunName, request.run, "run"), request
+        )
 
     async def SaveCheckpoint(
         self, request: trainer_pb2.SaveCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
-        run = training_codec.decode_run(request.parent, field="parent")
+        run = parse_name(names.RunName, request.parent, "parent")
         return await self._submit(Kind.SAVE_CHECKPOINT, run, request)
 
     async def LoadCheckpoint(
         self, request: trainer_pb2.LoadCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         return await self._submit(
-            Kind.LOAD_CHECKPOINT, training_codec.decode_run(request.run), request
+            Kind.LOAD_CHECKPOINT, parse_name(names.RunName, request.run, "run"), request
         )
 
     async def WaitOperations(
         self, request: trainer_pb2.WaitOperationsRequest, context: Context
     ) -> trainer_pb2.WaitOperationsResponse:
-        run = await self._owned_run(training_codec.decode_run(request.run))
+        run = await self._owned_run(parse_name(names.RunName, request.run, "run"))
         if request.after_revision < 0:
             raise InvalidFieldError("after_revision", "must be at least 0")
         records = await self._reader.wait_operations(
-            run, request.after_revision, training_codec.decode_timeout(request, MAX_WAIT_S)
+            run, request.after_revision, decode_timeout(request, MAX_WAIT_S)
         )
         return trainer_pb2.WaitOperationsResponse(
             operations=[describe(self._registry, run, record) for record in records],
@@ -135,12 +141,14 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         """Accept an ordered call, or consume its number with the reason of the refusal."""
         run = await self._owned_run(name)
         is_large = request.ByteSize() > _LARGE_BYTES
-        submission = await _aside(is_large, training_codec.decode_submission, kind, name, request)
+        submission = await _aside(
+            is_large, training_codec.decode_submission, kind, name, request, current_body()
+        )
         try:
-            training_codec.check_request_id(request.request_id)
+            decode_name_part(request.request_id)
             self._check_size(request)
             work = await _aside(is_large, training_codec.decode_work, kind, request)
-            await _aside(is_large, self._check, run, work)
+            work = await _aside(is_large, self._validate, run, work)
             if isinstance(work, LoadCheckpointWork):
                 await self._check_foreign(work)
             record = await self._registry.submit(submission, work)
@@ -165,18 +173,24 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
                 limit=self._config.max_batch_datums,
             )
 
-    def _check(self, run: LiveRun, work: Work) -> None:
-        """Refuse what can be known to be wrong before it is accepted."""
-        if isinstance(work, ForwardWork):
-            if work.num_tokens > self._config.max_batch_tokens:
-                raise BatchTooLargeError(
-                    f"the batch has {work.num_tokens} tokens, at most "
-                    f"{self._config.max_batch_tokens} are allowed; send it in parts",
-                    limit=self._config.max_batch_tokens,
-                )
-            validate_batch(
-                work.batch, work.loss, work.loss_config, run.engine.info, custom=work.custom
+    def _validate(self, run: LiveRun, work: Work) -> Work:
+        """Refuse what can be known to be wrong before it is accepted; return what is right.
+
+        The engine does not check a batch again that passed here. One that is read from the ledger
+        after a restart it does: the model may be another one by then.
+        """
+        if not isinstance(work, ForwardWork):
+            return work
+        if work.num_tokens > self._config.max_batch_tokens:
+            raise BatchTooLargeError(
+                f"the batch has {work.num_tokens} tokens, at most "
+                f"{self._config.max_batch_tokens} are allowed; send it in parts",
+                limit=self._config.max_batch_tokens,
             )
+        batch = validate_batch(
+            work.batch, work.loss, work.loss_config, run.engine.info, custom=work.custom
+        )
+        return dataclasses.replace(work, batch=batch)
 
     async def _check_foreign(self, work: LoadCheckpointWork) -> None:
         """Refuse a load of what another project did not publish, as if it did not exist.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -114,8 +113,3 @@ class WireCodec(Protocol):
     def encode_error(self, error: TinsmithError) -> bytes:
         """Return the serialised `google.rpc.Status`."""
         ...
-
-
-REQUEST_ID_PATTERN = re.compile(
-    r"[0-9a-f]{8}-[0-9a-f]{4}-[1-8][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-)

@@ -26,6 +26,7 @@ from minio.time import to_amz_date, utcnow
 from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError, SSLError
 
+from tinsmith.backoff import backoff_s
 from tinsmith_runtime.errors import (
     ConfigError,
     StorageFullError,
@@ -34,7 +35,7 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 from tinsmith_runtime.storage.objects import ObjectNotFoundError
-from tinsmith_runtime.storage.retries import Availability, Deadline, pause_s
+from tinsmith_runtime.storage.retries import FIRST_PAUSE_S, LONGEST_PAUSE_S, Availability, Deadline
 from tinsmith_runtime.storage.s3.credentials import CredentialsError, find_credentials
 from tinsmith_runtime.storage.settings import S3Location, StorageSettings
 
@@ -404,7 +405,7 @@ class S3Client:
         Raises:
             StorageUnavailableError: If there is no time for another one.
         """
-        wait_s = pause_s(num_failures)
+        wait_s = backoff_s(num_failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
         if not may_retry or wait_s >= deadline.left_s:
             raise StorageUnavailableError(
                 f"the object store {self.where} does not answer ({_name_of(error)}); send the "
