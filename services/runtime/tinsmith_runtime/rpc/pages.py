@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_runtime.rpc.requests import decode_page_size, digest_of
 
-_DEFAULT_PAGE_SIZE = 100
-_MAX_PAGE_SIZE = 1_000
 _DIGEST_BYTES = 8
 
 Entry = TypeVar("Entry")
@@ -47,9 +45,7 @@ def take_page(
     Raises:
         InvalidFieldError: If the size is out of range, or the token is none of this list.
     """
-    if not 0 <= request.page_size <= _MAX_PAGE_SIZE:
-        raise InvalidFieldError("page_size", f"must be 1 to {_MAX_PAGE_SIZE}")
-    size = request.page_size or _DEFAULT_PAGE_SIZE
+    size = decode_page_size(request.page_size)
     after = _decode_token(list_name, request.page_token)
     keyed = sorted(((key(entry), entry) for entry in entries), key=lambda pair: pair[0])
     rest = [pair for pair in keyed if after is None or pair[0] > after]
@@ -78,4 +74,4 @@ def _decode_token(list_name: str, token: str) -> str | None:
 
 
 def _digest(list_name: str, body: bytes) -> bytes:
-    return hashlib.sha256(list_name.encode() + b"\0" + body).digest()[:_DIGEST_BYTES]
+    return digest_of(list_name.encode() + b"\0" + body)[:_DIGEST_BYTES]
