@@ -72,7 +72,11 @@ async def test_channels_write_maps_in_one_order() -> None:
     assert channel.unary_unary("/m", request_serializer=None) is None  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("value", ["", "x", ID + "\n", "0" * 32, ID[:-1], "{" + ID + "}"])
+@pytest.mark.parametrize(
+    "value",
+    ["", "x", ID + "\n", "0" * 32, ID[:-1], "{" + ID + "}"],
+    ids=["empty", "a-letter", "trailing-newline", "no-hyphens", "too-short", "braces"],
+)
 def test_a_request_id_is_a_uuid(value: str) -> None:
     for decode in (requests.decode_request_id, requests.decode_name_part):
         with pytest.raises(InvalidFieldError, match="UUID"):

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tinsmith.backoff import backoff_s
 from tinsmith_runtime import storage
 from tinsmith_runtime.errors import ConfigError, StorageUnavailableError
-from tinsmith_runtime.storage.retries import TRIAL_PAUSE_S, Availability, Deadline, pause_s
+from tinsmith_runtime.storage.retries import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    TRIAL_PAUSE_S,
+    Availability,
+    Deadline,
+)
 from tinsmith_runtime.storage.settings import StorageSettings, parse_s3_uri
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "very-secret"}
@@ -142,9 +149,9 @@ class FakeClock:
 
 
 def test_pauses_grow_to_a_limit() -> None:
-    assert 0 < pause_s(1) <= 0.05
-    assert 0.1 <= pause_s(3) <= 0.2
-    assert 1.0 <= pause_s(10_000) <= 2.0
+    assert 0 < backoff_s(1, FIRST_PAUSE_S, LONGEST_PAUSE_S) <= 0.05
+    assert 0.1 <= backoff_s(3, FIRST_PAUSE_S, LONGEST_PAUSE_S) <= 0.2
+    assert 1.0 <= backoff_s(10_000, FIRST_PAUSE_S, LONGEST_PAUSE_S) <= 2.0
 
 
 def test_a_deadline_moves_with_what_is_to_be_done() -> None:
