@@ -14,7 +14,7 @@ FUZZ_COUNT ?= 20000
 FUZZ_SEED ?= 0
 POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
-SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,environment.proto episode.proto job.proto sampler.proto scheduler.proto trainer.proto)
+SERVICE_PROTOS := $(addprefix proto/tinsmith/v1/,checkpoint.proto environment.proto episode.proto job.proto sampler.proto scheduler.proto trainer.proto trainer_control.proto)
 SOURCES := clients services tests bench helm docs
 # What `make images` builds. The images of trainer and sampler take a CUDA build of torch unless
 # TORCH_INDEX_URL names another index.

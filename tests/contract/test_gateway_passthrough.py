@@ -25,6 +25,7 @@ from tests.fakes.gateway_rig import (
 from tests.fakes.scheduler import POD_KEY, bearer
 
 from tinsmith.v1 import (
+    checkpoint_pb2,
     environment_pb2,
     environment_pb2_grpc,
     episode_pb2,
@@ -47,9 +48,9 @@ async def test_a_checkpoint_is_found_although_nobody_holds_its_run(rig: GatewayR
     rig.scheduler.runs[RUN] = ""
     rig.scheduler.checkpoints[checkpoint] = rig.other.server.address
     found = await rig.call(
-        "/tinsmith.v1.TrainerService/GetCheckpoint",
-        trainer_pb2.GetCheckpointRequest(name=checkpoint),
-        trainer_pb2.Checkpoint,
+        "/tinsmith.v1.CheckpointService/GetCheckpoint",
+        checkpoint_pb2.GetCheckpointRequest(name=checkpoint),
+        checkpoint_pb2.Checkpoint,
     )
     assert (found.name, len(rig.other.requests)) == (checkpoint, 1)
 
@@ -63,9 +64,9 @@ async def test_the_checkpoints_of_a_run_are_listed_by_who_knows_them(
     if not is_old:
         rig.scheduler.keepers[RUN] = rig.other.server.address
     await rig.call(
-        "/tinsmith.v1.TrainerService/ListCheckpoints",
-        trainer_pb2.ListCheckpointsRequest(parent=RUN),
-        trainer_pb2.ListCheckpointsResponse,
+        "/tinsmith.v1.CheckpointService/ListCheckpoints",
+        checkpoint_pb2.ListCheckpointsRequest(parent=RUN),
+        checkpoint_pb2.ListCheckpointsResponse,
     )
     assert len(rig.other.requests) == 1
 
@@ -330,6 +331,9 @@ async def test_runs_of_others_can_not_be_told_from_none(rig: GatewayRig) -> None
     [
         "/tinsmith.v1.TrainerService/Guess",
         "/tinsmith.v2.TrainerService/GetRunStatus",
+        # For pods alone, which call trainers directly.
+        "/tinsmith.v1.TrainerControlService/AdoptRun",
+        "/tinsmith.v1.TrainerControlService/ExportWeights",
         "/nothing",
     ],
 )
@@ -373,7 +377,7 @@ async def test_bad_keys(rig: GatewayRig) -> None:
     [
         "/tinsmith.v1.SchedulerService/ListWorkers",
         "/tinsmith.v1.SchedulerService/VerifyKey",
-        "/tinsmith.v1.TrainerService/AdoptRun",
+        "/tinsmith.v1.CheckpointService/GetCheckpoint",
         "/tinsmith.v1.EpisodeService/RecordModelCall",
         "/tinsmith.v1.TrainerService/GetRunStatus",
     ],

@@ -31,7 +31,7 @@ from tests.fakes.sampler_rig import (
 from tests.fakes.scheduler import bearer
 
 from tinsmith.tensors import decode_tensor
-from tinsmith.v1 import sampler_pb2, trainer_pb2, trajectories_pb2
+from tinsmith.v1 import checkpoint_pb2, sampler_pb2, trajectories_pb2
 from tinsmith_engine import Sampler
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import ConfigError
@@ -289,13 +289,13 @@ async def test_a_foreign_checkpoint_is_sampled_as_long_as_it_is_published(
 ) -> None:
     own = await rig.checkpoint("lent", seed=5)
     foreign = own.replace("projects/p/", "projects/lender/")
-    found = trainer_pb2.Checkpoint()
+    found = checkpoint_pb2.Checkpoint()
     found.CopyFrom(rig.trainer.checkpoints[own])
-    found.state = trainer_pb2.Checkpoint.STATE_PUBLISHED
+    found.state = checkpoint_pb2.Checkpoint.STATE_PUBLISHED
     rig.trainer.checkpoints[foreign] = found
     session = rig.session(checkpoint=foreign)
     await rig.sample(session)
-    found.state = trainer_pb2.Checkpoint.STATE_PRIVATE
+    found.state = checkpoint_pb2.Checkpoint.STATE_PRIVATE
     error = await refusal(rig.sample(session))
     assert (code_of(error), error.reason) == ("NOT_FOUND", "CHECKPOINT_NOT_FOUND")
 

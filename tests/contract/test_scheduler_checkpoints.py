@@ -19,7 +19,7 @@ from tests.fakes.scheduler_fake_trainer import (
     running_rig,
 )
 
-from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2
 from tinsmith_runtime.errors import CheckpointCorruptError, UnavailableError
 from tinsmith_runtime.rpc.error_codec import decode_status
 
@@ -141,7 +141,7 @@ async def test_what_agrees_may_be_given(rig: Rig, owner: Metadata) -> None:
 
 async def test_optimizer_state_must_be_there(rig: Rig, owner: Metadata) -> None:
     source = await checkpoint_of(rig, owner)
-    rig.trainer.kinds[source] = trainer_pb2.Checkpoint.KIND_SAMPLER
+    rig.trainer.kinds[source] = checkpoint_pb2.Checkpoint.KIND_SAMPLER
     session = await rig.session(owner)
     with expect_rpc_error(StatusCode.FAILED_PRECONDITION, reason="CHECKPOINT_INCOMPATIBLE"):
         await begin(rig, owner, session, source, include_optimizer=True)

@@ -652,9 +652,7 @@ def test_a_cancelled_sample_gives_its_place_back(
 
     before = num_pending()
     with server.engine_held():
-        futures = [
-            str(ours.sample(sampler, sampling_params=500 + n)["request_id"]) for n in range(8)
-        ]
+        futures = [str(ours.sample(sampler, 500 + n)["request_id"]) for n in range(8)]
         assert num_pending() == before + 8
         with ThreadPoolExecutor(16) as pool:
             # Each one twice at once: the second must not disturb the end that the first one brings.
@@ -695,7 +693,7 @@ def test_ends_are_listed_once_by_cursor_and_clone(ours: Wire, server: EmbeddedTh
     assert ended(0) == ({}, 0)
     first = str(ours.sample(handle, 0)["request_id"])
     wrong = str(ours.sample(handle, 1, topk_prompt_logprobs=10**6)["request_id"])
-    of_clone = str(ours.sample(handle, sampling_params=clone + 1)["request_id"])
+    of_clone = str(ours.sample(handle, clone + 1)["request_id"])
     for future in (first, wrong, of_clone):
         ours.retrieve(future)
     states, cursor = ended(0)

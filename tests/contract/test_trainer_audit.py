@@ -23,12 +23,12 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 
-from tinsmith.v1 import audit_pb2, trainer_pb2
+from tinsmith.v1 import audit_pb2, checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, ApiKey
 
-PEFT = trainer_pb2.CheckpointExport.FORMAT_PEFT
+PEFT = checkpoint_pb2.CheckpointExport.FORMAT_PEFT
 DAY_S = 24 * 3600.0
 
 
@@ -46,7 +46,7 @@ async def list_events(
 ) -> list[audit_pb2.AuditEvent]:
     """Return all pages of a list."""
     metadata = metadata or bearer(rig.scheduler.new_key(project, ADMIN_SCOPE))
-    request = trainer_pb2.ListCheckpointEventsRequest(parent=f"projects/{project}", **fields)
+    request = checkpoint_pb2.ListCheckpointEventsRequest(parent=f"projects/{project}", **fields)
     events: list[audit_pb2.AuditEvent] = []
     while True:
         answer = await rig.stub.ListCheckpointEvents(request, metadata=metadata, timeout=TIMEOUT_S)
@@ -66,19 +66,19 @@ def key_of(run: RunClient) -> str:
 
 
 async def change(run: RunClient, method: str, name: str) -> Any:
-    message = getattr(trainer_pb2, f"{method}CheckpointRequest")
+    message = getattr(checkpoint_pb2, f"{method}CheckpointRequest")
     return await run.call(f"{method}Checkpoint", message(name=name))
 
 
 async def update(run: RunClient, name: str, *paths: str, **fields: Any) -> Any:
-    request = trainer_pb2.UpdateCheckpointRequest(
+    request = checkpoint_pb2.UpdateCheckpointRequest(
         name=name, update_mask=field_mask_pb2.FieldMask(paths=paths), **fields
     )
     return await run.call("UpdateCheckpoint", request)
 
 
 async def copy(run: RunClient, source: str, checkpoint_id: str, request_id: str = "") -> Any:
-    request = trainer_pb2.CopyCheckpointRequest(
+    request = checkpoint_pb2.CopyCheckpointRequest(
         parent=run.name,
         source_checkpoint=source,
         checkpoint_id=checkpoint_id,
@@ -87,18 +87,20 @@ async def copy(run: RunClient, source: str, checkpoint_id: str, request_id: str 
     return await run.wait(await run.call("CopyCheckpoint", request))
 
 
-async def export(run: RunClient, name: str, request_id: str = "") -> trainer_pb2.CheckpointExport:
-    request = trainer_pb2.ExportCheckpointRequest(
+async def export(
+    run: RunClient, name: str, request_id: str = ""
+) -> checkpoint_pb2.CheckpointExport:
+    request = checkpoint_pb2.ExportCheckpointRequest(
         name=name, format=PEFT, request_id=request_id or new_id()
     )
     done = await run.wait(await run.call("ExportCheckpoint", request))
-    made: trainer_pb2.CheckpointExport = response_of(done, trainer_pb2.CheckpointExport())
+    made: checkpoint_pb2.CheckpointExport = response_of(done, checkpoint_pb2.CheckpointExport())
     return made
 
 
-async def download(run: RunClient, name: str) -> trainer_pb2.CheckpointDownload:
-    request = trainer_pb2.CreateCheckpointDownloadRequest(name=name)
-    answer: trainer_pb2.CheckpointDownload = await run.call("CreateCheckpointDownload", request)
+async def download(run: RunClient, name: str) -> checkpoint_pb2.CheckpointDownload:
+    request = checkpoint_pb2.CreateCheckpointDownloadRequest(name=name)
+    answer: checkpoint_pb2.CheckpointDownload = await run.call("CreateCheckpointDownload", request)
     return answer
 
 
@@ -106,7 +108,7 @@ async def fetched(run: RunClient, name: str) -> dict[str, bytes]:
     """Return the files of a checkpoint or export."""
     files = {}
     for source in (await download(run, name)).sources:
-        request = trainer_pb2.DownloadCheckpointFileRequest(name=name, token=source.token)
+        request = checkpoint_pb2.DownloadCheckpointFileRequest(name=name, token=source.token)
         stream = run.rig.stub.DownloadCheckpointFile(
             request, metadata=run.metadata, timeout=TIMEOUT_S
         )
@@ -117,21 +119,21 @@ async def fetched(run: RunClient, name: str) -> dict[str, bytes]:
 async def import_files(run: RunClient, files: dict[str, bytes], checkpoint_id: str) -> Any:
     """Upload files and make a checkpoint of them; return the operation at its end."""
     described = [
-        trainer_pb2.CheckpointFile(
+        checkpoint_pb2.CheckpointFile(
             file=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()
         )
         for name, content in files.items()
     ]
-    request = trainer_pb2.CreateCheckpointUploadRequest(
+    request = checkpoint_pb2.CreateCheckpointUploadRequest(
         parent=run.name, checkpoint_id=checkpoint_id, files=described, request_id=new_id()
     )
     upload = await run.call("CreateCheckpointUpload", request)
     for name, content in files.items():
-        piece = trainer_pb2.UploadCheckpointFileRequest(
+        piece = checkpoint_pb2.UploadCheckpointFileRequest(
             upload=upload.name, file=name, offset_bytes=0, data=content
         )
         await run.call("UploadCheckpointFile", piece)
-    finish = trainer_pb2.ImportCheckpointRequest(upload=upload.name, request_id=new_id())
+    finish = checkpoint_pb2.ImportCheckpointRequest(upload=upload.name, request_id=new_id())
     return await run.wait(await run.call("ImportCheckpoint", finish))
 
 
@@ -149,7 +151,7 @@ async def test_each_action_is_listed_once_with_its_key(rig: TrainerRig) -> None:
     files = await fetched(colleague, exports[0].name)
     copies = [await copy(one, saved.name, "b", again) for one in (run, colleague)]
     assert copies[0].name == copies[1].name
-    response_of(await import_files(run, files, "c"), trainer_pb2.Checkpoint())
+    response_of(await import_files(run, files, "c"), checkpoint_pb2.Checkpoint())
     await download(run, f"{run.name}/checkpoints/c")
     await change(colleague, "Delete", saved.name)
     of = f"{run.name}/checkpoints"
@@ -183,8 +185,8 @@ async def test_events_outlast_the_process_and_the_run(rig: TrainerRig) -> None:
     saved = await run.saved("a")
     await change(run, "Publish", saved.name)
     await rig.restart()
-    released = trainer_pb2.ReleaseRunRequest(
-        run=run.name, epoch=2, mode=trainer_pb2.ReleaseRunRequest.MODE_DELETE
+    released = trainer_control_pb2.ReleaseRunRequest(
+        run=run.name, epoch=2, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     await rig.adopt(run.name, epoch=2)
     await run.call("ReleaseRun", released, metadata=POD)
@@ -198,11 +200,11 @@ async def test_what_others_read_is_not_listed_and_what_they_make_is_theirs(
     guest = await rig.new_run("g", project="q")
     saved = await owner.saved("a")
     await change(owner, "Publish", saved.name)
-    await guest.call("GetCheckpoint", trainer_pb2.GetCheckpointRequest(name=saved.name))
+    await guest.call("GetCheckpoint", checkpoint_pb2.GetCheckpointRequest(name=saved.name))
     response_of(
         await guest.wait(await guest.load(saved.name)), trainer_pb2.LoadCheckpointResponse()
     )
-    made = response_of(await copy(guest, saved.name, "b"), trainer_pb2.Checkpoint())
+    made = response_of(await copy(guest, saved.name, "b"), checkpoint_pb2.Checkpoint())
     assert actions(await list_events(rig, "p")) == [("publish", saved.name)]
     assert actions(await list_events(rig, "q")) == [("copy", made.name)]
 
@@ -270,7 +272,7 @@ async def test_only_admins_of_the_project_read_them(rig: TrainerRig) -> None:
     ],
 )
 async def test_a_malformed_request_is_refused(rig: TrainerRig, field: str, value: Any) -> None:
-    request = trainer_pb2.ListCheckpointEventsRequest(**{"parent": "projects/p", field: value})
+    request = checkpoint_pb2.ListCheckpointEventsRequest(**{"parent": "projects/p", field: value})
     metadata = bearer(rig.scheduler.new_key("p", ADMIN_SCOPE))
     refused: TinsmithError = await refusal(
         rig.stub.ListCheckpointEvents(request, metadata=metadata, timeout=TIMEOUT_S)
@@ -284,7 +286,7 @@ async def test_a_download_that_can_not_be_recorded_is_not_granted(rig: TrainerRi
     run = await rig.new_run()
     saved = await run.saved("a")
     rig.limit_ledger(spare_pages=0)
-    granted: list[trainer_pb2.CheckpointDownload] = []
+    granted: list[checkpoint_pb2.CheckpointDownload] = []
 
     async def fill_the_pages() -> None:
         while len(granted) < 200:

@@ -27,7 +27,14 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 
-from tinsmith.v1 import models_pb2, tensors_pb2, trainer_pb2, trajectories_pb2
+from tinsmith.v1 import (
+    checkpoint_pb2,
+    models_pb2,
+    tensors_pb2,
+    trainer_control_pb2,
+    trainer_pb2,
+    trajectories_pb2,
+)
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.rpc.auth import ApiKey
@@ -198,7 +205,7 @@ async def load_other_rank(run: RunClient) -> Any:
 
 
 async def load_weights_as_training(run: RunClient) -> Any:
-    checkpoint = await run.saved("weights", kind=trainer_pb2.Checkpoint.KIND_SAMPLER)
+    checkpoint = await run.saved("weights", kind=checkpoint_pb2.Checkpoint.KIND_SAMPLER)
     return await run.load(checkpoint.name, include_optimizer=True)
 
 
@@ -576,7 +583,7 @@ ROWS = {
     ),
     "adapter-missing": Row(
         lambda run: run.rig.stub.AdoptRun(
-            trainer_pb2.AdoptRunRequest(
+            trainer_control_pb2.AdoptRunRequest(
                 run="projects/p/trainingRuns/new",
                 epoch=1,
                 base_model="tiny",
@@ -669,7 +676,7 @@ ROWS = {
     "checkpoints-page-token": Row(
         any_call(
             "ListCheckpoints",
-            trainer_pb2.ListCheckpointsRequest(
+            checkpoint_pb2.ListCheckpointsRequest(
                 parent="projects/p/trainingRuns/-", page_token="?"
             ),
         ),
@@ -761,7 +768,9 @@ async def test_bad_input(scene: Scene, name: str) -> None:
 async def test_random_bytes_are_never_an_untyped_error(scene: Scene) -> None:
     rig, run = scene.rig, await scene.rig.new_run("random-bytes")
     random = np.random.default_rng(0)
-    for method in trainer_pb2.DESCRIPTOR.services_by_name["TrainerService"].methods:
+    files = (trainer_pb2, checkpoint_pb2, trainer_control_pb2)
+    services = [each for file in files for each in file.DESCRIPTOR.services_by_name.values()]
+    for method in [method for service in services for method in service.methods]:
         call = rig.channel.unary_unary(f"/{method.full_name.rpartition('.')[0]}/{method.name}")
         for _ in range(5):
             body = random.bytes(int(random.integers(1, 40)))

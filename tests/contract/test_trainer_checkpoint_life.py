@@ -29,7 +29,7 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_trainer.checkpoints import transfers
@@ -37,8 +37,8 @@ from tinsmith_trainer.checkpoints.expiry import TOMBSTONE_S
 from tinsmith_trainer.checkpoints.registry import GRACE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-PEFT = trainer_pb2.CheckpointExport.FORMAT_PEFT
-MERGED = trainer_pb2.CheckpointExport.FORMAT_MERGED
+PEFT = checkpoint_pb2.CheckpointExport.FORMAT_PEFT
+MERGED = checkpoint_pb2.CheckpointExport.FORMAT_MERGED
 WEIGHTS = "adapter_model.safetensors"
 SETTINGS = "adapter_config.json"
 
@@ -61,8 +61,8 @@ def ttl(seconds: int) -> duration_pb2.Duration:
     return duration_pb2.Duration(seconds=seconds)
 
 
-async def get(run: RunClient, name: str) -> trainer_pb2.Checkpoint:
-    return await run.call("GetCheckpoint", trainer_pb2.GetCheckpointRequest(name=name))
+async def get(run: RunClient, name: str) -> checkpoint_pb2.Checkpoint:
+    return await run.call("GetCheckpoint", checkpoint_pb2.GetCheckpointRequest(name=name))
 
 
 async def reason(call: Any) -> str:
@@ -71,7 +71,7 @@ async def reason(call: Any) -> str:
 
 async def copy(run: RunClient, source: str, checkpoint_id: str, **fields: Any) -> Any:
     fields = {"request_id": new_id(), **fields}
-    request = trainer_pb2.CopyCheckpointRequest(
+    request = checkpoint_pb2.CopyCheckpointRequest(
         parent=run.name, source_checkpoint=source, checkpoint_id=checkpoint_id, **fields
     )
     return await run.call("CopyCheckpoint", request)
@@ -79,18 +79,18 @@ async def copy(run: RunClient, source: str, checkpoint_id: str, **fields: Any) -
 
 async def export(run: RunClient, name: str, kind: Any = PEFT, **fields: Any) -> Any:
     fields = {"request_id": new_id(), **fields}
-    request = trainer_pb2.ExportCheckpointRequest(name=name, format=kind, **fields)
+    request = checkpoint_pb2.ExportCheckpointRequest(name=name, format=kind, **fields)
     return await run.call("ExportCheckpoint", request)
 
 
-async def exported(run: RunClient, name: str, kind: Any = PEFT) -> trainer_pb2.CheckpointExport:
+async def exported(run: RunClient, name: str, kind: Any = PEFT) -> checkpoint_pb2.CheckpointExport:
     done = await run.wait(await export(run, name, kind))
-    return response_of(done, trainer_pb2.CheckpointExport())
+    return response_of(done, checkpoint_pb2.CheckpointExport())
 
 
-async def publish(run: RunClient, name: str, *, undo: bool = False) -> trainer_pb2.Checkpoint:
+async def publish(run: RunClient, name: str, *, undo: bool = False) -> checkpoint_pb2.Checkpoint:
     method = "UnpublishCheckpoint" if undo else "PublishCheckpoint"
-    return await run.call(method, getattr(trainer_pb2, f"{method}Request")(name=name))
+    return await run.call(method, getattr(checkpoint_pb2, f"{method}Request")(name=name))
 
 
 # Expiry.
@@ -105,13 +105,15 @@ async def test_an_expired_checkpoint_is_told_from_one_that_never_was(rig: Traine
     rig.passed_s += 61
     assert await reason(get(run, saved.name)) == "CHECKPOINT_EXPIRED"
     assert await reason(get(other, saved.name)) == "CHECKPOINT_NOT_FOUND"
-    listed = await run.call("ListCheckpoints", trainer_pb2.ListCheckpointsRequest(parent=run.name))
+    listed = await run.call(
+        "ListCheckpoints", checkpoint_pb2.ListCheckpointsRequest(parent=run.name)
+    )
     assert not listed.checkpoints
     error = error_of(await run.wait(await run.load(saved.name)))
     assert (error.code.name, error.reason) == ("NOT_FOUND", "CHECKPOINT_EXPIRED")
     assert await reason(publish(run, saved.name)) == "CHECKPOINT_EXPIRED"
     assert await reason(export(run, saved.name)) == "CHECKPOINT_EXPIRED"
-    delete = trainer_pb2.DeleteCheckpointRequest(name=saved.name)
+    delete = checkpoint_pb2.DeleteCheckpointRequest(name=saved.name)
     assert await reason(run.call("DeleteCheckpoint", delete)) == "CHECKPOINT_EXPIRED"
 
     await rig.pod.sweep_checkpoints()
@@ -135,7 +137,7 @@ async def test_the_name_of_an_expired_checkpoint_is_free(rig: TrainerRig) -> Non
     await run.saved("other", ttl=ttl(10))
     rig.passed_s += 11
     done = await run.wait(await copy(run, second.name, "other"))
-    assert response_of(done, trainer_pb2.Checkpoint()).source_checkpoint == second.name
+    assert response_of(done, checkpoint_pb2.Checkpoint()).source_checkpoint == second.name
     rig.passed_s += GRACE_S
     await rig.pod.sweep_checkpoints()
     assert folder_of(second).exists()
@@ -176,7 +178,7 @@ async def test_a_load_that_reads_is_not_deprived_of_its_files(
     monkeypatch.setattr(registry.checkpoint_manifests, "read_checkpoint", slow_read)
     load_call = await run.load(saved.name)
     await reading.wait()
-    await run.call("DeleteCheckpoint", trainer_pb2.DeleteCheckpointRequest(name=saved.name))
+    await run.call("DeleteCheckpoint", checkpoint_pb2.DeleteCheckpointRequest(name=saved.name))
     assert folder_of(saved).exists()
     go_on.set()
     assert not (await run.wait(load_call)).HasField("error")
@@ -198,9 +200,11 @@ async def test_labels_and_expiry_are_changed_by_mask(rig: TrainerRig) -> None:
     run = await rig.new_run("change")
     saved = await run.saved("a", labels={"x": "1"}, ttl=ttl(100))
 
-    async def update(*paths: str, **fields: Any) -> trainer_pb2.Checkpoint:
+    async def update(*paths: str, **fields: Any) -> checkpoint_pb2.Checkpoint:
         mask = field_mask_pb2.FieldMask(paths=paths)
-        request = trainer_pb2.UpdateCheckpointRequest(name=saved.name, update_mask=mask, **fields)
+        request = checkpoint_pb2.UpdateCheckpointRequest(
+            name=saved.name, update_mask=mask, **fields
+        )
         return await run.call("UpdateCheckpoint", request)
 
     found = await update("labels", labels={"y": "2"})
@@ -240,15 +244,16 @@ async def test_a_published_checkpoint_is_read_by_all_and_changed_by_its_owner(
             publish(guest, name),
             publish(guest, name, undo=True),
             export(guest, name),
-            guest.call("DeleteCheckpoint", trainer_pb2.DeleteCheckpointRequest(name=name)),
+            guest.call("DeleteCheckpoint", checkpoint_pb2.DeleteCheckpointRequest(name=name)),
             guest.call(
                 "UpdateCheckpoint",
-                trainer_pb2.UpdateCheckpointRequest(
+                checkpoint_pb2.UpdateCheckpointRequest(
                     name=name, update_mask=field_mask_pb2.FieldMask(paths=["labels"])
                 ),
             ),
             guest.call(
-                "CreateCheckpointDownload", trainer_pb2.CreateCheckpointDownloadRequest(name=name)
+                "CreateCheckpointDownload",
+                checkpoint_pb2.CreateCheckpointDownloadRequest(name=name),
             ),
         ]
         found = []
@@ -264,16 +269,16 @@ async def test_a_published_checkpoint_is_read_by_all_and_changed_by_its_owner(
     private = await outcomes(saved.name)
     assert private == await outcomes(nothing)
     assert all(outcome.startswith("NOT_FOUND") for outcome in private)
-    assert (await publish(run, saved.name)).state == trainer_pb2.Checkpoint.STATE_PUBLISHED
+    assert (await publish(run, saved.name)).state == checkpoint_pb2.Checkpoint.STATE_PUBLISHED
     public = await outcomes(saved.name)
     assert public[:3] == ["ok"] * 3
     assert public[3:] == private[3:]
-    all_runs = trainer_pb2.ListCheckpointsRequest(parent="projects/guest/trainingRuns/-")
+    all_runs = checkpoint_pb2.ListCheckpointsRequest(parent="projects/guest/trainingRuns/-")
     await guest.wait(guest.next_number - 1)
     listed = await guest.call("ListCheckpoints", all_runs)
     assert saved.name not in [checkpoint.name for checkpoint in listed.checkpoints]
     withdrawn = await publish(run, saved.name, undo=True)
-    assert withdrawn.state == trainer_pb2.Checkpoint.STATE_PRIVATE
+    assert withdrawn.state == checkpoint_pb2.Checkpoint.STATE_PRIVATE
     assert await outcomes(saved.name) == private
 
 
@@ -304,18 +309,18 @@ async def test_a_copy_is_a_checkpoint_of_its_own(rig: TrainerRig) -> None:
     fields: dict[str, Any] = {"request_id": request_id, "labels": {"new": "1"}, "ttl": ttl(500)}
     operation = await copy(target, saved.name, "b", **fields)
     assert operation.name == f"{target.name}/operations/copy-{request_id}"
-    made = response_of(await target.wait(operation), trainer_pb2.Checkpoint())
+    made = response_of(await target.wait(operation), checkpoint_pb2.Checkpoint())
     assert made.name == f"{target.name}/checkpoints/b"
     assert (made.files, made.version, made.kind) == (saved.files, saved.version, saved.kind)
     assert (dict(made.labels), made.source_checkpoint) == ({"new": "1"}, saved.name)
     assert made.adapter.lora.rank == 2
-    assert made.state == trainer_pb2.Checkpoint.STATE_PRIVATE
+    assert made.state == checkpoint_pb2.Checkpoint.STATE_PRIVATE
     # The same request is the same operation; another body is refused.
     assert (await copy(target, saved.name, "b", **fields)).name == operation.name
     assert await reason(copy(target, saved.name, "c", **fields)) == "REQUEST_ID_REUSED"
     taken = await target.wait(await copy(target, saved.name, "b"))
     assert error_of(taken).reason == "CHECKPOINT_ALREADY_EXISTS"
-    await run.call("DeleteCheckpoint", trainer_pb2.DeleteCheckpointRequest(name=saved.name))
+    await run.call("DeleteCheckpoint", checkpoint_pb2.DeleteCheckpointRequest(name=saved.name))
     done = await run.wait(await run.load(made.name))
     assert response_of(done, trainer_pb2.LoadCheckpointResponse()).version == 1
     folders = {path.name for path in folder_of(made).parent.iterdir()}
@@ -352,7 +357,7 @@ async def test_exports_are_kept_for_a_day_and_go_with_their_checkpoint(rig: Trai
     third = await exported(run, saved.name)
     merged = await exported(run, saved.name, MERGED)
     assert {"config.json", "model.safetensors"} <= {file.file for file in merged.files}
-    await run.call("DeleteCheckpoint", trainer_pb2.DeleteCheckpointRequest(name=saved.name))
+    await run.call("DeleteCheckpoint", checkpoint_pb2.DeleteCheckpointRequest(name=saved.name))
     assert not folder_of(third).exists()
     assert not folder_of(merged).exists()
 
@@ -372,15 +377,15 @@ async def test_a_task_that_a_restart_cut_off_is_done_again(
     monkeypatch.setattr(transfers.CheckpointWork, "do", stuck)
     operation = await export(run, saved.name)
     await begun.wait()
-    metadata = trainer_pb2.CheckpointTaskMetadata()
+    metadata = checkpoint_pb2.CheckpointTaskMetadata()
     standing = await run.wait(operation, 0.01)
     assert standing.metadata.Unpack(metadata)
     assert not standing.done
     assert (metadata.kind, metadata.checkpoint) == ("export", saved.name)
-    assert metadata.state == trainer_pb2.CheckpointTaskMetadata.STATE_RUNNING
+    assert metadata.state == checkpoint_pb2.CheckpointTaskMetadata.STATE_RUNNING
     monkeypatch.setattr(transfers.CheckpointWork, "do", do)
     await rig.restart()
-    done = response_of(await run.wait(operation), trainer_pb2.CheckpointExport())
+    done = response_of(await run.wait(operation), checkpoint_pb2.CheckpointExport())
     assert folder_of(done).exists()
 
 
@@ -415,8 +420,8 @@ async def test_tasks_and_exports_go_with_their_run(rig: TrainerRig) -> None:
     run = await rig.new_run("doomed")
     saved = await run.saved("a")
     await exported(run, saved.name)
-    release = trainer_pb2.ReleaseRunRequest(
-        run=run.name, epoch=1, mode=trainer_pb2.ReleaseRunRequest.MODE_DELETE
+    release = trainer_control_pb2.ReleaseRunRequest(
+        run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     await rig.stub.ReleaseRun(release, metadata=POD, timeout=TIMEOUT_S)
     for table in ("checkpoint_tasks", "checkpoint_exports", "checkpoints"):
@@ -428,7 +433,9 @@ async def test_tasks_and_exports_go_with_their_run(rig: TrainerRig) -> None:
 
 
 async def read_file(run: RunClient, name: str, token: str, offset: int = 0) -> bytes:
-    request = trainer_pb2.DownloadCheckpointFileRequest(name=name, token=token, offset_bytes=offset)
+    request = checkpoint_pb2.DownloadCheckpointFileRequest(
+        name=name, token=token, offset_bytes=offset
+    )
     content = b""
     call = run.rig.stub.DownloadCheckpointFile(request, metadata=run.metadata, timeout=TIMEOUT_S)
     async for piece in call:
@@ -438,7 +445,7 @@ async def read_file(run: RunClient, name: str, token: str, offset: int = 0) -> b
 
 
 async def sources(run: RunClient, name: str) -> dict[str, Any]:
-    request = trainer_pb2.CreateCheckpointDownloadRequest(name=name)
+    request = checkpoint_pb2.CreateCheckpointDownloadRequest(name=name)
     answer = await run.call("CreateCheckpointDownload", request)
     assert answer.expire_time.seconds > 0
     return {source.file.file: source for source in answer.sources}
@@ -489,7 +496,7 @@ async def test_a_token_is_good_for_one_file_of_one_checkpoint_for_an_hour(
     rig.passed_s += 3601
     assert (await refusal(_whole(run, saved.name, token))).reason == "DOWNLOAD_TOKEN_INVALID"
     token = (await sources(run, saved.name))[WEIGHTS].token
-    await run.call("DeleteCheckpoint", trainer_pb2.DeleteCheckpointRequest(name=saved.name))
+    await run.call("DeleteCheckpoint", checkpoint_pb2.DeleteCheckpointRequest(name=saved.name))
     assert (await refusal(_whole(run, saved.name, token))).code.name == "NOT_FOUND"
     missing = sources(run, f"{other.name}/exports/merged")
     assert (await refusal(missing)).reason == "RESOURCE_NOT_FOUND"
@@ -498,31 +505,31 @@ async def test_a_token_is_good_for_one_file_of_one_checkpoint_for_an_hour(
 # Uploads.
 
 
-def described(content: bytes, name: str, **changes: Any) -> trainer_pb2.CheckpointFile:
+def described(content: bytes, name: str, **changes: Any) -> checkpoint_pb2.CheckpointFile:
     fields = {
         "file": name,
         "size_bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
         **changes,
     }
-    return trainer_pb2.CheckpointFile(**fields)
+    return checkpoint_pb2.CheckpointFile(**fields)
 
 
 async def begin_upload(run: RunClient, files: list[Any], **fields: Any) -> Any:
     fields = {"request_id": new_id(), "checkpoint_id": "imported", **fields}
-    request = trainer_pb2.CreateCheckpointUploadRequest(parent=run.name, files=files, **fields)
+    request = checkpoint_pb2.CreateCheckpointUploadRequest(parent=run.name, files=files, **fields)
     return await run.call("CreateCheckpointUpload", request)
 
 
 async def send(run: RunClient, upload: Any, file: str, offset: int, data: bytes) -> Any:
-    request = trainer_pb2.UploadCheckpointFileRequest(
+    request = checkpoint_pb2.UploadCheckpointFileRequest(
         upload=upload.name, file=file, offset_bytes=offset, data=data
     )
     return await run.call("UploadCheckpointFile", request)
 
 
 async def finish(run: RunClient, upload: Any) -> Any:
-    request = trainer_pb2.ImportCheckpointRequest(upload=upload.name, request_id=new_id())
+    request = checkpoint_pb2.ImportCheckpointRequest(upload=upload.name, request_id=new_id())
     return await run.wait(await run.call("ImportCheckpoint", request))
 
 
@@ -559,8 +566,8 @@ async def test_an_upload_is_continued_where_it_stopped(rig: TrainerRig) -> None:
     assert progress == {SETTINGS: 0, WEIGHTS: 1000}
     await send(run, again, WEIGHTS, 500, weights[500:])  # half of it is there
     await send(run, again, SETTINGS, 0, files[SETTINGS])
-    made = response_of(await finish(run, again), trainer_pb2.Checkpoint())
-    assert (made.kind, made.version) == (trainer_pb2.Checkpoint.KIND_SAMPLER, 0)
+    made = response_of(await finish(run, again), checkpoint_pb2.Checkpoint())
+    assert (made.kind, made.version) == (checkpoint_pb2.Checkpoint.KIND_SAMPLER, 0)
     assert made.HasField("expire_time")
     assert files_of(made)[WEIGHTS] == weights
     assert await reason(finish(run, again)) == "UPLOAD_NOT_FOUND"  # it was used up

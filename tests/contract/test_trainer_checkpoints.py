@@ -24,12 +24,12 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-KIND_SAMPLER = trainer_pb2.Checkpoint.KIND_SAMPLER
-KIND_TRAINING = trainer_pb2.Checkpoint.KIND_TRAINING
+KIND_SAMPLER = checkpoint_pb2.Checkpoint.KIND_SAMPLER
+KIND_TRAINING = checkpoint_pb2.Checkpoint.KIND_TRAINING
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -46,7 +46,7 @@ async def loaded(run: RunClient, checkpoint: str, **options: Any) -> int:
     return response_of(done, trainer_pb2.LoadCheckpointResponse()).version
 
 
-def folder_of(checkpoint: trainer_pb2.Checkpoint) -> Path:
+def folder_of(checkpoint: checkpoint_pb2.Checkpoint) -> Path:
     return Path(checkpoint.manifest_uri.removeprefix("file://")).parent
 
 
@@ -68,7 +68,7 @@ async def test_a_checkpoint_says_what_it_is(rig: TrainerRig) -> None:
         if path.name != "manifest.json"
     }
     assert saved.size_bytes == sum(entry["size_bytes"] for entry in manifest["files"].values())
-    request = trainer_pb2.GetCheckpointRequest(name=saved.name)
+    request = checkpoint_pb2.GetCheckpointRequest(name=saved.name)
     assert await run.call("GetCheckpoint", request) == saved
 
 
@@ -147,7 +147,7 @@ async def test_a_loaded_run_is_restored_without_the_checkpoint_it_came_from(
     await loaded(run, saved.name)
     await run.step()
     before = await run.bits("before")
-    await run.call("DeleteCheckpoint", trainer_pb2.DeleteCheckpointRequest(name=saved.name))
+    await run.call("DeleteCheckpoint", checkpoint_pb2.DeleteCheckpointRequest(name=saved.name))
     left_behind = rig.copy_data()
     original = rig.config.data_dir
     await rig.recover_from(left_behind)
@@ -164,7 +164,7 @@ async def test_a_name_is_taken_whatever_the_kind_until_it_is_deleted(rig: Traine
     assert error.reason == "CHECKPOINT_ALREADY_EXISTS"
     assert checkpoint_files(saved) == files
 
-    delete = trainer_pb2.DeleteCheckpointRequest(name=saved.name)
+    delete = checkpoint_pb2.DeleteCheckpointRequest(name=saved.name)
     await run.call("DeleteCheckpoint", delete)
     assert not folder_of(saved).exists()
     assert (await refusal(run.call("DeleteCheckpoint", delete))).reason == "CHECKPOINT_NOT_FOUND"
@@ -183,7 +183,7 @@ async def test_lists_are_newest_first_in_pages(rig: TrainerRig) -> None:
         found: list[list[str]] = []
         token = ""
         while token or not found:
-            request = trainer_pb2.ListCheckpointsRequest(
+            request = checkpoint_pb2.ListCheckpointsRequest(
                 parent=parent, page_size=page_size, page_token=token
             )
             page = await run.call("ListCheckpoints", request)
@@ -203,12 +203,12 @@ async def test_lists_are_newest_first_in_pages(rig: TrainerRig) -> None:
 async def test_checkpoints_go_with_their_run(rig: TrainerRig) -> None:
     run = await rig.new_run("gone", project="gone")
     saved = await run.saved("a")
-    request = trainer_pb2.ReleaseRunRequest(
-        run=run.name, epoch=1, mode=trainer_pb2.ReleaseRunRequest.MODE_DELETE
+    request = trainer_control_pb2.ReleaseRunRequest(
+        run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     await rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)
     assert not folder_of(saved).exists()
-    get = trainer_pb2.GetCheckpointRequest(name=saved.name)
+    get = checkpoint_pb2.GetCheckpointRequest(name=saved.name)
     assert (await refusal(run.call("GetCheckpoint", get))).reason == "CHECKPOINT_NOT_FOUND"
 
 

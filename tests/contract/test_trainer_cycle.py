@@ -29,14 +29,14 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine import AdamParams, BatchRequest, ForwardResult, OptimStepResult
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
 
 State = trainer_pb2.OperationMetadata
-PARK = trainer_pb2.ReleaseRunRequest.MODE_PARK
-DELETE = trainer_pb2.ReleaseRunRequest.MODE_DELETE
+PARK = trainer_control_pb2.ReleaseRunRequest.MODE_PARK
+DELETE = trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
 
 
 @dataclass
@@ -102,7 +102,7 @@ async def is_running(run: RunClient, number: int = 1) -> None:
 
 
 def release(run: RunClient, mode: Any) -> Any:
-    request = trainer_pb2.ReleaseRunRequest(run=run.name, epoch=1, mode=mode)
+    request = trainer_control_pb2.ReleaseRunRequest(run=run.name, epoch=1, mode=mode)
     return run.rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)
 
 
@@ -286,7 +286,7 @@ async def test_a_save_holds_up_nobody_else(
     assert metadata_of(await saving.get(3)).state == State.STATE_RUNNING
     assert await other.step() == 1
     save.opened.set()
-    response_of(await saving.wait(3), trainer_pb2.Checkpoint())
+    response_of(await saving.wait(3), checkpoint_pb2.Checkpoint())
 
 
 async def test_a_run_without_a_place_waits_for_one_and_says_so(

@@ -30,7 +30,7 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import ErrorCode
 
@@ -541,8 +541,8 @@ async def test_payload_files_of_a_deleted_run_are_removed(rig: TrainerRig) -> No
     await run.wait(await run.forward_backward(*LARGE))
     folder = rig.config.data_dir / "store" / run.name
     assert folder.exists()
-    request = trainer_pb2.ReleaseRunRequest(
-        run=run.name, epoch=1, mode=trainer_pb2.ReleaseRunRequest.MODE_DELETE
+    request = trainer_control_pb2.ReleaseRunRequest(
+        run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     await rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)
     assert not folder.exists()

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes.trainer_rig import POD, TrainerRig, running_trainer
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import trainer_control_pb2
 from tinsmith_engine.host import EngineHost
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -67,8 +67,8 @@ async def test_a_deletion_whose_caller_left_is_finished_and_may_be_repeated(
         await may_evict.wait()
         await evict(live)
 
-    request = trainer_pb2.ReleaseRunRequest(
-        run=run.name, epoch=1, mode=trainer_pb2.ReleaseRunRequest.MODE_DELETE
+    request = trainer_control_pb2.ReleaseRunRequest(
+        run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     with monkeypatch.context() as patch:
         patch.setattr(residency, "evict", held_evict)

@@ -27,7 +27,7 @@ from tests.fakes.trainer_rig import (
 )
 from tests.faults.proxy import Fault, HttpFaultProxy
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
 from tinsmith_runtime.errors import ConfigError, StorageUnavailableError
@@ -108,7 +108,7 @@ async def accepted_later(run: RunClient, **call: Any) -> Any:
                 await asyncio.sleep(0.1)
 
 
-def bits_of(direct: ObjectStore, checkpoint: trainer_pb2.Checkpoint) -> dict[str, bytes]:
+def bits_of(direct: ObjectStore, checkpoint: checkpoint_pb2.Checkpoint) -> dict[str, bytes]:
     """Return the tensor files of a checkpoint, verified."""
     folder = checkpoint_manifests.find_folder(
         direct, checkpoint.manifest_uri, sha256=checkpoint.manifest_sha256
@@ -156,7 +156,7 @@ async def test_a_save_waits_for_the_store_and_says_so(
         await until(lambda: waits_for_the_store(run))
         assert not (await run.get(4)).done
         assert await other.step() == 1
-    checkpoint = response_of(await run.wait(save), trainer_pb2.Checkpoint())
+    checkpoint = response_of(await run.wait(save), checkpoint_pb2.Checkpoint())
     assert bits_of(direct, checkpoint) == wanted
     assert not (await run.status()).waiting_for
     assert await run.step() == 2
@@ -207,7 +207,7 @@ async def test_a_stop_does_not_wait_for_the_store_and_loses_nothing(
         await until(lambda: waits_for_the_store(run))
         other = await rig.new_run("other")
         assert await other.step() == 1
-    checkpoint = response_of(await run.wait(4), trainer_pb2.Checkpoint())
+    checkpoint = response_of(await run.wait(4), checkpoint_pb2.Checkpoint())
     assert bits_of(direct, checkpoint) == wanted
 
 
@@ -254,8 +254,8 @@ async def test_what_a_deleted_run_left_goes_when_the_store_is_back(
     run = await rig.new_run()
     await run.step(*LARGE)
     await run.saved("a")
-    request = trainer_pb2.ReleaseRunRequest(
-        run=run.name, epoch=1, mode=trainer_pb2.ReleaseRunRequest.MODE_DELETE
+    request = trainer_control_pb2.ReleaseRunRequest(
+        run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     with proxy.outage():
         await rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)

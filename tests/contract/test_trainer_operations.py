@@ -30,7 +30,7 @@ from tests.fakes.trainer_rig import (
 )
 
 from tinsmith.tensors import decode_tensor
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -355,12 +355,12 @@ async def test_capabilities_name_models_losses_and_limits(rig: TrainerRig, run: 
 
 
 def release(run: RunClient, mode: Any, epoch: int = 1) -> Any:
-    request = trainer_pb2.ReleaseRunRequest(run=run.name, epoch=epoch, mode=mode)
+    request = trainer_control_pb2.ReleaseRunRequest(run=run.name, epoch=epoch, mode=mode)
     return run.rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)
 
 
-PARK = trainer_pb2.ReleaseRunRequest.MODE_PARK
-DELETE = trainer_pb2.ReleaseRunRequest.MODE_DELETE
+PARK = trainer_control_pb2.ReleaseRunRequest.MODE_PARK
+DELETE = trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
 
 
 async def test_adopting_again_changes_nothing_and_an_older_epoch_is_refused(
@@ -415,16 +415,14 @@ async def test_published_weights_are_pods_only_and_stay_while_unchanged(
     rig: TrainerRig, run: RunClient
 ) -> None:
     await run.step()
-    request = trainer_pb2.PublishWeightsRequest(run=run.name)
+    request = trainer_control_pb2.ExportWeightsRequest(run=run.name)
     published = [
-        await rig.stub.PublishWeights(request, metadata=POD, timeout=TIMEOUT_S) for _ in range(2)
+        await rig.stub.ExportWeights(request, metadata=POD, timeout=TIMEOUT_S) for _ in range(2)
     ]
     assert published[0] == published[1]
     assert published[0].version == 1
     assert Path(published[0].manifest_uri.removeprefix("file://")).is_file()
-    error = await refusal(
-        rig.stub.PublishWeights(request, metadata=run.metadata, timeout=TIMEOUT_S)
-    )
+    error = await refusal(rig.stub.ExportWeights(request, metadata=run.metadata, timeout=TIMEOUT_S))
     assert error.reason == "SCOPE_MISSING"
 
 
@@ -434,14 +432,14 @@ async def test_two_projects_do_not_see_each_other(rig: TrainerRig, run: RunClien
     for method, request in (
         ("GetRunStatus", trainer_pb2.GetRunStatusRequest(run=run.name)),
         ("WaitOperations", trainer_pb2.WaitOperationsRequest(run=run.name)),
-        ("ListCheckpoints", trainer_pb2.ListCheckpointsRequest(parent=run.name)),
+        ("ListCheckpoints", checkpoint_pb2.ListCheckpointsRequest(parent=run.name)),
     ):
         error = await refusal(run.call(method, request, metadata=stranger))
         assert error.reason == "RUN_NOT_FOUND"
     name = f"{run.name}/checkpoints/mine"
     for method, message in (
-        ("GetCheckpoint", trainer_pb2.GetCheckpointRequest),
-        ("DeleteCheckpoint", trainer_pb2.DeleteCheckpointRequest),
+        ("GetCheckpoint", checkpoint_pb2.GetCheckpointRequest),
+        ("DeleteCheckpoint", checkpoint_pb2.DeleteCheckpointRequest),
     ):
         error = await refusal(run.call(method, message(name=name), metadata=stranger))
         assert error.reason == "CHECKPOINT_NOT_FOUND"
@@ -452,7 +450,7 @@ async def test_pods_are_told_which_runs_of_a_project_have_work(
 ) -> None:
     idle = await rig.new_run("idle")
     await idle.step()
-    request = trainer_pb2.ListRunStatusesRequest(parent="projects/p/trainingRuns/-")
+    request = trainer_control_pb2.ListRunStatusesRequest(parent="projects/p/trainingRuns/-")
     with rig.engine_held():
         for number in (1, 2):
             await run.forward_backward(number=number)
@@ -461,13 +459,13 @@ async def test_pods_are_told_which_runs_of_a_project_have_work(
         assert (status.run, status.num_pending_operations) == (run.name, 2)
         own = await run.status()
         assert status.waiting_for == own.waiting_for
-        elsewhere = trainer_pb2.ListRunStatusesRequest(parent="projects/q/trainingRuns/-")
+        elsewhere = trainer_control_pb2.ListRunStatusesRequest(parent="projects/q/trainingRuns/-")
         answer = await rig.stub.ListRunStatuses(elsewhere, metadata=POD, timeout=TIMEOUT_S)
         assert not answer.statuses
     error = await refusal(
         rig.stub.ListRunStatuses(request, metadata=run.metadata, timeout=TIMEOUT_S)
     )
     assert error.reason == "SCOPE_MISSING"
-    malformed = trainer_pb2.ListRunStatusesRequest(parent="../etc")
+    malformed = trainer_control_pb2.ListRunStatusesRequest(parent="../etc")
     error = await refusal(rig.stub.ListRunStatuses(malformed, metadata=POD, timeout=TIMEOUT_S))
     assert error.reason == "INVALID_FIELD"

@@ -27,7 +27,7 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 
 HOUR_S = 3600.0
@@ -289,7 +289,7 @@ async def test_a_resumed_run_gives_up_what_never_arrived_and_goes_on_behind_it(
 
 async def test_only_pods_resume_runs(rig: TrainerRig) -> None:
     run = await rig.new_run()
-    request = trainer_pb2.ResumeRunRequest(run=run.name)
+    request = trainer_control_pb2.ResumeRunRequest(run=run.name)
     assert code_of(await refusal(run.call("ResumeRun", request))) == "PERMISSION_DENIED"
-    missing: Any = trainer_pb2.ResumeRunRequest(run="projects/p/trainingRuns/none")
+    missing: Any = trainer_control_pb2.ResumeRunRequest(run="projects/p/trainingRuns/none")
     assert (await refusal(run.call("ResumeRun", missing, metadata=POD))).reason == "RUN_NOT_FOUND"

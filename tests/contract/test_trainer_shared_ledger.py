@@ -20,7 +20,7 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
@@ -60,7 +60,7 @@ async def take_over(other: PostgresLedger, run: RunClient, epoch: int) -> None:
 
 
 async def release(rig: TrainerRig, run: RunClient, mode: Any, epoch: int = 1) -> None:
-    request = trainer_pb2.ReleaseRunRequest(run=run.name, epoch=epoch, mode=mode)
+    request = trainer_control_pb2.ReleaseRunRequest(run=run.name, epoch=epoch, mode=mode)
     await rig.stub.ReleaseRun(request, metadata=POD, timeout=20)
 
 
@@ -82,7 +82,7 @@ class Held:
 
 
 async def copied(run: RunClient, source: str, checkpoint_id: str) -> Any:
-    request = trainer_pb2.CopyCheckpointRequest(
+    request = checkpoint_pb2.CopyCheckpointRequest(
         parent=run.name, checkpoint_id=checkpoint_id, source_checkpoint=source, request_id=new_id()
     )
     operation = await run.call("CopyCheckpoint", request)
@@ -96,7 +96,7 @@ async def test_a_request_on_its_way_while_its_run_is_handed_over_ends_no_process
     held = Held(monkeypatch, rig.pod._ledger, "submit")
     request = asyncio.ensure_future(refusal(run.forward_backward(make_datum())))
     await held.begun.wait()
-    await release(rig, run, trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER)
+    await release(rig, run, trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER)
     await take_over(other, run, 2)
     held.let_go.set()
     assert (await request).reason == RunMovedError.reason
@@ -108,12 +108,12 @@ async def test_checkpoints_of_a_run_that_nobody_holds_are_listed_for_its_project
 ) -> None:
     run = await rig.new_run()
     saved = await run.saved("a")
-    await release(rig, run, trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER)
+    await release(rig, run, trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER)
 
-    request = trainer_pb2.ListCheckpointsRequest(parent=run.name)
+    request = checkpoint_pb2.ListCheckpointsRequest(parent=run.name)
     listed = await run.call("ListCheckpoints", request)
     stranger = bearer(rig.scheduler.new_key("q"))
-    unknown = trainer_pb2.ListCheckpointsRequest(parent=f"{run.name}-2")
+    unknown = checkpoint_pb2.ListCheckpointsRequest(parent=f"{run.name}-2")
 
     assert [checkpoint.name for checkpoint in listed.checkpoints] == [saved.name]
     for call in (
@@ -146,7 +146,7 @@ async def test_checkpoints_of_a_run_without_operations_stay_when_it_moves(
 ) -> None:
     source = await (await rig.new_run("source")).saved("a")
     run = await rig.new_run("copies")
-    made = response_of(await copied(run, source.name, "b"), trainer_pb2.Checkpoint())
+    made = response_of(await copied(run, source.name, "b"), checkpoint_pb2.Checkpoint())
     await rig.restart()
 
     async def full(*_: Any, **__: Any) -> None:
@@ -155,7 +155,7 @@ async def test_checkpoints_of_a_run_without_operations_stay_when_it_moves(
     with monkeypatch.context() as patched:
         patched.setattr(rig.pod._residency, "ensure", full)
         await rig.adopt(run.name, epoch=2)
-    request = trainer_pb2.GetCheckpointRequest(name=made.name)
+    request = checkpoint_pb2.GetCheckpointRequest(name=made.name)
     assert (await run.call("GetCheckpoint", request)).name == made.name
 
 
@@ -198,7 +198,9 @@ async def test_a_run_that_was_let_go_does_not_come_back_into_the_engine(rig: Tra
     live = rig.pod._registry.get(run.name)
     await live.lock.acquire()
     publication = asyncio.ensure_future(rig.pod._publisher.publish(live))
-    leaving = asyncio.ensure_future(release(rig, run, trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER))
+    leaving = asyncio.ensure_future(
+        release(rig, run, trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER)
+    )
     while not live.is_leaving:
         await asyncio.sleep(0.01)
     live.lock.release()
@@ -221,7 +223,7 @@ async def test_a_copy_whose_commit_is_doubtful_keeps_its_files(
         raise OutcomeUnknownError("the answer was lost")
 
     monkeypatch.setattr(rig.pod._ledger, "finish_task", lost)
-    made = response_of(await copied(run, source.name, "b"), trainer_pb2.Checkpoint())
+    made = response_of(await copied(run, source.name, "b"), checkpoint_pb2.Checkpoint())
     async with asyncio.timeout(20):
         while rig.pod._tasks._running:
             await asyncio.sleep(0.01)
@@ -234,17 +236,17 @@ async def test_a_copy_that_lost_its_run_leaves_the_files_of_its_successor_alone(
     run = await rig.new_run()
     source = await run.saved("a")
     held = Held(monkeypatch, rig.pod._ledger, "finish_task")
-    request = trainer_pb2.CopyCheckpointRequest(
+    request = checkpoint_pb2.CopyCheckpointRequest(
         parent=run.name, checkpoint_id="b", source_checkpoint=source.name, request_id=new_id()
     )
     operation = await run.call("CopyCheckpoint", request)
     await held.begun.wait()
-    await release(rig, run, trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER)
+    await release(rig, run, trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER)
     # The next holder does it again, here in the same process but as a trainer of its own would.
     abandoned = dict(rig.pod._tasks._running)
     rig.pod._tasks._running.clear()
     await rig.adopt(run.name, epoch=2)
-    made = response_of(await run.wait(operation), trainer_pb2.Checkpoint())
+    made = response_of(await run.wait(operation), checkpoint_pb2.Checkpoint())
     rig.pod._registry._runs.pop(run.name)
     held.let_go.set()
     await asyncio.gather(*abandoned.values())
@@ -256,7 +258,7 @@ async def test_a_run_that_nobody_holds_is_deleted_under_its_epoch_alone(rig: Tra
     run = await rig.new_run()
     await run.step()
     await rig.restart()
-    delete = trainer_pb2.ReleaseRunRequest.MODE_DELETE
+    delete = trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
 
     assert (await refusal(release(rig, run, delete, epoch=2))).reason == "ABORTED"
     await release(rig, run, delete)
@@ -270,8 +272,8 @@ async def test_a_run_is_not_taken_for_parked_while_its_trainer_comes_back(
     run = await rig.new_run()
     await run.step()
     await rig.restart()
-    hand_over = trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER
-    delete = trainer_pb2.ReleaseRunRequest.MODE_DELETE
+    hand_over = trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER
+    delete = trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
 
     assert (await refusal(release(rig, run, hand_over))).reason == "RUN_MOVED"
     await rig.adopt(run.name, epoch=2)

@@ -27,7 +27,7 @@ from tests.fakes.chart_rig import (
     render,
 )
 from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
-from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith.v1 import checkpoint_pb2, checkpoint_pb2_grpc
 
 RENDERED_VERSION = (1, 24)
 """What `k8s/install.yaml` is for."""
@@ -301,8 +301,8 @@ def _play(release: Release) -> None:
     def list_checkpoints() -> bool:
         with grpc.insecure_channel(address) as channel:
             try:
-                answer = trainer_pb2_grpc.TrainerServiceStub(channel).ListCheckpoints(
-                    trainer_pb2.ListCheckpointsRequest(parent="projects/default/trainingRuns/-"),
+                answer = checkpoint_pb2_grpc.CheckpointServiceStub(channel).ListCheckpoints(
+                    checkpoint_pb2.ListCheckpointsRequest(parent="projects/default/trainingRuns/-"),
                     metadata=(("authorization", f"Bearer {key}"),),
                     timeout=10,
                 )

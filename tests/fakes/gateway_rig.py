@@ -15,11 +15,14 @@ from grpc_status import rpc_status
 from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
 
 from tinsmith.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
     environment_pb2,
     environment_pb2_grpc,
     sampler_pb2,
     sampler_pb2_grpc,
     scheduler_pb2,
+    trainer_control_pb2_grpc,
     trainer_pb2,
     trainer_pb2_grpc,
 )
@@ -84,6 +87,8 @@ class GatewayScheduler(FakeScheduler):
 
 class FakePod(
     trainer_pb2_grpc.TrainerServiceServicer,
+    checkpoint_pb2_grpc.CheckpointServiceServicer,
+    trainer_control_pb2_grpc.TrainerControlServiceServicer,
     sampler_pb2_grpc.SamplerServiceServicer,
     environment_pb2_grpc.EnvironmentServiceServicer,
 ):
@@ -120,6 +125,11 @@ class FakePod(
         }
         for service in services.split():
             self.server.add(adders[service], self)
+        if "trainer" in services:
+            self.server.add(checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server, self)
+            self.server.add(
+                trainer_control_pb2_grpc.add_TrainerControlServiceServicer_to_server, self
+            )
 
     async def _take(self, request: Any, context: Any) -> None:
         self.requests.append(request)
@@ -134,15 +144,15 @@ class FakePod(
         if self.fail:
             raise self.fail.pop(0)
 
-    async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
+    async def GetCheckpoint(self, request: Any, context: Any) -> checkpoint_pb2.Checkpoint:
         await self._take(request, context)
-        return trainer_pb2.Checkpoint(name=request.name)
+        return checkpoint_pb2.Checkpoint(name=request.name)
 
     async def ListCheckpoints(
         self, request: Any, context: Any
-    ) -> trainer_pb2.ListCheckpointsResponse:
+    ) -> checkpoint_pb2.ListCheckpointsResponse:
         await self._take(request, context)
-        return trainer_pb2.ListCheckpointsResponse()
+        return checkpoint_pb2.ListCheckpointsResponse()
 
     async def ListEnvironments(
         self, request: Any, context: Any

@@ -20,10 +20,13 @@ from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
 
 from tinsmith.tensors import decode_tensor, encode_tokens
 from tinsmith.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
     sampler_pb2,
     sampler_pb2_grpc,
     scheduler_pb2,
-    trainer_pb2,
+    trainer_control_pb2,
+    trainer_control_pb2_grpc,
     trainer_pb2_grpc,
     trajectories_pb2,
 )
@@ -54,32 +57,41 @@ TIMEOUT_S = 20.0
 PROMPT = (5, 6, 7, 8)
 
 
-class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
+class FakeTrainer(
+    trainer_pb2_grpc.TrainerServiceServicer,
+    checkpoint_pb2_grpc.CheckpointServiceServicer,
+    trainer_control_pb2_grpc.TrainerControlServiceServicer,
+):
     """Knows the checkpoints and published weights that a test gives it."""
 
     def __init__(self) -> None:
-        self.checkpoints: dict[str, trainer_pb2.Checkpoint] = {}
-        self.published: dict[str, trainer_pb2.PublishWeightsResponse] = {}
+        self.checkpoints: dict[str, checkpoint_pb2.Checkpoint] = {}
+        self.published: dict[str, trainer_control_pb2.ExportWeightsResponse] = {}
         self.num_publishes = 0
         self.server = PodServer(
             ServerConfig(drain_timeout_s=0.1),
             domain="trainer.tinsmith",
             authenticator=Authenticator(self, pod_key=POD_KEY),
         )
-        self.server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, self)
+        for add in (
+            trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
+            checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server,
+            trainer_control_pb2_grpc.add_TrainerControlServiceServicer_to_server,
+        ):
+            self.server.add(add, self)
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
         raise KeyInvalidError("only pods call this trainer")
 
-    async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
+    async def GetCheckpoint(self, request: Any, context: Any) -> checkpoint_pb2.Checkpoint:
         current_caller().require_scope(POD_SCOPE)
         if request.name not in self.checkpoints:
             raise CheckpointNotFoundError(f"checkpoint {request.name} does not exist")
         return self.checkpoints[request.name]
 
-    async def PublishWeights(
+    async def ExportWeights(
         self, request: Any, context: Any
-    ) -> trainer_pb2.PublishWeightsResponse:
+    ) -> trainer_control_pb2.ExportWeightsResponse:
         current_caller().require_scope(POD_SCOPE)
         self.num_publishes += 1
         if request.run not in self.published:
@@ -253,7 +265,7 @@ class SamplerRig:
         """Save an adapter with random weights as a checkpoint, and return its name."""
         name = f"projects/{PROJECT}/trainingRuns/r/checkpoints/{checkpoint_id}"
         written = await self._write(f"{name}-{uuid.uuid4().hex[:8]}", seed, version)
-        self.trainer.checkpoints[name] = trainer_pb2.Checkpoint(
+        self.trainer.checkpoints[name] = checkpoint_pb2.Checkpoint(
             name=name,
             base_model=BASE_MODEL,
             version=version,
@@ -271,7 +283,7 @@ class SamplerRig:
         """Give a live run new random weights, and return its name."""
         name = f"projects/{PROJECT}/trainingRuns/{run_id}"
         written = await self._write(f"{name}/published/{version}-{seed}", seed, version)
-        self.trainer.published[name] = trainer_pb2.PublishWeightsResponse(
+        self.trainer.published[name] = trainer_control_pb2.ExportWeightsResponse(
             version=version, manifest_uri=written.uri, manifest_sha256=written.sha256
         )
         return name

@@ -16,11 +16,15 @@ from google.longrunning import operations_pb2, operations_pb2_grpc
 from grpc_status import rpc_status
 
 from tinsmith.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
     job_pb2,
     job_pb2_grpc,
     models_pb2,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    trainer_control_pb2,
+    trainer_control_pb2_grpc,
     trainer_pb2,
     trainer_pb2_grpc,
 )
@@ -51,7 +55,11 @@ Metadata = tuple[tuple[str, str], ...]
 POD: Metadata = (("authorization", f"Bearer {POD_KEY}"),)
 
 
-class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
+class FakeTrainer(
+    trainer_pb2_grpc.TrainerServiceServicer,
+    checkpoint_pb2_grpc.CheckpointServiceServicer,
+    trainer_control_pb2_grpc.TrainerControlServiceServicer,
+):
     """Adopts and releases runs in memory.
 
     `adopt_errors` are raised first, one for each AdoptRun; while `gate` is cleared, AdoptRun waits.
@@ -59,8 +67,8 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
     """
 
     def __init__(self) -> None:
-        self.adopted: dict[str, trainer_pb2.AdoptRunRequest] = {}
-        self.adopt_calls: list[trainer_pb2.AdoptRunRequest] = []
+        self.adopted: dict[str, trainer_control_pb2.AdoptRunRequest] = {}
+        self.adopt_calls: list[trainer_control_pb2.AdoptRunRequest] = []
         self.parked: list[str] = []
         self.deleted: list[str] = []
         self.checkpoints: dict[str, str] = {}
@@ -85,12 +93,17 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
             domain="trainer.tinsmith",
             authenticator=Authenticator(self, pod_key=POD_KEY),
         )
-        self.server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, self)
+        for add in (
+            trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
+            checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server,
+            trainer_control_pb2_grpc.add_TrainerControlServiceServicer_to_server,
+        ):
+            self.server.add(add, self)
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
         raise KeyInvalidError("only pods call this trainer")
 
-    async def AdoptRun(self, request: Any, context: Any) -> trainer_pb2.AdoptRunResponse:
+    async def AdoptRun(self, request: Any, context: Any) -> trainer_control_pb2.AdoptRunResponse:
         current_caller().require_scope(POD_SCOPE)
         self.adopt_calls.append(request)
         await self.gate.wait()
@@ -100,28 +113,30 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
         if held is not None and held.epoch > request.epoch:
             raise AbortedError("a higher epoch holds the run")
         self.adopted[request.run] = request
-        return trainer_pb2.AdoptRunResponse()
+        return trainer_control_pb2.AdoptRunResponse()
 
-    async def ReleaseRun(self, request: Any, context: Any) -> trainer_pb2.ReleaseRunResponse:
+    async def ReleaseRun(
+        self, request: Any, context: Any
+    ) -> trainer_control_pb2.ReleaseRunResponse:
         current_caller().require_scope(POD_SCOPE)
         if self.release_errors:
             raise self.release_errors.pop(0)
         if request.run not in self.adopted:
             raise RunNotFoundError("unknown run")
-        if request.mode == trainer_pb2.ReleaseRunRequest.MODE_DELETE:
+        if request.mode == trainer_control_pb2.ReleaseRunRequest.MODE_DELETE:
             del self.adopted[request.run]
             self.deleted.append(request.run)
         else:
             self.parked.append(request.run)
-        return trainer_pb2.ReleaseRunResponse()
+        return trainer_control_pb2.ReleaseRunResponse()
 
     async def ListRunStatuses(
         self, request: Any, context: Any
-    ) -> trainer_pb2.ListRunStatusesResponse:
+    ) -> trainer_control_pb2.ListRunStatusesResponse:
         current_caller().require_scope(POD_SCOPE)
         self.list_calls.append(request.parent)
         await self.list_gate.wait()
-        return trainer_pb2.ListRunStatusesResponse(
+        return trainer_control_pb2.ListRunStatusesResponse(
             statuses=[each for each in self.statuses.values() if each.num_pending_operations]
         )
 
@@ -133,17 +148,17 @@ class FakeTrainer(trainer_pb2_grpc.TrainerServiceServicer):
             raise RunNotFoundError("unknown run")
         return self.statuses.get(request.run, trainer_pb2.RunStatus(next_sequence_number=1))
 
-    async def GetCheckpoint(self, request: Any, context: Any) -> trainer_pb2.Checkpoint:
+    async def GetCheckpoint(self, request: Any, context: Any) -> checkpoint_pb2.Checkpoint:
         if request.name not in self.checkpoints:
             raise CheckpointNotFoundError("unknown checkpoint")
-        checkpoint = trainer_pb2.Checkpoint(
+        checkpoint = checkpoint_pb2.Checkpoint(
             name=request.name,
             base_model=self.checkpoints[request.name],
-            kind=self.kinds.get(request.name, trainer_pb2.Checkpoint.KIND_TRAINING),
+            kind=self.kinds.get(request.name, checkpoint_pb2.Checkpoint.KIND_TRAINING),
             state=(
-                trainer_pb2.Checkpoint.STATE_PUBLISHED
+                checkpoint_pb2.Checkpoint.STATE_PUBLISHED
                 if request.name in self.published
-                else trainer_pb2.Checkpoint.STATE_PRIVATE
+                else checkpoint_pb2.Checkpoint.STATE_PRIVATE
             ),
         )
         checkpoint.adapter.CopyFrom(self.adapter)

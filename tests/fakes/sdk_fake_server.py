@@ -24,6 +24,8 @@ from grpc_status import rpc_status
 
 from tinsmith import tensors
 from tinsmith.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
     environment_pb2,
     environment_pb2_grpc,
     sampler_pb2,
@@ -162,7 +164,7 @@ class FakeState:
                 version=self.version, metrics={"grad_norm:mean": 1.0}
             )
         elif operation.kind == "save_checkpoint":
-            operation.response = trainer_pb2.Checkpoint(
+            operation.response = checkpoint_pb2.Checkpoint(
                 name=f"{request.parent}/checkpoints/{request.checkpoint_id}",
                 kind=request.kind,
                 base_model="tiny",
@@ -244,7 +246,9 @@ class FakeServer:
         self._changed = asyncio.Condition()
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(Scheduler(self), self._server)  # type: ignore[abstract]
-        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(Trainer(self), self._server)  # type: ignore[abstract]
+        trainer: Any = Trainer(self)  # type: ignore[abstract]
+        trainer_pb2_grpc.add_TrainerServiceServicer_to_server(trainer, self._server)
+        checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server(trainer, self._server)
         sampler_pb2_grpc.add_SamplerServiceServicer_to_server(Sampler(self), self._server)  # type: ignore[abstract]
         environments: Any = Environments
         environment_pb2_grpc.add_EnvironmentServiceServicer_to_server(
@@ -340,7 +344,9 @@ class FakeServer:
             await abort(context, self.state.fail_calls[method].pop(0))
 
 
-class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
+class Trainer(
+    trainer_pb2_grpc.TrainerServiceServicer, checkpoint_pb2_grpc.CheckpointServiceServicer
+):
     def __init__(self, server: FakeServer) -> None:
         self._server = server
 
@@ -420,15 +426,15 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
         ]
         start = int(request.page_token or 0)
         token = str(start + 1) if start + 1 < len(found) else ""
-        return trainer_pb2.ListCheckpointsResponse(
+        return checkpoint_pb2.ListCheckpointsResponse(
             checkpoints=found[start : start + 1], next_page_token=token
         )
 
     async def CreateCheckpointDownload(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "CreateCheckpointDownload", request)
         sources = [
-            trainer_pb2.CheckpointDownload.Source(
-                file=trainer_pb2.CheckpointFile(
+            checkpoint_pb2.CheckpointDownload.Source(
+                file=checkpoint_pb2.CheckpointFile(
                     file=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()
                 ),
                 url=self._server.state.file_url,
@@ -436,7 +442,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
             )
             for name, content in self._server.state.files.items()
         ]
-        return trainer_pb2.CheckpointDownload(name=request.name, sources=sources)
+        return checkpoint_pb2.CheckpointDownload(name=request.name, sources=sources)
 
     async def DownloadCheckpointFile(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "DownloadCheckpointFile", request)
@@ -445,7 +451,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
         state.offsets.append(offset)
         while offset < len(content):
             piece = content[offset : offset + 10]
-            yield trainer_pb2.DownloadCheckpointFileResponse(offset_bytes=offset, data=piece)
+            yield checkpoint_pb2.DownloadCheckpointFileResponse(offset_bytes=offset, data=piece)
             offset += len(piece)
             if state.cut_streams:
                 state.cut_streams -= 1
@@ -453,7 +459,7 @@ class Trainer(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def DeleteCheckpoint(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "DeleteCheckpoint", request)
-        return trainer_pb2.DeleteCheckpointResponse()
+        return checkpoint_pb2.DeleteCheckpointResponse()
 
 
 class Operations(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]

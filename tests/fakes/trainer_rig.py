@@ -22,7 +22,16 @@ from grpc_status import rpc_status
 from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
 
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
-from tinsmith.v1 import models_pb2, trainer_pb2, trainer_pb2_grpc, trajectories_pb2
+from tinsmith.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
+    models_pb2,
+    trainer_control_pb2,
+    trainer_control_pb2_grpc,
+    trainer_pb2,
+    trainer_pb2_grpc,
+    trajectories_pb2,
+)
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import ErrorCode, TinsmithError
 from tinsmith_runtime.rpc.error_codec import decode_status
@@ -163,7 +172,7 @@ class RunClient:
     async def save(
         self,
         checkpoint_id: str,
-        kind: Any = trainer_pb2.Checkpoint.KIND_TRAINING,
+        kind: Any = checkpoint_pb2.Checkpoint.KIND_TRAINING,
         *,
         number: int | None = None,
         **fields: Any,
@@ -208,7 +217,7 @@ class RunClient:
 
     async def resume(self) -> trainer_pb2.RunStatus:
         """Say that the client of the run is gone, as the scheduler does."""
-        request = trainer_pb2.ResumeRunRequest(run=self.name)
+        request = trainer_control_pb2.ResumeRunRequest(run=self.name)
         return await self.call("ResumeRun", request, metadata=POD)
 
     async def status(self) -> trainer_pb2.RunStatus:
@@ -222,17 +231,17 @@ class RunClient:
         response_of(await self.wait(gradient), trainer_pb2.ForwardBackwardResponse())
         return response_of(await self.wait(update), trainer_pb2.OptimStepResponse()).version
 
-    async def saved(self, checkpoint_id: str, **options: Any) -> trainer_pb2.Checkpoint:
+    async def saved(self, checkpoint_id: str, **options: Any) -> checkpoint_pb2.Checkpoint:
         """Save a checkpoint and return it."""
         operation = await self.wait(await self.save(checkpoint_id, **options))
-        return response_of(operation, trainer_pb2.Checkpoint())
+        return response_of(operation, checkpoint_pb2.Checkpoint())
 
     async def bits(self, checkpoint_id: str) -> dict[str, bytes]:
         """Save weights and moments, and return the files."""
         return checkpoint_files(await self.saved(checkpoint_id))
 
 
-def checkpoint_files(checkpoint: trainer_pb2.Checkpoint) -> dict[str, bytes]:
+def checkpoint_files(checkpoint: checkpoint_pb2.Checkpoint) -> dict[str, bytes]:
     """Return the tensor files of a checkpoint."""
     folder = Path(checkpoint.manifest_uri.removeprefix("file://")).parent
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
@@ -242,6 +251,18 @@ def logprobs_of(operation: Any) -> list[list[float]]:
     """Return the log-probabilities of a forward_backward that succeeded."""
     response = response_of(operation, trainer_pb2.ForwardBackwardResponse())
     return [decode_tensor(output.logprobs).tolist() for output in response.outputs]
+
+
+class TrainerStubs:
+    """The methods of all services of a trainer, by their names."""
+
+    def __init__(self, channel: Any) -> None:
+        for stub in (
+            trainer_pb2_grpc.TrainerServiceStub,
+            checkpoint_pb2_grpc.CheckpointServiceStub,
+            trainer_control_pb2_grpc.TrainerControlServiceStub,
+        ):
+            vars(self).update(vars(stub(channel)))
 
 
 class TrainerRig:
@@ -320,7 +341,7 @@ class TrainerRig:
         )
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)
-        self.stub = trainer_pb2_grpc.TrainerServiceStub(self.channel)
+        self.stub = TrainerStubs(self.channel)
         self.operations = operations_pb2_grpc.OperationsStub(self.channel)
 
     async def _stop_pod(self) -> None:
@@ -338,7 +359,7 @@ class TrainerRig:
     ) -> Any:
         """Place a run, as the scheduler does."""
         config = models_pb2.LoraConfig(**{"rank": 2, "seed": 1, **lora})
-        request = trainer_pb2.AdoptRunRequest(
+        request = trainer_control_pb2.AdoptRunRequest(
             run=name,
             epoch=epoch,
             base_model=base_model,

@@ -28,11 +28,15 @@ from tests.integration.servers import (
 import tinsmith
 from tinsmith.tensors import encode_tokens
 from tinsmith.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
     models_pb2,
     sampler_pb2,
     sampler_pb2_grpc,
     scheduler_pb2,
     scheduler_pb2_grpc,
+    trainer_control_pb2,
+    trainer_control_pb2_grpc,
     trainer_pb2,
     trainer_pb2_grpc,
 )
@@ -339,6 +343,8 @@ def test_a_foreign_key_is_refused_by_every_pod(
         assert run.name not in {weights.source for weights in listed.weights}
     with grpc.insecure_channel(located.trainer_address) as channel:
         trainer: Any = trainer_pb2_grpc.TrainerServiceStub(channel)
+        checkpoints = checkpoint_pb2_grpc.CheckpointServiceStub(channel)
+        control = trainer_control_pb2_grpc.TrainerControlServiceStub(channel)
         operations = operations_pb2_grpc.OperationsStub(channel)
         calls: list[tuple[str, Callable[[], Any]]] = [
             (
@@ -368,21 +374,23 @@ def test_a_foreign_key_is_refused_by_every_pod(
             ),
             (
                 "CHECKPOINT_NOT_FOUND",
-                lambda: trainer.GetCheckpoint(
-                    trainer_pb2.GetCheckpointRequest(name=saved.name), metadata=metadata
+                lambda: checkpoints.GetCheckpoint(
+                    checkpoint_pb2.GetCheckpointRequest(name=saved.name), metadata=metadata
                 ),
             ),
             (
                 "SCOPE_MISSING",
-                lambda: trainer.PublishWeights(
-                    trainer_pb2.PublishWeightsRequest(run=run.name), metadata=metadata
+                lambda: control.ExportWeights(
+                    trainer_control_pb2.ExportWeightsRequest(run=run.name), metadata=metadata
                 ),
             ),
             (
                 "SCOPE_MISSING",
-                lambda: trainer.ReleaseRun(
-                    trainer_pb2.ReleaseRunRequest(
-                        run=run.name, epoch=1, mode=trainer_pb2.ReleaseRunRequest.MODE_DELETE
+                lambda: control.ReleaseRun(
+                    trainer_control_pb2.ReleaseRunRequest(
+                        run=run.name,
+                        epoch=1,
+                        mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE,
                     ),
                     metadata=metadata,
                 ),

@@ -15,7 +15,12 @@ from dataclasses import dataclass
 
 from google.longrunning import operations_pb2_grpc
 
-from tinsmith.v1 import scheduler_pb2, trainer_pb2_grpc
+from tinsmith.v1 import (
+    checkpoint_pb2_grpc,
+    scheduler_pb2,
+    trainer_control_pb2_grpc,
+    trainer_pb2_grpc,
+)
 from tinsmith_engine import Published
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
@@ -47,7 +52,8 @@ from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.rpc.checkpoint_codec import StoredTasks
-from tinsmith_trainer.rpc.checkpoint_servicer import CheckpointDomain
+from tinsmith_trainer.rpc.checkpoint_servicer import CheckpointDomain, CheckpointServicer
+from tinsmith_trainer.rpc.control_servicer import TrainerControlServicer
 from tinsmith_trainer.rpc.operations_servicer import OperationsServicer
 from tinsmith_trainer.rpc.training_servicer import TrainerServicer
 from tinsmith_trainer.runs.operations import WireCodec
@@ -275,16 +281,17 @@ class TrainerPod(WorkerPod):
 
     def _add_services(self, reader: OperationReader, checkpoints: CheckpointDomain) -> None:
         servicer = TrainerServicer(
-            self._config,
-            self._registry,
-            self._adoption,
-            self._lease,
-            reader,
-            checkpoints,
-            self._publisher,
-            self._catalog,
+            self._config, self._registry, reader, checkpoints.registry, self._catalog
         )
         self._server.add(trainer_pb2_grpc.add_TrainerServiceServicer_to_server, servicer)
+        self._server.add(
+            checkpoint_pb2_grpc.add_CheckpointServiceServicer_to_server,
+            CheckpointServicer(self._registry, checkpoints),
+        )
+        self._server.add(
+            trainer_control_pb2_grpc.add_TrainerControlServiceServicer_to_server,
+            TrainerControlServicer(self._registry, self._adoption, self._lease, self._publisher),
+        )
         self._server.add(
             operations_pb2_grpc.add_OperationsServicer_to_server,
             OperationsServicer(self._registry, reader, self._tasks),

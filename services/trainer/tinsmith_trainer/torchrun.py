@@ -24,7 +24,7 @@ from tinsmith_engine.distributed.sharded_engine import RankedEngine
 from tinsmith_engine.distributed.sharded_loading import load_ranked_engine
 from tinsmith_engine.host import EngineHost, load_engines
 from tinsmith_runtime.errors import ConfigError, RanksLostError
-from tinsmith_runtime.pod.main import leave_word
+from tinsmith_runtime.pod.main import write_termination_reason
 from tinsmith_trainer.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -161,5 +161,5 @@ def _exit_unstarted() -> NoReturn:
 def _exit_lost(error: RanksLostError) -> NoReturn:
     """End at once: what was not committed is done again after the restart, from the ledger."""
     logger.critical("ranks lost", extra={"problem": error.message})
-    leave_word(error.message)
+    write_termination_reason(error.message)
     os._exit(RANKS_LOST_EXIT_CODE)

@@ -7,9 +7,9 @@ import pytest
 from tinsmith.names import worker_tag
 from tinsmith_gateway.proxy.proxied_methods import METHODS
 from tinsmith_gateway.upstream.routing import (
+    CHECKPOINT_SERVICE,
     ENVIRONMENT_SERVICE,
     SCHEDULER_SERVICE,
-    TRAINER_SERVICE,
     AnyOf,
     InstanceOwner,
     Owner,
@@ -41,8 +41,8 @@ RUN = "projects/p/trainingRuns/r"
 def test_a_call_about_checkpoints_goes_to_a_trainer_that_can_answer(
     method: str, resource: str, owner: Owner
 ) -> None:
-    assert METHODS[f"/{TRAINER_SERVICE}/{method}"].is_named
-    assert owner_of(TRAINER_SERVICE, method, resource) == owner
+    assert METHODS[f"/{CHECKPOINT_SERVICE}/{method}"].is_named
+    assert owner_of(CHECKPOINT_SERVICE, method, resource) == owner
 
 
 def test_events_of_sessions_are_the_schedulers() -> None:

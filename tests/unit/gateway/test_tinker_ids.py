@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2
 from tinsmith_gateway.tinker import ids
 from tinsmith_gateway.tinker.futures import CREATE_MODEL, SNAPSHOT_CLIENT, OperationFuture
 from tinsmith_runtime.errors import InvalidFieldError
 
 RUN = "projects/p/trainingRuns/ses-1a-train-0"
 MODEL = "ses-1a:train:0"
-Kind = trainer_pb2.Checkpoint
+Kind = checkpoint_pb2.Checkpoint
 
 
-def checkpoint(checkpoint_id: str, kind: int = Kind.KIND_TRAINING) -> trainer_pb2.Checkpoint:
-    return trainer_pb2.Checkpoint(name=f"{RUN}/checkpoints/{checkpoint_id}", kind=kind)
+def checkpoint(checkpoint_id: str, kind: int = Kind.KIND_TRAINING) -> checkpoint_pb2.Checkpoint:
+    return checkpoint_pb2.Checkpoint(name=f"{RUN}/checkpoints/{checkpoint_id}", kind=kind)
 
 
 def test_the_id_that_the_sdk_computes_is_the_one_of_the_run() -> None:

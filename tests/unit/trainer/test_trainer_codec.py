@@ -9,7 +9,7 @@ from google.protobuf import duration_pb2
 from tests.fakes.trainer_rig import make_datum, metadata_of, new_id
 
 from tinsmith import names
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, trainer_pb2
 from tinsmith_engine import AdamParams, ForwardResult, OptimStepResult
 from tinsmith_runtime.errors import InvalidFieldError, RunNotFoundError
 from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
@@ -182,7 +182,7 @@ RESULTS: dict[Kind, tuple[Result, Any]] = {
     ),
     Kind.FORWARD_BACKWARD: (ForwardResult([], {}), trainer_pb2.ForwardBackwardResponse),
     Kind.OPTIM_STEP: (OptimStepResult(3, {"grad_norm": 1.0}), trainer_pb2.OptimStepResponse),
-    Kind.SAVE_CHECKPOINT: (CHECKPOINT, trainer_pb2.Checkpoint),
+    Kind.SAVE_CHECKPOINT: (CHECKPOINT, checkpoint_pb2.Checkpoint),
     Kind.LOAD_CHECKPOINT: (LoadResult(0), trainer_pb2.LoadCheckpointResponse),
 }
 

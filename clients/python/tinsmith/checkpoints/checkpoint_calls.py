@@ -17,11 +17,11 @@ from tinsmith.rpc.transport import Endpoint
 from tinsmith.training.run_catalog import all_runs
 from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import Checkpoint, CheckpointExport
-from tinsmith.v1 import scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 
 _EXPORT_FORMATS = {
-    "peft": trainer_pb2.CheckpointExport.FORMAT_PEFT,
-    "merged": trainer_pb2.CheckpointExport.FORMAT_MERGED,
+    "peft": checkpoint_pb2.CheckpointExport.FORMAT_PEFT,
+    "merged": checkpoint_pb2.CheckpointExport.FORMAT_MERGED,
 }
 _PAGE_SIZE = 1000
 _ACTIVE = scheduler_pb2.TrainingRun.STATE_ACTIVE
@@ -78,7 +78,7 @@ class CheckpointCalls:
         Raises:
             NotFoundError: If there is none of this name.
         """
-        request = trainer_pb2.GetCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.GetCheckpointRequest(name=name_of(name))
         return await self._answer(request.name, "GetCheckpoint", request)
 
     @call
@@ -88,9 +88,9 @@ class CheckpointCalls:
         Raises:
             NotFoundError: If there is none of this name.
         """
-        request = trainer_pb2.DeleteCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.DeleteCheckpointRequest(name=name_of(name))
         endpoint = await endpoint_of(self._core, request.name)
-        await self._core.transport.call(endpoint, lambda c: c.trainer.DeleteCheckpoint, request)
+        await self._core.transport.call(endpoint, lambda c: c.checkpoint.DeleteCheckpoint, request)
 
     @call
     async def _update(
@@ -120,7 +120,7 @@ class CheckpointCalls:
             raise ConfigurationError(
                 "ttl_seconds and keep exclude each other", remedy="give one of them"
             )
-        request = trainer_pb2.UpdateCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.UpdateCheckpointRequest(name=name_of(name))
         if labels is not None:
             request.update_mask.paths.append("labels")
             request.labels.update(labels)
@@ -137,7 +137,7 @@ class CheckpointCalls:
         Raises:
             NotFoundError: If there is none of this name.
         """
-        request = trainer_pb2.PublishCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.PublishCheckpointRequest(name=name_of(name))
         return await self._answer(request.name, "PublishCheckpoint", request)
 
     @call
@@ -147,7 +147,7 @@ class CheckpointCalls:
         Raises:
             NotFoundError: If there is none of this name.
         """
-        request = trainer_pb2.UnpublishCheckpointRequest(name=name_of(name))
+        request = checkpoint_pb2.UnpublishCheckpointRequest(name=name_of(name))
         return await self._answer(request.name, "UnpublishCheckpoint", request)
 
     @future("copy of {name_of(source)}")
@@ -177,7 +177,7 @@ class CheckpointCalls:
         """
         parent = await self._core.get_run(self._core.run_name(name_of(run)))
         endpoint = self._core.trainer_endpoint(parent)
-        request = trainer_pb2.CopyCheckpointRequest(
+        request = checkpoint_pb2.CopyCheckpointRequest(
             parent=parent.name,
             request_id=str(uuid.uuid4()),
             source_checkpoint=name_of(source),
@@ -186,9 +186,9 @@ class CheckpointCalls:
             ttl=None if ttl_seconds is None else encode_ttl(ttl_seconds),
         )
         operation = await self._core.transport.call(
-            endpoint, lambda c: c.trainer.CopyCheckpoint, request
+            endpoint, lambda c: c.checkpoint.CopyCheckpoint, request
         )
-        answer = trainer_pb2.Checkpoint()
+        answer = checkpoint_pb2.Checkpoint()
         await wait_task(self._core, endpoint, operation, answer, progress)
         return codec.decode_checkpoint(answer)
 
@@ -218,15 +218,15 @@ class CheckpointCalls:
                 remedy=f"use one of {', '.join(_EXPORT_FORMATS)}",
             )
         endpoint = await endpoint_of(self._core, name_of(name))
-        request = trainer_pb2.ExportCheckpointRequest(
+        request = checkpoint_pb2.ExportCheckpointRequest(
             name=name_of(name),
             request_id=str(uuid.uuid4()),
             format=_EXPORT_FORMATS[export_format],
         )
         operation = await self._core.transport.call(
-            endpoint, lambda c: c.trainer.ExportCheckpoint, request
+            endpoint, lambda c: c.checkpoint.ExportCheckpoint, request
         )
-        answer = trainer_pb2.CheckpointExport()
+        answer = checkpoint_pb2.CheckpointExport()
         await wait_task(self._core, endpoint, operation, answer, progress)
         return codec.decode_export(answer)
 
@@ -298,7 +298,7 @@ class CheckpointCalls:
         """Call a method that answers with a checkpoint, at the trainer that knows it."""
         endpoint = await endpoint_of(self._core, name)
         answer = await self._core.transport.call(
-            endpoint, lambda c: getattr(c.trainer, method), request
+            endpoint, lambda c: getattr(c.checkpoint, method), request
         )
         return codec.decode_checkpoint(answer)
 
@@ -306,11 +306,11 @@ class CheckpointCalls:
         found: list[Checkpoint] = []
         token = ""
         while True:
-            request = trainer_pb2.ListCheckpointsRequest(
+            request = checkpoint_pb2.ListCheckpointsRequest(
                 parent=parent, page_size=_PAGE_SIZE, page_token=token
             )
             answer = await self._core.transport.call(
-                endpoint, lambda c: c.trainer.ListCheckpoints, request
+                endpoint, lambda c: c.checkpoint.ListCheckpoints, request
             )
             found.extend(codec.decode_checkpoint(message) for message in answer.checkpoints)
             token = answer.next_page_token

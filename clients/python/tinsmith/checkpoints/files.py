@@ -28,7 +28,7 @@ from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.transport import Backoff, Endpoint
 from tinsmith.types import Checkpoint
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _PIECE_BYTES = 2**20
@@ -47,9 +47,9 @@ async def download_checkpoint(
     """
     checkpoint = name.partition("/exports/")[0]
     endpoint = await tasks.endpoint_of(core, checkpoint)
-    request = trainer_pb2.CreateCheckpointDownloadRequest(name=name)
+    request = checkpoint_pb2.CreateCheckpointDownloadRequest(name=name)
     download = await core.transport.call(
-        endpoint, lambda c: c.trainer.CreateCheckpointDownload, request
+        endpoint, lambda c: c.checkpoint.CreateCheckpointDownload, request
     )
     folder.mkdir(parents=True, exist_ok=True)
     total = sum(source.file.size_bytes for source in download.sources)
@@ -87,8 +87,8 @@ async def import_adapter(
     files = [await asyncio.to_thread(_describe, folder / file_name) for file_name in ADAPTER_FILES]
     upload = await core.transport.call(
         endpoint,
-        lambda c: c.trainer.CreateCheckpointUpload,
-        trainer_pb2.CreateCheckpointUploadRequest(
+        lambda c: c.checkpoint.CreateCheckpointUpload,
+        checkpoint_pb2.CreateCheckpointUploadRequest(
             parent=parent.name,
             request_id=str(uuid.uuid4()),
             checkpoint_id=name,
@@ -100,9 +100,13 @@ async def import_adapter(
     meter = _Meter(progress, sum(file.size_bytes for file in files))
     for state in upload.files:
         await _send(core, endpoint, upload.name, state, folder / state.file.file, meter)
-    request = trainer_pb2.ImportCheckpointRequest(upload=upload.name, request_id=str(uuid.uuid4()))
-    operation = await core.transport.call(endpoint, lambda c: c.trainer.ImportCheckpoint, request)
-    message = await tasks.wait_task(core, endpoint, operation, trainer_pb2.Checkpoint(), None)
+    request = checkpoint_pb2.ImportCheckpointRequest(
+        upload=upload.name, request_id=str(uuid.uuid4())
+    )
+    operation = await core.transport.call(
+        endpoint, lambda c: c.checkpoint.ImportCheckpoint, request
+    )
+    message = await tasks.wait_task(core, endpoint, operation, checkpoint_pb2.Checkpoint(), None)
     return codec.decode_checkpoint(message)
 
 
@@ -124,7 +128,7 @@ async def _fetch(
     core: ClientCore,
     endpoint: Endpoint,
     name: str,
-    source: trainer_pb2.CheckpointDownload.Source,
+    source: checkpoint_pb2.CheckpointDownload.Source,
     path: Path,
     meter: _Meter,
 ) -> None:
@@ -164,15 +168,15 @@ async def _read_stream(
     core: ClientCore,
     endpoint: Endpoint,
     name: str,
-    source: trainer_pb2.CheckpointDownload.Source,
+    source: checkpoint_pb2.CheckpointDownload.Source,
     file: BinaryIO,
     meter: _Meter,
 ) -> None:
-    request = trainer_pb2.DownloadCheckpointFileRequest(
+    request = checkpoint_pb2.DownloadCheckpointFileRequest(
         name=name, token=source.token, offset_bytes=file.tell()
     )
     pieces = core.transport.stream_once(
-        endpoint, lambda c: c.trainer.DownloadCheckpointFile, request
+        endpoint, lambda c: c.checkpoint.DownloadCheckpointFile, request
     )
     async for piece in pieces:
         if piece.offset_bytes != file.tell():
@@ -183,7 +187,9 @@ async def _read_stream(
         raise UnavailableError(f"the download of {source.file.file} ended early")
 
 
-def _read_url(source: trainer_pb2.CheckpointDownload.Source, file: BinaryIO, meter: _Meter) -> None:
+def _read_url(
+    source: checkpoint_pb2.CheckpointDownload.Source, file: BinaryIO, meter: _Meter
+) -> None:
     if not source.url.startswith(("https://", "http://")):
         raise InternalError(f"the server names a URL that is none: {source.url[:64]}")
     request = urllib.request.Request(source.url, headers={"Range": f"bytes={file.tell()}-"})
@@ -206,7 +212,7 @@ async def _send(
     core: ClientCore,
     endpoint: Endpoint,
     upload: str,
-    state: trainer_pb2.CheckpointUpload.Progress,
+    state: checkpoint_pb2.CheckpointUpload.Progress,
     path: Path,
     meter: _Meter,
 ) -> None:
@@ -214,23 +220,25 @@ async def _send(
         file.seek(state.received_bytes)
         meter.add(state.received_bytes)
         while piece := await asyncio.to_thread(file.read, _UPLOAD_PIECE_BYTES):
-            request = trainer_pb2.UploadCheckpointFileRequest(
+            request = checkpoint_pb2.UploadCheckpointFileRequest(
                 upload=upload,
                 file=state.file.file,
                 offset_bytes=file.tell() - len(piece),
                 data=piece,
             )
-            await core.transport.call(endpoint, lambda c: c.trainer.UploadCheckpointFile, request)
+            await core.transport.call(
+                endpoint, lambda c: c.checkpoint.UploadCheckpointFile, request
+            )
             meter.add(len(piece))
 
 
-def _describe(path: Path) -> trainer_pb2.CheckpointFile:
-    return trainer_pb2.CheckpointFile(
+def _describe(path: Path) -> checkpoint_pb2.CheckpointFile:
+    return checkpoint_pb2.CheckpointFile(
         file=path.name, size_bytes=path.stat().st_size, sha256=_hash_of(path)
     )
 
 
-def _is_file(path: Path, wanted: trainer_pb2.CheckpointFile) -> bool:
+def _is_file(path: Path, wanted: checkpoint_pb2.CheckpointFile) -> bool:
     return (
         path.is_file()
         and path.stat().st_size == wanted.size_bytes

@@ -16,7 +16,7 @@ from tinsmith.errors import InternalError, OperationTimeoutError
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.transport import Endpoint
-from tinsmith.v1 import scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ async def wait_task(
     """Wait for a copy, export or import to end, and return its result in `message`."""
     deadline = time.monotonic() + core.settings.operation_timeout_s
     while True:
-        metadata = trainer_pb2.CheckpointTaskMetadata()
+        metadata = checkpoint_pb2.CheckpointTaskMetadata()
         operation.metadata.Unpack(metadata)
         if progress is not None and metadata.total_bytes:
             progress(metadata.done_bytes, metadata.total_bytes)

@@ -12,6 +12,7 @@ from tinsmith import tensors
 from tinsmith import types as t
 from tinsmith.errors import InvalidArgumentError
 from tinsmith.v1 import (
+    checkpoint_pb2,
     models_pb2,
     sampler_pb2,
     scheduler_pb2,
@@ -147,11 +148,11 @@ def decode_load(message: trainer_pb2.LoadCheckpointResponse) -> t.LoadWeightsRes
     return t.LoadWeightsResponse(version=message.version)
 
 
-def decode_checkpoint(message: trainer_pb2.Checkpoint) -> t.Checkpoint:
+def decode_checkpoint(message: checkpoint_pb2.Checkpoint) -> t.Checkpoint:
     """Return a checkpoint."""
     return t.Checkpoint(
         name=message.name,
-        kind=_enum_word(trainer_pb2.Checkpoint.Kind.Name(message.kind), "KIND_"),
+        kind=_enum_word(checkpoint_pb2.Checkpoint.Kind.Name(message.kind), "KIND_"),
         base_model=message.base_model,
         version=message.version,
         sequence_number=message.sequence_number,
@@ -159,18 +160,18 @@ def decode_checkpoint(message: trainer_pb2.Checkpoint) -> t.Checkpoint:
         manifest_uri=message.manifest_uri,
         create_time=_decode_time(message),
         labels=dict(message.labels),
-        is_published=message.state == trainer_pb2.Checkpoint.STATE_PUBLISHED,
+        is_published=message.state == checkpoint_pb2.Checkpoint.STATE_PUBLISHED,
         expire_time=_decode_expiry(message),
         files=[_decode_file(file) for file in message.files],
         source_checkpoint=message.source_checkpoint,
     )
 
 
-def decode_export(message: trainer_pb2.CheckpointExport) -> t.CheckpointExport:
+def decode_export(message: checkpoint_pb2.CheckpointExport) -> t.CheckpointExport:
     """Return an export."""
     return t.CheckpointExport(
         name=message.name,
-        format=_enum_word(trainer_pb2.CheckpointExport.Format.Name(message.format), "FORMAT_"),
+        format=_enum_word(checkpoint_pb2.CheckpointExport.Format.Name(message.format), "FORMAT_"),
         files=[_decode_file(file) for file in message.files],
         size_bytes=message.size_bytes,
         manifest_uri=message.manifest_uri,
@@ -179,7 +180,7 @@ def decode_export(message: trainer_pb2.CheckpointExport) -> t.CheckpointExport:
     )
 
 
-def _decode_file(message: trainer_pb2.CheckpointFile) -> t.CheckpointFile:
+def _decode_file(message: checkpoint_pb2.CheckpointFile) -> t.CheckpointFile:
     return t.CheckpointFile(message.file, message.size_bytes, message.sha256)
 
 
@@ -340,8 +341,8 @@ def _enum_word(name: str, prefix: str) -> str:
 
 
 def _decode_time(
-    message: trainer_pb2.Checkpoint
-    | trainer_pb2.CheckpointExport
+    message: checkpoint_pb2.Checkpoint
+    | checkpoint_pb2.CheckpointExport
     | scheduler_pb2.TrainingRun
     | scheduler_pb2.Key,
 ) -> datetime.datetime | None:
@@ -351,7 +352,7 @@ def _decode_time(
 
 
 def _decode_expiry(
-    message: trainer_pb2.Checkpoint | trainer_pb2.CheckpointExport,
+    message: checkpoint_pb2.Checkpoint | checkpoint_pb2.CheckpointExport,
 ) -> datetime.datetime | None:
     if not message.HasField("expire_time"):
         return None

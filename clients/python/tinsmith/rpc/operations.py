@@ -29,7 +29,7 @@ from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.futures import OperationFuture, Outcome
 from tinsmith.rpc.transport import Backoff, Endpoint, Transport, is_away
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, trainer_pb2
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ FORWARD_BACKWARD = OrderedCall(
     "forward_backward", "ForwardBackward", trainer_pb2.ForwardBackwardResponse
 )
 OPTIM_STEP = OrderedCall("optim_step", "OptimStep", trainer_pb2.OptimStepResponse)
-SAVE_CHECKPOINT = OrderedCall("save_checkpoint", "SaveCheckpoint", trainer_pb2.Checkpoint)
+SAVE_CHECKPOINT = OrderedCall("save_checkpoint", "SaveCheckpoint", checkpoint_pb2.Checkpoint)
 LOAD_CHECKPOINT = OrderedCall(
     "load_checkpoint", "LoadCheckpoint", trainer_pb2.LoadCheckpointResponse
 )

@@ -27,6 +27,7 @@ from tinsmith.rpc.channels import open_channel
 from tinsmith.rpc.error_codec import decode_rpc_error
 from tinsmith.settings import ClientSettings, RetryPolicy
 from tinsmith.v1 import (
+    checkpoint_pb2_grpc,
     environment_pb2_grpc,
     episode_pb2_grpc,
     job_pb2_grpc,
@@ -72,6 +73,11 @@ class Connection:
     def trainer(self) -> trainer_pb2_grpc.TrainerServiceAsyncStub:
         """Stub of a trainer."""
         return trainer_pb2_grpc.TrainerServiceStub(self.channel)
+
+    @cached_property
+    def checkpoint(self) -> checkpoint_pb2_grpc.CheckpointServiceAsyncStub:
+        """Stub of a trainer's checkpoints."""
+        return checkpoint_pb2_grpc.CheckpointServiceStub(self.channel)
 
     @cached_property
     def sampler(self) -> sampler_pb2_grpc.SamplerServiceAsyncStub:

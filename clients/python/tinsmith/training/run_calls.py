@@ -27,7 +27,7 @@ from tinsmith.types import (
     OptimStepResponse,
     TrainingRunInfo,
 )
-from tinsmith.v1 import scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, scheduler_pb2, trainer_pb2
 
 DEFAULT_LOSS = "cross_entropy"
 
@@ -239,7 +239,7 @@ class TrainingRunCalls:
         Raises:
             AlreadyExistsError: From `result()`, if the run has a checkpoint of this name.
         """
-        return self._save(name, trainer_pb2.Checkpoint.KIND_TRAINING, user_metadata, ttl_seconds)
+        return self._save(name, checkpoint_pb2.Checkpoint.KIND_TRAINING, user_metadata, ttl_seconds)
 
     @submits
     def save_weights_for_sampler(
@@ -253,7 +253,7 @@ class TrainingRunCalls:
 
         Arguments, result and errors are those of `save_state`.
         """
-        return self._save(name, trainer_pb2.Checkpoint.KIND_SAMPLER, user_metadata, ttl_seconds)
+        return self._save(name, checkpoint_pb2.Checkpoint.KIND_SAMPLER, user_metadata, ttl_seconds)
 
     @submits
     def load_state(self, path: str | Checkpoint) -> OperationFuture[LoadWeightsResponse]:
@@ -338,7 +338,7 @@ class TrainingRunCalls:
     def _save(
         self,
         name: str,
-        kind: trainer_pb2.Checkpoint.Kind.ValueType,
+        kind: checkpoint_pb2.Checkpoint.Kind.ValueType,
         labels: Mapping[str, str] | None,
         ttl_seconds: float | None,
     ) -> OperationFuture[Checkpoint]:
@@ -385,7 +385,7 @@ def _decode_result(message: Any) -> OperationResult:
             return codec.decode_optim_step(message)
         case trainer_pb2.LoadCheckpointResponse():
             return codec.decode_load(message)
-        case trainer_pb2.Checkpoint():
+        case checkpoint_pb2.Checkpoint():
             return codec.decode_checkpoint(message)
         case _:
             raise TypeError(f"{type(message).__name__} is not the response of an operation")

@@ -8,14 +8,14 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from tinsmith import names
-from tinsmith.v1 import scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.openai.model_calls import ModelCalls
 from tinsmith_gateway.openai.text.model_names import BaseModel, Checkpoint, LiveRun, latest_of
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.upstream.pod_client import Upstream
-from tinsmith_gateway.upstream.routing import SCHEDULER_SERVICE, TRAINER_SERVICE
+from tinsmith_gateway.upstream.routing import CHECKPOINT_SERVICE, SCHEDULER_SERVICE
 from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError
 
 _PAGE_SIZE = 1000
@@ -112,18 +112,20 @@ class ModelList:
             if not token:
                 return
 
-    async def _checkpoints(self, credential: Credential) -> AsyncIterator[trainer_pb2.Checkpoint]:
+    async def _checkpoints(
+        self, credential: Credential
+    ) -> AsyncIterator[checkpoint_pb2.Checkpoint]:
         token = ""
         while True:
             page = await self._upstream.call(
-                TRAINER_SERVICE,
+                CHECKPOINT_SERVICE,
                 "ListCheckpoints",
-                trainer_pb2.ListCheckpointsRequest(
+                checkpoint_pb2.ListCheckpointsRequest(
                     parent=f"{credential.project}/trainingRuns/-",
                     page_size=_PAGE_SIZE,
                     page_token=token,
                 ),
-                trainer_pb2.ListCheckpointsResponse,
+                checkpoint_pb2.ListCheckpointsResponse,
                 credential,
             )
             for checkpoint in page.checkpoints:
@@ -141,12 +143,12 @@ class ModelList:
             credential,
         )
 
-    async def _checkpoint(self, credential: Credential, name: str) -> trainer_pb2.Checkpoint:
+    async def _checkpoint(self, credential: Credential, name: str) -> checkpoint_pb2.Checkpoint:
         return await self._upstream.call(
-            TRAINER_SERVICE,
+            CHECKPOINT_SERVICE,
             "GetCheckpoint",
-            trainer_pb2.GetCheckpointRequest(name=name),
-            trainer_pb2.Checkpoint,
+            checkpoint_pb2.GetCheckpointRequest(name=name),
+            checkpoint_pb2.Checkpoint,
             credential,
         )
 
@@ -175,7 +177,7 @@ def _encode_run(run: scheduler_pb2.TrainingRun) -> dict[str, Any]:
     )
 
 
-def _encode_checkpoint(checkpoint: trainer_pb2.Checkpoint) -> dict[str, Any]:
+def _encode_checkpoint(checkpoint: checkpoint_pb2.Checkpoint) -> dict[str, Any]:
     name = names.CheckpointName.parse(checkpoint.name)
     return _encode(
         checkpoint.name,

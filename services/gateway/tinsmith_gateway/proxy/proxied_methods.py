@@ -8,6 +8,7 @@ from google.longrunning import operations_pb2
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 
 from tinsmith.v1 import (
+    checkpoint_pb2,
     environment_pb2,
     episode_pb2,
     job_pb2,
@@ -16,8 +17,10 @@ from tinsmith.v1 import (
     trainer_pb2,
 )
 
+# TrainerControlService is for pods alone: it is not passed on.
 _FILES = (
     operations_pb2,
+    checkpoint_pb2,
     environment_pb2,
     episode_pb2,
     job_pb2,

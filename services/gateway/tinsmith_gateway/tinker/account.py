@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf import timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
-from tinsmith.v1 import audit_pb2, scheduler_pb2, trainer_pb2
+from tinsmith.v1 import audit_pb2, checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import ids, usage
 from tinsmith_gateway.tinker.base_models import BaseModels
@@ -138,10 +138,10 @@ class Account:
             scheduler_pb2.ListAuditEventsRequest(**wanted),
         )
         events += await _all_pages(
-            lambda request: native.trainer(
-                "ListCheckpointEvents", request, trainer_pb2.ListCheckpointEventsResponse
+            lambda request: native.checkpoint_service(
+                "ListCheckpointEvents", request, checkpoint_pb2.ListCheckpointEventsResponse
             ),
-            trainer_pb2.ListCheckpointEventsRequest(**wanted),
+            checkpoint_pb2.ListCheckpointEventsRequest(**wanted),
         )
         events.sort(key=lambda event: (event.time.seconds, event.time.nanos))
         return JSONResponse(
@@ -231,9 +231,9 @@ def _encode_audit(event: audit_pb2.AuditEvent) -> dict[str, Any]:
 def _path_of(event: audit_pb2.AuditEvent) -> ids.TinkerPath:
     """Return the path of the checkpoint of an event, which may be gone."""
     is_training = event.checkpoint_kind == "training"
-    kinds = trainer_pb2.Checkpoint
+    kinds = checkpoint_pb2.Checkpoint
     return ids.path_of(
-        trainer_pb2.Checkpoint(
+        checkpoint_pb2.Checkpoint(
             name=event.resource.partition("/exports/")[0],
             kind=kinds.KIND_TRAINING if is_training else kinds.KIND_SAMPLER,
         )

@@ -9,7 +9,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import field_mask_pb2, timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
-from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import age_encryption, bodies, ids, query_parameters
 from tinsmith_gateway.tinker.contract_calls import Native, duration, iso_time, user_native
@@ -24,7 +24,7 @@ from tinsmith_runtime.rpc.error_codec import decode_status
 _PAGE_SIZE = 1000
 _COPY_TIMEOUT_S = 600.0
 _SAVE_LABEL = "tinsmith.copy"
-_Checkpoint = trainer_pb2.Checkpoint
+_Checkpoint = checkpoint_pb2.Checkpoint
 
 
 class Checkpoints:
@@ -85,36 +85,38 @@ class Checkpoints:
         if not matches:
             raise CheckpointNotFoundError(f"{path} does not exist", checkpoint=path)
         for match in matches:
-            request = trainer_pb2.DeleteCheckpointRequest(name=match.name)
-            await native.trainer("DeleteCheckpoint", request, trainer_pb2.DeleteCheckpointResponse)
+            request = checkpoint_pb2.DeleteCheckpointRequest(name=match.name)
+            await native.checkpoint_service(
+                "DeleteCheckpoint", request, checkpoint_pb2.DeleteCheckpointResponse
+            )
         return JSONResponse({})
 
     async def publish(self, call: Call) -> Response:
         """Let every project read a checkpoint."""
         native = user_native(call)
         name = await _own(native, _path(call))
-        request = trainer_pb2.PublishCheckpointRequest(name=name)
-        await native.trainer("PublishCheckpoint", request, _Checkpoint)
+        request = checkpoint_pb2.PublishCheckpointRequest(name=name)
+        await native.checkpoint_service("PublishCheckpoint", request, _Checkpoint)
         return JSONResponse({})
 
     async def unpublish(self, call: Call) -> Response:
         """Take that back."""
         native = user_native(call)
         name = await _own(native, _path(call))
-        request = trainer_pb2.UnpublishCheckpointRequest(name=name)
-        await native.trainer("UnpublishCheckpoint", request, _Checkpoint)
+        request = checkpoint_pb2.UnpublishCheckpointRequest(name=name)
+        await native.checkpoint_service("UnpublishCheckpoint", request, _Checkpoint)
         return JSONResponse({})
 
     async def set_ttl(self, call: Call) -> Response:
         """Set or end the expiry of a checkpoint."""
         body = call.parse(bodies.CheckpointTtl)
         native = user_native(call)
-        request = trainer_pb2.UpdateCheckpointRequest(
+        request = checkpoint_pb2.UpdateCheckpointRequest(
             name=await _own(native, _path(call)),
             update_mask=field_mask_pb2.FieldMask(paths=["ttl"]),
             ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
         )
-        await native.trainer("UpdateCheckpoint", request, _Checkpoint)
+        await native.checkpoint_service("UpdateCheckpoint", request, _Checkpoint)
         return JSONResponse({})
 
     async def external_urls(self, call: Call) -> Response:
@@ -150,7 +152,7 @@ class Checkpoints:
         source = await native.checkpoint(path)
         key = call.request.headers.get("x-idempotency-key") or ids.random_request_id()
         run = await _run_of_copy(native, body, source, key)
-        save = trainer_pb2.CopyCheckpointRequest(
+        save = checkpoint_pb2.CopyCheckpointRequest(
             parent=run,
             request_id=ids.request_id(run, key, "copy"),
             source_checkpoint=source.name,
@@ -160,7 +162,9 @@ class Checkpoints:
             },
             ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
         )
-        operation = await native.trainer("CopyCheckpoint", save, operations_pb2.Operation)
+        operation = await native.checkpoint_service(
+            "CopyCheckpoint", save, operations_pb2.Operation
+        )
         copied = await _finished(native, operation)
         made = _Checkpoint()
         copied.response.Unpack(made)
@@ -168,7 +172,7 @@ class Checkpoints:
 
 
 async def _run_of_copy(
-    native: Native, body: bodies.CopyWeights, source: trainer_pb2.Checkpoint, key: str
+    native: Native, body: bodies.CopyWeights, source: checkpoint_pb2.Checkpoint, key: str
 ) -> str:
     """Return the run that is to have a copy, created for it, and parked at once."""
     session_id, number = body.session_id, body.model_seq_id
@@ -244,16 +248,16 @@ async def _all_runs(native: Native) -> list[scheduler_pb2.TrainingRun]:
             return found
 
 
-async def _checkpoints_by_run(native: Native) -> dict[str, list[trainer_pb2.Checkpoint]]:
-    by_run: dict[str, list[trainer_pb2.Checkpoint]] = {}
+async def _checkpoints_by_run(native: Native) -> dict[str, list[checkpoint_pb2.Checkpoint]]:
+    by_run: dict[str, list[checkpoint_pb2.Checkpoint]] = {}
     for checkpoint in await native.checkpoints(f"projects/{native.project}/trainingRuns/-"):
         by_run.setdefault(checkpoint.name.rpartition("/checkpoints/")[0], []).append(checkpoint)
     return by_run
 
 
-def _shown(checkpoints: list[trainer_pb2.Checkpoint]) -> list[trainer_pb2.Checkpoint]:
+def _shown(checkpoints: list[checkpoint_pb2.Checkpoint]) -> list[checkpoint_pb2.Checkpoint]:
     """Leave out what was overwritten and is not removed yet."""
-    newest: dict[str, trainer_pb2.Checkpoint] = {}
+    newest: dict[str, checkpoint_pb2.Checkpoint] = {}
     for checkpoint in checkpoints:
         path = str(ids.path_of(checkpoint))
         known = newest.get(path)
@@ -263,7 +267,7 @@ def _shown(checkpoints: list[trainer_pb2.Checkpoint]) -> list[trainer_pb2.Checkp
 
 
 def _encode_run(
-    native: Native, run: scheduler_pb2.TrainingRun, checkpoints: list[trainer_pb2.Checkpoint]
+    native: Native, run: scheduler_pb2.TrainingRun, checkpoints: list[checkpoint_pb2.Checkpoint]
 ) -> dict[str, Any]:
     shown = [_encode(checkpoint) for checkpoint in _shown(checkpoints)]
     last = max(
@@ -288,7 +292,7 @@ def _last(shown: list[dict[str, Any]], checkpoint_type: str) -> dict[str, Any] |
     return next((one for one in shown if one["checkpoint_type"] == checkpoint_type), None)
 
 
-def _encode(checkpoint: trainer_pb2.Checkpoint) -> dict[str, Any]:
+def _encode(checkpoint: checkpoint_pb2.Checkpoint) -> dict[str, Any]:
     path = ids.path_of(checkpoint)
     has_expiry = checkpoint.HasField("expire_time")
     labels = {

@@ -11,12 +11,17 @@ from typing import Any
 from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2, timestamp_pb2
 
-from tinsmith.v1 import scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker import ids
-from tinsmith_gateway.upstream.routing import OPERATIONS_SERVICE, SCHEDULER_SERVICE, TRAINER_SERVICE
+from tinsmith_gateway.upstream.routing import (
+    CHECKPOINT_SERVICE,
+    OPERATIONS_SERVICE,
+    SCHEDULER_SERVICE,
+    TRAINER_SERVICE,
+)
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
     ErrorCode,
@@ -65,6 +70,12 @@ class Native:
             TRAINER_SERVICE, method, request, response, self._credential, timeout_s=timeout_s
         )
 
+    async def checkpoint_service(self, method: str, request: Any, response: type[Any]) -> Any:
+        """Call the trainer that answers for the checkpoint that the request names first."""
+        return await self._services.upstream.call(
+            CHECKPOINT_SERVICE, method, request, response, self._credential
+        )
+
     async def wait(self, name: str, timeout_s: float) -> operations_pb2.Operation:
         """Wait for an operation, at most as long as servers let one wait."""
         waited_s = min(timeout_s, _SERVER_POLL_S)
@@ -90,23 +101,23 @@ class Native:
         )
         return found
 
-    async def checkpoints(self, run: str) -> list[trainer_pb2.Checkpoint]:
+    async def checkpoints(self, run: str) -> list[checkpoint_pb2.Checkpoint]:
         """Return the checkpoints of a run, or of all runs of a project, newest first."""
-        found: list[trainer_pb2.Checkpoint] = []
+        found: list[checkpoint_pb2.Checkpoint] = []
         token = ""
         while True:
-            request = trainer_pb2.ListCheckpointsRequest(
+            request = checkpoint_pb2.ListCheckpointsRequest(
                 parent=run, page_size=_PAGE_SIZE, page_token=token
             )
-            page = await self.trainer(
-                "ListCheckpoints", request, trainer_pb2.ListCheckpointsResponse
+            page = await self.checkpoint_service(
+                "ListCheckpoints", request, checkpoint_pb2.ListCheckpointsResponse
             )
             found += page.checkpoints
             token = page.next_page_token
             if not token:
                 return found
 
-    async def checkpoint(self, path: ids.TinkerPath) -> trainer_pb2.Checkpoint:
+    async def checkpoint(self, path: ids.TinkerPath) -> checkpoint_pb2.Checkpoint:
         """Return the checkpoint that a path means: of the caller's project, or published.
 
         Raises:
@@ -129,11 +140,11 @@ class Native:
         Raises:
             CheckpointNotFoundError: If the caller may not read it.
         """
-        request = trainer_pb2.GetCheckpointRequest(name=checkpoint)
-        found = await self.trainer("GetCheckpoint", request, trainer_pb2.Checkpoint)
+        request = checkpoint_pb2.GetCheckpointRequest(name=checkpoint)
+        found = await self.checkpoint_service("GetCheckpoint", request, checkpoint_pb2.Checkpoint)
         return ids.path_of(found)
 
-    async def _published(self, path: ids.TinkerPath) -> trainer_pb2.Checkpoint:
+    async def _published(self, path: ids.TinkerPath) -> checkpoint_pb2.Checkpoint:
         """Return a checkpoint of another project; its trainer decides whether it may be read."""
         pods = self._services.callers.for_pods("-")
         request = scheduler_pb2.GetTrainingRunRequest(name=ids.run_name_anywhere(path.model_id))
@@ -145,10 +156,10 @@ class Native:
             found = ids.newest_match(path, theirs)
             if found is None:
                 raise _not_found(path)
-            granted: trainer_pb2.Checkpoint = await self.trainer(
+            granted: checkpoint_pb2.Checkpoint = await self.checkpoint_service(
                 "GetCheckpoint",
-                trainer_pb2.GetCheckpointRequest(name=found.name),
-                trainer_pb2.Checkpoint,
+                checkpoint_pb2.GetCheckpointRequest(name=found.name),
+                checkpoint_pb2.Checkpoint,
             )
         except TinsmithError as error:
             if error.code is ErrorCode.NOT_FOUND:

@@ -22,12 +22,12 @@ import pyrage
 from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker import age_encryption, ids
 from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
-from tinsmith_gateway.upstream.routing import TRAINER_SERVICE
+from tinsmith_gateway.upstream.routing import CHECKPOINT_SERVICE
 from tinsmith_runtime.errors import DownloadTokenInvalidError
 from tinsmith_runtime.rpc.error_codec import decode_status
 
@@ -57,30 +57,32 @@ class Ticket:
 
 
 async def export(
-    native: Native, checkpoint: trainer_pb2.Checkpoint, timeout_s: float
-) -> trainer_pb2.CheckpointExport | None:
+    native: Native, checkpoint: checkpoint_pb2.Checkpoint, timeout_s: float
+) -> checkpoint_pb2.CheckpointExport | None:
     """Return a checkpoint in the layout of other tools, made if need be; None if it lasts longer.
 
     Raises:
         TinsmithError: If it cannot be made.
     """
     is_full = checkpoint.adapter.WhichOneof("kind") == "full"
-    layouts = trainer_pb2.CheckpointExport
+    layouts = checkpoint_pb2.CheckpointExport
     layout = layouts.FORMAT_MERGED if is_full else layouts.FORMAT_PEFT
-    request = trainer_pb2.ExportCheckpointRequest(
+    request = checkpoint_pb2.ExportCheckpointRequest(
         name=checkpoint.name,
         # An export lives for a day; asked for again it is the same, or made anew.
         request_id=ids.request_id(checkpoint.name, "export", _today()),
         format=layout,
     )
-    operation = await native.trainer("ExportCheckpoint", request, operations_pb2.Operation)
+    operation = await native.checkpoint_service(
+        "ExportCheckpoint", request, operations_pb2.Operation
+    )
     if not operation.done:
         operation = await native.wait(operation.name, timeout_s)
     if not operation.done:
         return None
     if operation.HasField("error"):
         raise decode_status(operation.error)
-    made = trainer_pb2.CheckpointExport()
+    made = checkpoint_pb2.CheckpointExport()
     operation.response.Unpack(made)
     return made
 
@@ -105,11 +107,11 @@ class Downloads:
             while made is None:
                 made = await export(native, checkpoint, self._services.config.long_poll_s)
         recipients = age_encryption.decode_labels(checkpoint.labels)
-        request = trainer_pb2.CreateCheckpointDownloadRequest(
+        request = checkpoint_pb2.CreateCheckpointDownloadRequest(
             name=made.name, without_urls=bool(recipients)
         )
-        download = await native.trainer(
-            "CreateCheckpointDownload", request, trainer_pb2.CheckpointDownload
+        download = await native.checkpoint_service(
+            "CreateCheckpointDownload", request, checkpoint_pb2.CheckpointDownload
         )
         urls = {}
         for source in download.sources:
@@ -133,12 +135,12 @@ class Downloads:
         return StreamingResponse(body, media_type="application/octet-stream")
 
     async def _read(self, ticket: Ticket) -> AsyncGenerator[bytes]:
-        request = trainer_pb2.DownloadCheckpointFileRequest(name=ticket.name, token=ticket.token)
+        request = checkpoint_pb2.DownloadCheckpointFileRequest(name=ticket.name, token=ticket.token)
         async for piece in self._services.upstream.stream(
-            TRAINER_SERVICE,
+            CHECKPOINT_SERVICE,
             "DownloadCheckpointFile",
             request,
-            trainer_pb2.DownloadCheckpointFileResponse,
+            checkpoint_pb2.DownloadCheckpointFileResponse,
             self._services.callers.for_pods(ticket.name.split("/")[1]),
             timeout_s=_DOWNLOAD_TIMEOUT_S,
         ):

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tinsmith.names import CheckpointName, RunName, SamplingSessionName, SessionName, is_valid_id
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import checkpoint_pb2
 from tinsmith_runtime.errors import CheckpointNotFoundError, InvalidFieldError
 
 _MODEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*):train:(\d{1,9})")
@@ -180,7 +180,7 @@ def is_overwriting(checkpoint: str) -> bool:
     return _VERSIONED.fullmatch(checkpoint.rpartition("/")[2]) is not None
 
 
-def path_of(checkpoint: trainer_pb2.Checkpoint) -> TinkerPath:
+def path_of(checkpoint: checkpoint_pb2.Checkpoint) -> TinkerPath:
     """Return the path of a checkpoint."""
     name = CheckpointName.parse(checkpoint.name)
     kind, stem, _ = _split(name.checkpoint, checkpoint.kind)
@@ -188,16 +188,16 @@ def path_of(checkpoint: trainer_pb2.Checkpoint) -> TinkerPath:
 
 
 def newest_match(
-    path: TinkerPath, checkpoints: Iterable[trainer_pb2.Checkpoint]
-) -> trainer_pb2.Checkpoint | None:
+    path: TinkerPath, checkpoints: Iterable[checkpoint_pb2.Checkpoint]
+) -> checkpoint_pb2.Checkpoint | None:
     """Return which of a run's checkpoints a path means: the one that was saved last."""
     matches = all_matches(path, checkpoints)
     return matches[0] if matches else None
 
 
 def all_matches(
-    path: TinkerPath, checkpoints: Iterable[trainer_pb2.Checkpoint]
-) -> list[trainer_pb2.Checkpoint]:
+    path: TinkerPath, checkpoints: Iterable[checkpoint_pb2.Checkpoint]
+) -> list[checkpoint_pb2.Checkpoint]:
     """Return the checkpoints that a path has meant, the one that was saved last first."""
     matches = [
         checkpoint
@@ -207,14 +207,16 @@ def all_matches(
     return sorted(matches, key=lambda one: _split(one.name, one.kind)[2], reverse=True)
 
 
-def _split(checkpoint_id: str, kind: trainer_pb2.Checkpoint.Kind.ValueType) -> tuple[str, str, int]:
+def _split(
+    checkpoint_id: str, kind: checkpoint_pb2.Checkpoint.Kind.ValueType
+) -> tuple[str, str, int]:
     """Return kind, name and number of the save."""
     versioned = _VERSIONED.fullmatch(checkpoint_id)
     stem, save = (versioned[1], int(versioned[2])) if versioned else (checkpoint_id, 0)
     for tinker_kind in (EXTERNAL, SAMPLER):
         if stem.endswith(_SUFFIXES[tinker_kind]):
             return tinker_kind, stem.removesuffix(_SUFFIXES[tinker_kind]), save
-    is_training = kind == trainer_pb2.Checkpoint.KIND_TRAINING
+    is_training = kind == checkpoint_pb2.Checkpoint.KIND_TRAINING
     return (TRAINING if is_training else SAMPLER), stem, save
 
 

@@ -17,7 +17,7 @@ from google.rpc import status_pb2
 from starlette.responses import JSONResponse, Response
 
 from tinsmith.names import CheckpointName
-from tinsmith.v1 import scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import bodies, downloads, futures, ids, rendering, training_codec
 from tinsmith_gateway.tinker.contract_calls import Native, user_native
@@ -151,12 +151,12 @@ class Retrieval:
             case futures.CREATE_FROM_WEIGHTS:
                 _unpack(operation, scheduler_pb2.TrainingRun())
                 return {"type": "load_weights", "model_id": model_id}
-        checkpoint = trainer_pb2.Checkpoint()
+        checkpoint = checkpoint_pb2.Checkpoint()
         _unpack(operation, checkpoint)
         return await self._saved(native, future, checkpoint)
 
     async def _saved(
-        self, native: Native, future: OperationFuture, checkpoint: trainer_pb2.Checkpoint
+        self, native: Native, future: OperationFuture, checkpoint: checkpoint_pb2.Checkpoint
     ) -> dict[str, Any] | None:
         path = ids.path_of(checkpoint)
         match future.kind:
@@ -213,7 +213,7 @@ def _waiting(operation: operations_pb2.Operation) -> tuple[str, bool]:
 
 
 async def _client_handle(
-    native: Native, future: OperationFuture, checkpoint: trainer_pb2.Checkpoint
+    native: Native, future: OperationFuture, checkpoint: checkpoint_pb2.Checkpoint
 ) -> str:
     """Open the handle of a sampling client: on what was saved, or on the live run behind it."""
     run = await native.run(ids.model_id_of(future.run_id))
@@ -230,7 +230,7 @@ async def _client_handle(
 
 
 async def _remove_older(
-    native: Native, path: ids.TinkerPath, checkpoint: trainer_pb2.Checkpoint
+    native: Native, path: ids.TinkerPath, checkpoint: checkpoint_pb2.Checkpoint
 ) -> None:
     """Delete what a save under the same name made before, now that the new one is there."""
     run = str(CheckpointName.parse(checkpoint.name).run_name)
@@ -238,10 +238,10 @@ async def _remove_older(
         return
     for older in ids.all_matches(path, await native.checkpoints(run)):
         if older.sequence_number < checkpoint.sequence_number:
-            request = trainer_pb2.DeleteCheckpointRequest(name=older.name)
+            request = checkpoint_pb2.DeleteCheckpointRequest(name=older.name)
             try:
-                await native.trainer(
-                    "DeleteCheckpoint", request, trainer_pb2.DeleteCheckpointResponse
+                await native.checkpoint_service(
+                    "DeleteCheckpoint", request, checkpoint_pb2.DeleteCheckpointResponse
                 )
             except TinsmithError as error:
                 if error.code is not ErrorCode.NOT_FOUND:

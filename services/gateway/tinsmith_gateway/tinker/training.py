@@ -8,7 +8,7 @@ import zstandard
 from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response
 
-from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call, too_large
 from tinsmith_gateway.tinker import (
     age_encryption,
@@ -185,7 +185,7 @@ class Training:
                     )
             request = trainer_pb2.SaveCheckpointRequest(
                 checkpoint_id=checkpoint_id,
-                kind=trainer_pb2.Checkpoint.KIND_TRAINING,
+                kind=checkpoint_pb2.Checkpoint.KIND_TRAINING,
                 labels=encode_labels(body.user_metadata),
                 ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
             )
@@ -216,7 +216,7 @@ class Training:
                 name, ttl_s = f"client-{number}", ttl_s or CLIENT_TTL_S
             request = trainer_pb2.SaveCheckpointRequest(
                 checkpoint_id=ids.native_checkpoint_id(ids.SAMPLER, name),
-                kind=trainer_pb2.Checkpoint.KIND_SAMPLER,
+                kind=checkpoint_pb2.Checkpoint.KIND_SAMPLER,
                 labels=encode_labels(body.user_metadata),
                 ttl=None if ttl_s is None else duration(ttl_s),
             )
@@ -234,7 +234,7 @@ class Training:
             body = call.parse(bodies.SaveWeightsExternal)
             request = trainer_pb2.SaveCheckpointRequest(
                 checkpoint_id=ids.native_checkpoint_id(ids.EXTERNAL, body.path),
-                kind=trainer_pb2.Checkpoint.KIND_SAMPLER,
+                kind=checkpoint_pb2.Checkpoint.KIND_SAMPLER,
                 labels=age_encryption.encode_labels(body.age_encryption_recipients or []),
                 ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
             )

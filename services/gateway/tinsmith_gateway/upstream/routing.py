@@ -16,6 +16,7 @@ from tinsmith_runtime.errors import InvalidFieldError
 SCHEDULER_SERVICE = "tinsmith.v1.SchedulerService"
 JOB_SERVICE = "tinsmith.v1.JobService"
 TRAINER_SERVICE = "tinsmith.v1.TrainerService"
+CHECKPOINT_SERVICE = "tinsmith.v1.CheckpointService"
 SAMPLER_SERVICE = "tinsmith.v1.SamplerService"
 ENVIRONMENT_SERVICE = "tinsmith.v1.EnvironmentService"
 EPISODE_SERVICE = "tinsmith.v1.EpisodeService"
@@ -145,7 +146,7 @@ def owner_of(
     match service:
         case "tinsmith.v1.SchedulerService" | "tinsmith.v1.JobService":
             return SchedulerOwner()
-        case "tinsmith.v1.TrainerService":
+        case "tinsmith.v1.TrainerService" | "tinsmith.v1.CheckpointService":
             return _owner_of_run(resource, pool, is_any_on_ledger=method == "ListCheckpoints")
         case "tinsmith.v1.SamplerService":
             is_session = _SAMPLING_SESSION.fullmatch(resource) is not None

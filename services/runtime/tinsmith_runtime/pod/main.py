@@ -62,15 +62,15 @@ def run_pod(
             sys.stderr.write(f"error: {error}\n")
         else:
             logger.critical("cannot start", extra={"problem": str(error)})
-        leave_word(str(error))
+        write_termination_reason(str(error))
         return _CAN_NOT_START
     except Exception as error:
-        leave_word(f"{type(error).__name__}: {error}")
+        write_termination_reason(f"{type(error).__name__}: {error}")
         raise
     return 0
 
 
-def leave_word(problem: str) -> None:
+def write_termination_reason(problem: str) -> None:
     """Say in one line why the process ends where its cluster looks, if it runs in one."""
     path = os.environ.get(TERMINATION_LOG)
     if path:
@@ -82,7 +82,7 @@ def leave_word(problem: str) -> None:
 def end_at_once(reason: str, *, exit_code: int = LOST_EXIT_CODE) -> NoReturn:
     """End the process without a drain: nothing that it still does may count."""
     logger.critical("ends at once", extra={"problem": reason})
-    leave_word(reason)
+    write_termination_reason(reason)
     os._exit(exit_code)
 
 

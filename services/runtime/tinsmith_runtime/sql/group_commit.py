@@ -202,7 +202,7 @@ class GroupCommitWriter:
             logger.info("connected again", extra={"database": self._name})
         return self._session
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Look after the session."""
         self._event.set()
 

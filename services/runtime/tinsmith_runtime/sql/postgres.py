@@ -305,7 +305,7 @@ class PostgresDatabase:
 
     def _look_after_session(self) -> None:
         if self._writer is not None:
-            self._writer.poke()
+            self._writer.wake()
 
     async def _dispose(self) -> None:
         await self._writers.dispose()

@@ -86,7 +86,7 @@ class ObjectStore(Protocol):
     def read_chunks(
         self, path: str, *, offset: int = 0, max_bytes: int | None = None
     ) -> Iterator[bytes]:
-        """Yield an object piece by piece; a connection that is cut is taken up where it ended.
+        """Yield an object in chunks; a connection that is cut is taken up where it ended.
 
         Args:
             path: Of the object.

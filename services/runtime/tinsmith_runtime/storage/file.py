@@ -99,7 +99,7 @@ class FileStore:
     def read_chunks(
         self, path: str, *, offset: int = 0, max_bytes: int | None = None
     ) -> Iterator[bytes]:
-        """Yield an object piece by piece; see `ObjectStore.read_chunks`."""
+        """Yield an object in chunks; see `ObjectStore.read_chunks`."""
         with self._missing_is_typed(path), self._resolve(path).open("rb") as file:
             size_bytes = os.fstat(file.fileno()).st_size
             if max_bytes is not None and size_bytes > max_bytes:

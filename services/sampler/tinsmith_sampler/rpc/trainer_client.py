@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tinsmith.rpc.channels import open_channel
-from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
+    trainer_control_pb2,
+    trainer_control_pb2_grpc,
+)
 from tinsmith_runtime.errors import WorkerUnavailableError
 from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
 from tinsmith_sampler.trainer_protocol import StoredWeights
@@ -33,8 +39,10 @@ class TrainerClient:
             RunNotFoundError: If the trainer does not hold the run.
             WorkerUnavailableError: If it cannot be reached.
         """
-        request = trainer_pb2.PublishWeightsRequest(run=run)
-        answer = await self._call(address, "PublishWeights", request)
+        request = trainer_control_pb2.ExportWeightsRequest(run=run)
+        answer = await self._call(
+            address, trainer_control_pb2_grpc.TrainerControlServiceStub, "ExportWeights", request
+        )
         return StoredWeights(answer.version, answer.manifest_uri, answer.manifest_sha256)
 
     async def checkpoint(self, address: str, name: str) -> StoredWeights:
@@ -44,16 +52,20 @@ class TrainerClient:
             CheckpointNotFoundError: If there is none of this name.
             WorkerUnavailableError: If the trainer cannot be reached.
         """
-        request = trainer_pb2.GetCheckpointRequest(name=name)
-        answer = await self._call(address, "GetCheckpoint", request)
+        request = checkpoint_pb2.GetCheckpointRequest(name=name)
+        answer = await self._call(
+            address, checkpoint_pb2_grpc.CheckpointServiceStub, "GetCheckpoint", request
+        )
         return StoredWeights(
             answer.version,
             answer.manifest_uri,
             answer.manifest_sha256,
-            is_published=answer.state == trainer_pb2.Checkpoint.STATE_PUBLISHED,
+            is_published=answer.state == checkpoint_pb2.Checkpoint.STATE_PUBLISHED,
         )
 
-    async def _call(self, address: str, method: str, request: Any) -> Any:
+    async def _call(
+        self, address: str, stub: Callable[[Any], Any], method: str, request: Any
+    ) -> Any:
         if not address:
             raise WorkerUnavailableError(
                 "no trainer holds the run at the moment; send the request again"
@@ -61,8 +73,7 @@ class TrainerClient:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = open_channel(address)
-        stub = trainer_pb2_grpc.TrainerServiceStub(channel)
         async with typed_errors("trainer", may_move=True):
-            return await getattr(stub, method)(
+            return await getattr(stub(channel), method)(
                 request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata
             )

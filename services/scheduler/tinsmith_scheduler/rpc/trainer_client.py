@@ -11,7 +11,14 @@ import grpc.aio
 from google.longrunning import operations_pb2, operations_pb2_grpc
 
 from tinsmith.rpc.channels import open_channel
-from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
+    trainer_control_pb2,
+    trainer_control_pb2_grpc,
+    trainer_pb2,
+    trainer_pb2_grpc,
+)
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
@@ -20,10 +27,12 @@ from tinsmith_scheduler.store.records import Adapter, CheckpointInfo, RunStandin
 
 _LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
 _MODES = {
-    ReleaseMode.PARK: trainer_pb2.ReleaseRunRequest.MODE_PARK,
-    ReleaseMode.HAND_OVER: trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER,
-    ReleaseMode.DELETE: trainer_pb2.ReleaseRunRequest.MODE_DELETE,
+    ReleaseMode.PARK: trainer_control_pb2.ReleaseRunRequest.MODE_PARK,
+    ReleaseMode.HAND_OVER: trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER,
+    ReleaseMode.DELETE: trainer_control_pb2.ReleaseRunRequest.MODE_DELETE,
 }
+
+_CONTROL = trainer_control_pb2_grpc.TrainerControlServiceStub
 
 
 class GrpcTrainers:
@@ -49,29 +58,31 @@ class GrpcTrainers:
         self, address: str, *, run: str, epoch: int, base_model: str, adapter: Adapter
     ) -> None:
         """Have a trainer take over a run."""
-        request = trainer_pb2.AdoptRunRequest(
+        request = trainer_control_pb2.AdoptRunRequest(
             run=run, epoch=epoch, base_model=base_model, adapter=encode_adapter(adapter)
         )
-        await self._call(address, "AdoptRun", request)
+        await self._call(address, "AdoptRun", request, _CONTROL)
 
     async def release_run(self, address: str, *, run: str, epoch: int, mode: ReleaseMode) -> None:
         """Have a trainer give up a run."""
-        request = trainer_pb2.ReleaseRunRequest(run=run, epoch=epoch, mode=_MODES[mode])
-        await self._call(address, "ReleaseRun", request)
+        request = trainer_control_pb2.ReleaseRunRequest(run=run, epoch=epoch, mode=_MODES[mode])
+        await self._call(address, "ReleaseRun", request, _CONTROL)
 
     async def resume_run(self, address: str, *, run: str) -> bytes:
         """Let a new client go on with a run; return where it stands, encoded."""
-        request = trainer_pb2.ResumeRunRequest(run=run)
-        answer: trainer_pb2.RunStatus = await self._call(address, "ResumeRun", request)
+        request = trainer_control_pb2.ResumeRunRequest(run=run)
+        answer: trainer_pb2.RunStatus = await self._call(address, "ResumeRun", request, _CONTROL)
         return answer.SerializeToString()
 
     async def list_standings(
         self, address: str, project: str, *, timeout_s: float
     ) -> list[RunStanding]:
         """Return how the runs of a project stand that have operations under way."""
-        request = trainer_pb2.ListRunStatusesRequest(parent=f"projects/{project}/trainingRuns/-")
-        answer: trainer_pb2.ListRunStatusesResponse = await self._call(
-            address, "ListRunStatuses", request, timeout_s=timeout_s
+        request = trainer_control_pb2.ListRunStatusesRequest(
+            parent=f"projects/{project}/trainingRuns/-"
+        )
+        answer: trainer_control_pb2.ListRunStatusesResponse = await self._call(
+            address, "ListRunStatuses", request, _CONTROL, timeout_s=timeout_s
         )
         return [
             RunStanding(each.run, each.num_pending_operations, each.waiting_for)
@@ -80,13 +91,15 @@ class GrpcTrainers:
 
     async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
         """Return what a trainer knows of a checkpoint."""
-        request = trainer_pb2.GetCheckpointRequest(name=checkpoint)
-        answer: trainer_pb2.Checkpoint = await self._call(address, "GetCheckpoint", request)
+        request = checkpoint_pb2.GetCheckpointRequest(name=checkpoint)
+        answer: checkpoint_pb2.Checkpoint = await self._call(
+            address, "GetCheckpoint", request, checkpoint_pb2_grpc.CheckpointServiceStub
+        )
         return CheckpointInfo(
             base_model=answer.base_model,
             adapter=decode_adapter(answer.adapter),
-            has_optimizer=answer.kind == trainer_pb2.Checkpoint.KIND_TRAINING,
-            is_published=answer.state == trainer_pb2.Checkpoint.STATE_PUBLISHED,
+            has_optimizer=answer.kind == checkpoint_pb2.Checkpoint.KIND_TRAINING,
+            is_published=answer.state == checkpoint_pb2.Checkpoint.STATE_PUBLISHED,
         )
 
     async def load_checkpoint(

@@ -50,7 +50,7 @@ class Publisher:
         self._exports: WeakKeyDictionary[LiveRun, _Exports] = WeakKeyDictionary()
 
     async def publish(self, run: LiveRun) -> checkpoint_manifests.WrittenManifest:
-        """Write the current weights for samplers of other processes; see `PublishWeights`."""
+        """Write the current weights for samplers of other processes; see `ExportWeights`."""
         async with run.lock:
             await self._residency.ensure(run)
             exported = self._exports.setdefault(run, _Exports())

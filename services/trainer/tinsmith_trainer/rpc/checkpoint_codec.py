@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from tinsmith import names
-from tinsmith.v1 import audit_pb2, trainer_pb2
+from tinsmith.v1 import audit_pb2, checkpoint_pb2
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.ledger import (
     CheckpointChanges,
@@ -41,26 +41,26 @@ from tinsmith_trainer.checkpoints.uploads import Upload
 from tinsmith_trainer.rpc import training_codec
 
 _FORMATS = {
-    trainer_pb2.CheckpointExport.FORMAT_PEFT: "peft",
-    trainer_pb2.CheckpointExport.FORMAT_MERGED: "merged",
+    checkpoint_pb2.CheckpointExport.FORMAT_PEFT: "peft",
+    checkpoint_pb2.CheckpointExport.FORMAT_MERGED: "merged",
 }
 _WIRE_FORMATS = {name: wire for wire, name in _FORMATS.items()}
 _REQUESTS: dict[str, type[Message]] = {
-    "copy": trainer_pb2.CopyCheckpointRequest,
-    "export": trainer_pb2.ExportCheckpointRequest,
-    "import": trainer_pb2.ImportCheckpointRequest,
+    "copy": checkpoint_pb2.CopyCheckpointRequest,
+    "export": checkpoint_pb2.ExportCheckpointRequest,
+    "import": checkpoint_pb2.ImportCheckpointRequest,
 }
 _RESPONSES: dict[str, type[Message]] = {
-    "copy": trainer_pb2.Checkpoint,
-    "export": trainer_pb2.CheckpointExport,
-    "import": trainer_pb2.Checkpoint,
+    "copy": checkpoint_pb2.Checkpoint,
+    "export": checkpoint_pb2.CheckpointExport,
+    "import": checkpoint_pb2.Checkpoint,
 }
 _MUTABLE = ("labels", "expire_time")
 _MAX_FILES = 16
 
 
 def decode_changes(
-    request: trainer_pb2.UpdateCheckpointRequest, *, now_s: float
+    request: checkpoint_pb2.UpdateCheckpointRequest, *, now_s: float
 ) -> CheckpointChanges:
     """Return what a request changes.
 
@@ -87,7 +87,7 @@ def decode_changes(
     )
 
 
-def decode_event_query(request: trainer_pb2.ListCheckpointEventsRequest) -> EventQuery:
+def decode_event_query(request: checkpoint_pb2.ListCheckpointEventsRequest) -> EventQuery:
     """Return which events a request asks for.
 
     Raises:
@@ -113,7 +113,7 @@ def encode_event(event: AuditEvent) -> audit_pb2.AuditEvent:
     )
 
 
-def decode_copy(request: trainer_pb2.CopyCheckpointRequest) -> CopyWork:
+def decode_copy(request: checkpoint_pb2.CopyCheckpointRequest) -> CopyWork:
     """Return what a copy asks for.
 
     Raises:
@@ -128,7 +128,7 @@ def decode_copy(request: trainer_pb2.CopyCheckpointRequest) -> CopyWork:
     )
 
 
-def decode_export(request: trainer_pb2.ExportCheckpointRequest) -> ExportWork:
+def decode_export(request: checkpoint_pb2.ExportCheckpointRequest) -> ExportWork:
     """Return what an export asks for.
 
     Raises:
@@ -160,7 +160,9 @@ def new_task(
     )
 
 
-def decode_upload(run: names.RunName, request: trainer_pb2.CreateCheckpointUploadRequest) -> Upload:
+def decode_upload(
+    run: names.RunName, request: checkpoint_pb2.CreateCheckpointUploadRequest
+) -> Upload:
     """Return the upload that a request begins.
 
     Raises:
@@ -183,13 +185,13 @@ def decode_upload(run: names.RunName, request: trainer_pb2.CreateCheckpointUploa
     )
 
 
-def encode_upload(upload: Upload, received: dict[str, int]) -> trainer_pb2.CheckpointUpload:
+def encode_upload(upload: Upload, received: dict[str, int]) -> checkpoint_pb2.CheckpointUpload:
     """Return the message of an upload."""
-    return trainer_pb2.CheckpointUpload(
+    return checkpoint_pb2.CheckpointUpload(
         name=upload.name,
         checkpoint=upload.checkpoint,
         files=[
-            trainer_pb2.CheckpointUpload.Progress(
+            checkpoint_pb2.CheckpointUpload.Progress(
                 file=training_codec.encode_file(file), received_bytes=received[file.name]
             )
             for file in upload.files
@@ -199,12 +201,12 @@ def encode_upload(upload: Upload, received: dict[str, int]) -> trainer_pb2.Check
 
 def encode_download(
     name: str, sources: list[Source], expire_time_s: float
-) -> trainer_pb2.CheckpointDownload:
+) -> checkpoint_pb2.CheckpointDownload:
     """Return the message that says where files are."""
-    return trainer_pb2.CheckpointDownload(
+    return checkpoint_pb2.CheckpointDownload(
         name=name,
         sources=[
-            trainer_pb2.CheckpointDownload.Source(
+            checkpoint_pb2.CheckpointDownload.Source(
                 file=training_codec.encode_file(source.file), url=source.url, token=source.token
             )
             for source in sources
@@ -213,9 +215,9 @@ def encode_download(
     )
 
 
-def encode_export(record: ExportRecord, store_uri: str) -> trainer_pb2.CheckpointExport:
+def encode_export(record: ExportRecord, store_uri: str) -> checkpoint_pb2.CheckpointExport:
     """Return the message of an export in the store of this URI."""
-    return trainer_pb2.CheckpointExport(
+    return checkpoint_pb2.CheckpointExport(
         name=record.name,
         format=_WIRE_FORMATS[record.format],
         files=[training_codec.encode_file(file) for file in record.files],
@@ -228,7 +230,7 @@ def encode_export(record: ExportRecord, store_uri: str) -> trainer_pb2.Checkpoin
 
 def encode_task(record: TaskRecord, progress: TaskProgress) -> operations_pb2.Operation:
     """Return the message of a task as it stands."""
-    states = trainer_pb2.CheckpointTaskMetadata
+    states = checkpoint_pb2.CheckpointTaskMetadata
     state = {
         OperationState.PENDING: (
             states.STATE_RUNNING if progress.is_running else states.STATE_QUEUED
@@ -240,7 +242,7 @@ def encode_task(record: TaskRecord, progress: TaskProgress) -> operations_pb2.Op
         name=record.name, done=record.state is not OperationState.PENDING
     )
     operation.metadata.Pack(
-        trainer_pb2.CheckpointTaskMetadata(
+        checkpoint_pb2.CheckpointTaskMetadata(
             checkpoint=record.checkpoint,
             kind=record.kind,
             state=state,

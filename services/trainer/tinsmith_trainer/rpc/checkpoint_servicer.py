@@ -1,4 +1,4 @@
-"""The part of TrainerService that concerns checkpoints, but for saves and loads."""
+"""Maps CheckpointService onto the checkpoints of the ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from google.longrunning import operations_pb2
 
 from tinsmith import names
-from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
+from tinsmith.v1 import checkpoint_pb2, checkpoint_pb2_grpc
 from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
 from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_runtime.rpc.requests import decode_page_size, parse_name
@@ -53,7 +53,7 @@ class CheckpointDomain:
     clock: Callable[[], float]
 
 
-class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
+class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     """Maps the checkpoint calls onto the domain.
 
     Args:
@@ -69,15 +69,15 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self._upload_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def GetCheckpoint(
-        self, request: trainer_pb2.GetCheckpointRequest, context: Context
-    ) -> trainer_pb2.Checkpoint:
+        self, request: checkpoint_pb2.GetCheckpointRequest, context: Context
+    ) -> checkpoint_pb2.Checkpoint:
         name = parse_name(names.CheckpointName, request.name, "name")
         record = await self._checkpoints.readable(str(name), caller_project())
         return training_codec.encode_checkpoint(record, self._domain.store_uri)
 
     async def ListCheckpoints(
-        self, request: trainer_pb2.ListCheckpointsRequest, context: Context
-    ) -> trainer_pb2.ListCheckpointsResponse:
+        self, request: checkpoint_pb2.ListCheckpointsRequest, context: Context
+    ) -> checkpoint_pb2.ListCheckpointsResponse:
         run: str | None = None
         if request.parent.endswith(training_codec.ALL_RUNS_SUFFIX):
             project = training_codec.decode_all_runs(request.parent)
@@ -95,7 +95,7 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
             page_size=decode_page_size(request.page_size),
             page_token=request.page_token,
         )
-        return trainer_pb2.ListCheckpointsResponse(
+        return checkpoint_pb2.ListCheckpointsResponse(
             checkpoints=[
                 training_codec.encode_checkpoint(record, self._domain.store_uri)
                 for record in page.checkpoints
@@ -104,45 +104,45 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         )
 
     async def UpdateCheckpoint(
-        self, request: trainer_pb2.UpdateCheckpointRequest, context: Context
-    ) -> trainer_pb2.Checkpoint:
+        self, request: checkpoint_pb2.UpdateCheckpointRequest, context: Context
+    ) -> checkpoint_pb2.Checkpoint:
         name = _own_checkpoint(request.name)
         changes = checkpoint_codec.decode_changes(request, now_s=self._domain.clock())
         return await self._change(name, changes)
 
     async def PublishCheckpoint(
-        self, request: trainer_pb2.PublishCheckpointRequest, context: Context
-    ) -> trainer_pb2.Checkpoint:
+        self, request: checkpoint_pb2.PublishCheckpointRequest, context: Context
+    ) -> checkpoint_pb2.Checkpoint:
         return await self._change(
             _own_checkpoint(request.name), CheckpointChanges(is_published=True)
         )
 
     async def UnpublishCheckpoint(
-        self, request: trainer_pb2.UnpublishCheckpointRequest, context: Context
-    ) -> trainer_pb2.Checkpoint:
+        self, request: checkpoint_pb2.UnpublishCheckpointRequest, context: Context
+    ) -> checkpoint_pb2.Checkpoint:
         return await self._change(
             _own_checkpoint(request.name), CheckpointChanges(is_published=False)
         )
 
     async def DeleteCheckpoint(
-        self, request: trainer_pb2.DeleteCheckpointRequest, context: Context
-    ) -> trainer_pb2.DeleteCheckpointResponse:
+        self, request: checkpoint_pb2.DeleteCheckpointRequest, context: Context
+    ) -> checkpoint_pb2.DeleteCheckpointResponse:
         name = _own_checkpoint(request.name)
         await self._checkpoints.delete(str(name), key_id=current_caller().key_id)
-        return trainer_pb2.DeleteCheckpointResponse()
+        return checkpoint_pb2.DeleteCheckpointResponse()
 
     async def ListCheckpointEvents(
-        self, request: trainer_pb2.ListCheckpointEventsRequest, context: Context
-    ) -> trainer_pb2.ListCheckpointEventsResponse:
+        self, request: checkpoint_pb2.ListCheckpointEventsRequest, context: Context
+    ) -> checkpoint_pb2.ListCheckpointEventsResponse:
         query = checkpoint_codec.decode_event_query(request)
         events, next_page_token = await self._domain.audit.list(current_caller(), query)
-        return trainer_pb2.ListCheckpointEventsResponse(
+        return checkpoint_pb2.ListCheckpointEventsResponse(
             events=[checkpoint_codec.encode_event(event) for event in events],
             next_page_token=next_page_token,
         )
 
     async def CopyCheckpoint(
-        self, request: trainer_pb2.CopyCheckpointRequest, context: Context
+        self, request: checkpoint_pb2.CopyCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         parent = parse_name(names.RunName, request.parent, "parent")
         run = self._own_run(parent)
@@ -151,7 +151,7 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return await self._accept(task, lambda: self._domain.work.check_copy(run.record, work))
 
     async def ExportCheckpoint(
-        self, request: trainer_pb2.ExportCheckpointRequest, context: Context
+        self, request: checkpoint_pb2.ExportCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         name = _own_checkpoint(request.name)
         # The trainer that holds the run does the task; accepted here, it would wait for ever.
@@ -161,7 +161,7 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return await self._accept(task, lambda: self._domain.work.check_export(work))
 
     async def ImportCheckpoint(
-        self, request: trainer_pb2.ImportCheckpointRequest, context: Context
+        self, request: checkpoint_pb2.ImportCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         name = _own_upload(request.upload)
         self._own_run(name.run_name)
@@ -173,8 +173,8 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return self._describe(await self._domain.tasks.submit(task))
 
     async def CreateCheckpointDownload(
-        self, request: trainer_pb2.CreateCheckpointDownloadRequest, context: Context
-    ) -> trainer_pb2.CheckpointDownload:
+        self, request: checkpoint_pb2.CreateCheckpointDownloadRequest, context: Context
+    ) -> checkpoint_pb2.CheckpointDownload:
         folder, files, checkpoint = await self._downloadable(request.name)
         sources, expire_time_s = self._domain.downloads.sources(
             request.name, folder, files, without_urls=request.without_urls
@@ -183,21 +183,21 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return checkpoint_codec.encode_download(request.name, sources, expire_time_s)
 
     async def DownloadCheckpointFile(
-        self, request: trainer_pb2.DownloadCheckpointFileRequest, context: Context
-    ) -> AsyncIterator[trainer_pb2.DownloadCheckpointFileResponse]:
+        self, request: checkpoint_pb2.DownloadCheckpointFileRequest, context: Context
+    ) -> AsyncIterator[checkpoint_pb2.DownloadCheckpointFileResponse]:
         grant = self._domain.downloads.check(request.name, request.token)
         offset = request.offset_bytes
         chunks = self._domain.downloads.chunks(grant, offset)
         try:
             while (chunk := await asyncio.to_thread(next, chunks, b"")) != b"":
-                yield trainer_pb2.DownloadCheckpointFileResponse(offset_bytes=offset, data=chunk)
+                yield checkpoint_pb2.DownloadCheckpointFileResponse(offset_bytes=offset, data=chunk)
                 offset += len(chunk)
         finally:
             chunks.close()
 
     async def CreateCheckpointUpload(
-        self, request: trainer_pb2.CreateCheckpointUploadRequest, context: Context
-    ) -> trainer_pb2.CheckpointUpload:
+        self, request: checkpoint_pb2.CreateCheckpointUploadRequest, context: Context
+    ) -> checkpoint_pb2.CheckpointUpload:
         parent = parse_name(names.RunName, request.parent, "parent")
         self._own_run(parent)
         wanted = checkpoint_codec.decode_upload(parent, request)
@@ -207,8 +207,8 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
         return checkpoint_codec.encode_upload(upload, self._domain.uploads.received(upload))
 
     async def UploadCheckpointFile(
-        self, request: trainer_pb2.UploadCheckpointFileRequest, context: Context
-    ) -> trainer_pb2.CheckpointUpload:
+        self, request: checkpoint_pb2.UploadCheckpointFileRequest, context: Context
+    ) -> checkpoint_pb2.CheckpointUpload:
         name = _own_upload(request.upload)
         async with self._upload_lock(str(name)):
             upload = await asyncio.to_thread(
@@ -228,7 +228,7 @@ class CheckpointServicer(trainer_pb2_grpc.TrainerServiceServicer):
 
     async def _change(
         self, name: names.CheckpointName, changes: CheckpointChanges
-    ) -> trainer_pb2.Checkpoint:
+    ) -> checkpoint_pb2.Checkpoint:
         key_id = current_caller().key_id
         changed = await self._checkpoints.update(str(name), changes, key_id=key_id)
         return training_codec.encode_checkpoint(changed, self._domain.store_uri)

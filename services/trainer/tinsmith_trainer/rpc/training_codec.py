@@ -12,7 +12,7 @@ from google.rpc import status_pb2
 
 from tinsmith import names
 from tinsmith.tensors import encode_tensor
-from tinsmith.v1 import trainer_pb2, trajectories_pb2
+from tinsmith.v1 import checkpoint_pb2, trainer_pb2, trajectories_pb2
 from tinsmith_engine import (
     AdamParams,
     CustomInput,
@@ -77,12 +77,12 @@ _RESPONSES: dict[str, type[Message]] = {
     Kind.FORWARD: trainer_pb2.ForwardResponse,
     Kind.FORWARD_BACKWARD: trainer_pb2.ForwardBackwardResponse,
     Kind.OPTIM_STEP: trainer_pb2.OptimStepResponse,
-    Kind.SAVE_CHECKPOINT: trainer_pb2.Checkpoint,
+    Kind.SAVE_CHECKPOINT: checkpoint_pb2.Checkpoint,
     Kind.LOAD_CHECKPOINT: trainer_pb2.LoadCheckpointResponse,
 }
 _CHECKPOINT_KINDS = {
-    trainer_pb2.Checkpoint.KIND_TRAINING: "training",
-    trainer_pb2.Checkpoint.KIND_SAMPLER: "sampler",
+    checkpoint_pb2.Checkpoint.KIND_TRAINING: "training",
+    checkpoint_pb2.Checkpoint.KIND_SAMPLER: "sampler",
 }
 _WIRE_CHECKPOINT_KINDS = {kind: wire for wire, kind in _CHECKPOINT_KINDS.items()}
 ALL_RUNS_SUFFIX = "/trainingRuns/-"
@@ -207,9 +207,9 @@ def encode_operation(record: OperationRecord, status: OperationStatus) -> operat
     return operation
 
 
-def encode_checkpoint(record: CheckpointRecord, store_uri: str) -> trainer_pb2.Checkpoint:
+def encode_checkpoint(record: CheckpointRecord, store_uri: str) -> checkpoint_pb2.Checkpoint:
     """Return the message of a checkpoint in the store of this URI."""
-    return trainer_pb2.Checkpoint(
+    return checkpoint_pb2.Checkpoint(
         name=record.name,
         kind=_WIRE_CHECKPOINT_KINDS[record.kind],
         base_model=record.base_model,
@@ -222,9 +222,9 @@ def encode_checkpoint(record: CheckpointRecord, store_uri: str) -> trainer_pb2.C
         create_time=encode_time(record.create_time_s),
         labels=record.labels,
         state=(
-            trainer_pb2.Checkpoint.STATE_PUBLISHED
+            checkpoint_pb2.Checkpoint.STATE_PUBLISHED
             if record.is_published
-            else trainer_pb2.Checkpoint.STATE_PRIVATE
+            else checkpoint_pb2.Checkpoint.STATE_PRIVATE
         ),
         expire_time=None if record.expire_time_s is None else encode_time(record.expire_time_s),
         files=[encode_file(file) for file in record.files],
@@ -232,9 +232,9 @@ def encode_checkpoint(record: CheckpointRecord, store_uri: str) -> trainer_pb2.C
     )
 
 
-def encode_file(file: StoredFile) -> trainer_pb2.CheckpointFile:
+def encode_file(file: StoredFile) -> checkpoint_pb2.CheckpointFile:
     """Return the message of a file."""
-    return trainer_pb2.CheckpointFile(
+    return checkpoint_pb2.CheckpointFile(
         file=file.name, size_bytes=file.size_bytes, sha256=file.sha256
     )
 

@@ -1,4 +1,4 @@
-"""Maps TrainerService onto the registries of runs and checkpoints."""
+"""Maps TrainerService onto the registry of runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 from google.longrunning import operations_pb2
 
 from tinsmith import names
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import trainer_pb2, trainer_pb2_grpc
 from tinsmith_engine import LOSS_NAMES, validate_batch
-from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
@@ -20,48 +19,34 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 from tinsmith_runtime.ledger import OperationRecord
-from tinsmith_runtime.records import ReleaseMode
-from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
+from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_runtime.rpc.requests import current_body, decode_name_part, decode_timeout, parse_name
+from tinsmith_trainer.checkpoints.registry import CheckpointRegistry
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle.operation_reader import OperationReader, operation_expired
-from tinsmith_trainer.ownership.adoption import RunAdoption
-from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry, is_final, run_not_found
-from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.rpc import training_codec
-from tinsmith_trainer.rpc.checkpoint_servicer import (
-    CheckpointDomain,
-    CheckpointServicer,
-    caller_project,
-)
+from tinsmith_trainer.rpc.checkpoint_servicer import caller_project
+from tinsmith_trainer.rpc.run_status import status_of
 from tinsmith_trainer.runs.operations import ForwardWork, Kind, LoadCheckpointWork, Work
 from tinsmith_trainer.runs.run import LiveRun
 
 MAX_WAIT_S = 20.0
 _LARGE_BYTES = 64 * 1024
-_RELEASE_MODES = {
-    trainer_pb2.ReleaseRunRequest.MODE_PARK: ReleaseMode.PARK,
-    trainer_pb2.ReleaseRunRequest.MODE_HAND_OVER: ReleaseMode.HAND_OVER,
-    trainer_pb2.ReleaseRunRequest.MODE_DELETE: ReleaseMode.DELETE,
-}
 
 Context = Any
 ParametersT = ParamSpec("ParametersT")
 ResultT = TypeVar("ResultT")
 
 
-class TrainerServicer(CheckpointServicer):
+class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     """Maps TrainerService onto the domain.
 
     Args:
         config: Limits that are told to clients.
         registry: Runs and their queues.
-        adoption: Takes runs and gives them up.
-        lease: Whether this process may answer for its runs.
         reader: Reads operations and waits for them.
-        checkpoints: What the checkpoint calls are mapped onto.
-        publisher: Weights for samplers of other processes.
+        checkpoints: Named checkpoints, for loads of those of other projects.
         catalog: The base models.
     """
 
@@ -69,20 +54,14 @@ class TrainerServicer(CheckpointServicer):
         self,
         config: TrainerConfig,
         registry: RunRegistry,
-        adoption: RunAdoption,
-        lease: Lease,
         reader: OperationReader,
-        checkpoints: CheckpointDomain,
-        publisher: Publisher,
+        checkpoints: CheckpointRegistry,
         catalog: ModelCatalog,
     ) -> None:
-        super().__init__(registry, checkpoints)
         self._config = config
         self._registry = registry
-        self._adoption = adoption
-        self._lease = lease
         self._reader = reader
-        self._publisher = publisher
+        self._checkpoints = checkpoints
         self._catalog = catalog
 
     async def GetCapabilities(
@@ -101,98 +80,11 @@ class TrainerServicer(CheckpointServicer):
             num_resident_runs=sum(run.state.is_resident for run in self._registry.runs),
         )
 
-    async def AdoptRun(
-        self, request: trainer_pb2.AdoptRunRequest, context: Context
-    ) -> trainer_pb2.AdoptRunResponse:
-        current_caller().require_scope(POD_SCOPE)
-        name = parse_name(names.RunName, request.run, "run")
-        version = await self._adoption.adopt(
-            str(name),
-            request.base_model,
-            engine_codec.decode_adapter(request.adapter),
-            request.epoch,
-        )
-        return trainer_pb2.AdoptRunResponse(version=version)
-
-    async def ReleaseRun(
-        self, request: trainer_pb2.ReleaseRunRequest, context: Context
-    ) -> trainer_pb2.ReleaseRunResponse:
-        current_caller().require_scope(POD_SCOPE)
-        if request.mode not in _RELEASE_MODES:
-            raise InvalidFieldError("mode", "must be MODE_PARK, MODE_HAND_OVER or MODE_DELETE")
-        await self._adoption.release(
-            str(parse_name(names.RunName, request.run, "run")),
-            request.epoch,
-            _RELEASE_MODES[request.mode],
-        )
-        return trainer_pb2.ReleaseRunResponse()
-
     async def GetRunStatus(
         self, request: trainer_pb2.GetRunStatusRequest, context: Context
     ) -> trainer_pb2.RunStatus:
         run = await self._owned_run(parse_name(names.RunName, request.run, "run"))
-        return self._status(run, next_sequence_number=run.queue.next_free_number)
-
-    async def ListRunStatuses(
-        self, request: trainer_pb2.ListRunStatusesRequest, context: Context
-    ) -> trainer_pb2.ListRunStatusesResponse:
-        current_caller().require_scope(POD_SCOPE)
-        project = training_codec.decode_all_runs(request.parent).project
-        return trainer_pb2.ListRunStatusesResponse(
-            statuses=[
-                trainer_pb2.RunStatus(
-                    run=run.name,
-                    version=run.record.version,
-                    num_pending_operations=len(run.queue),
-                    waiting_for=self._waiting_for(run),
-                    resident=run.state.is_resident,
-                )
-                for run in self._registry.runs
-                if run.queue and run.name.split("/")[1] == project
-            ]
-        )
-
-    async def ResumeRun(
-        self, request: trainer_pb2.ResumeRunRequest, context: Context
-    ) -> trainer_pb2.RunStatus:
-        current_caller().require_scope(POD_SCOPE)
-        run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
-        self._lease.require()
-        await self._registry.resume(run)
-        return self._status(run, next_sequence_number=run.queue.highest_number + 1)
-
-    def _waiting_for(self, run: LiveRun) -> str:
-        """Return what the next operation of a run waits for; empty if it runs or there is none."""
-        return self._registry.status(run, min(run.queue)).waiting_for if run.queue else ""
-
-    def _status(self, run: LiveRun, *, next_sequence_number: int) -> trainer_pb2.RunStatus:
-        return trainer_pb2.RunStatus(
-            run=run.name,
-            version=run.record.version,
-            next_sequence_number=next_sequence_number,
-            num_pending_operations=len(run.queue),
-            waiting_for=self._waiting_for(run),
-            resident=run.state.is_resident,
-            replay_diverged=run.record.replay_diverged,
-            pending_operations=[
-                trainer_pb2.PendingOperation(sequence_number=number, kind=operation.record.kind)
-                for number, operation in sorted(run.queue.items())
-            ],
-            latest_revision=run.queue.latest_revision,
-        )
-
-    async def PublishWeights(
-        self, request: trainer_pb2.PublishWeightsRequest, context: Context
-    ) -> trainer_pb2.PublishWeightsResponse:
-        current_caller().require_scope(POD_SCOPE)
-        run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
-        self._lease.require()
-        written = await self._publisher.publish(run)
-        return trainer_pb2.PublishWeightsResponse(
-            version=written.manifest.attributes["version"],
-            manifest_uri=written.uri,
-            manifest_sha256=written.sha256,
-        )
+        return status_of(self._registry, run, next_sequence_number=run.queue.next_free_number)
 
     async def Forward(
         self, request: trainer_pb2.ForwardRequest, context: Context

@@ -1,4 +1,4 @@
-"""What is uploaded: bytes, or a file that is read piece by piece."""
+"""What is uploaded: bytes, or a file that is read in chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Source(Protocol):
         ...
 
     def parts(self, part_bytes: int) -> Iterator[bytes]:
-        """Yield it in pieces of this size; the last one may be shorter."""
+        """Yield it in chunks of this size; the last one may be shorter."""
         ...
 
 
@@ -34,7 +34,7 @@ class BytesSource:
         return len(self.data)
 
     def parts(self, part_bytes: int) -> Iterator[bytes]:
-        """Yield it in pieces; see `Source.parts`."""
+        """Yield it in chunks; see `Source.parts`."""
         for begin in range(0, len(self.data), part_bytes):
             yield self.data[begin : begin + part_bytes]
 
@@ -47,7 +47,7 @@ class FileSource:
     size_bytes: int
 
     def parts(self, part_bytes: int) -> Iterator[bytes]:
-        """Yield it in pieces; see `Source.parts`."""
+        """Yield it in chunks; see `Source.parts`."""
         self.file.seek(0)
         left_bytes = self.size_bytes
         while left_bytes:

@@ -189,7 +189,7 @@ class S3Store:
     def read_chunks(
         self, path: str, *, offset: int = 0, max_bytes: int | None = None
     ) -> Iterator[bytes]:
-        """Yield an object piece by piece; see `ObjectStore.read_chunks`."""
+        """Yield an object in chunks; see `ObjectStore.read_chunks`."""
         key = self._key(path)
         deadline = self._client.new_deadline()
         num_done, num_failures = offset, 0
@@ -219,7 +219,7 @@ class S3Store:
                     deadline.extend(self._client.transfer_s(size_bytes))
                 if num_done and response.status != 206:
                     raise self._replaced(path)
-                # A piece is what arrived: a store that trickles cannot outlast the deadline.
+                # A chunk is what arrived: a store that trickles cannot outlast the deadline.
                 while chunk := response.read1(CHUNK_BYTES, decode_content=False):
                     num_done += len(chunk)
                     num_failures = 0
