@@ -101,8 +101,9 @@ proto-baseline: node_modules ## Accept today's contract as what must not be brok
 docs: venv ## Draw docs/architecture.svg from the code
 	$(BIN)/python docs/architecture.py
 
-sdk: venv ## Write the public forms of the SDK's calls from their coroutines
+sdk: venv ## Write the forms of the SDK's calls, and its frozen public face
 	$(BIN)/python clients/python/generate_forms.py
+	$(BIN)/python -m tests.unit.sdk.test_public_api
 
 manifests: venv ## Copy the CRDs into the chart and render k8s/install.yaml
 	$(BIN)/python helm/render.py

@@ -119,7 +119,7 @@ class Server(Child):
         super().__init__(
             [
                 *("-m", "tinsmith_local", "--model", f"bench={model}", "--port", "0"),
-                *("--data-dir", str(folder / "data"), "--threads", str(num_threads)),
+                *("--data-dir", str(folder / "data"), "--num-threads", str(num_threads)),
                 *("--device", "cpu"),
                 *flags,
             ],

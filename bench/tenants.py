@@ -147,7 +147,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tinsmith-bench-") as name:
         folder = Path(name)
         build_model(folder / "model", with_tokenizer=True)
-        flags = ["--compile", "--dtype", arguments.dtype]
+        flags = ["--compiled", "--dtype", arguments.dtype]
         with Server(folder / "server", folder / "model", num_threads=1, flags=flags) as server:
             address, api_key = server.wait_ready()
             with tinsmith.Client(address, api_key) as client:

@@ -25,10 +25,10 @@ from tests.fakes.sampler_rig import (
     refusal,
     running_sampler,
     tokens_of,
-    until,
     versions_of,
 )
 from tests.fakes.scheduler import bearer
+from tests.support.wait import eventually
 
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import checkpoint_pb2, sampler_pb2, trajectories_pb2
@@ -406,16 +406,16 @@ async def test_cancel_frees_the_rows(
         if when == "decoding":
             num_steps = 0
             long = ask_for_much()
-            await until(lambda: num_steps > 3)
+            await eventually(lambda: num_steps > 3)
         with rig.engine_held():
             if when == "queued":
                 long = ask_for_much()
-                await until(lambda: waiting_sequences() > idle)
+                await eventually(lambda: waiting_sequences() > idle)
             num_steps = 0
             long.cancel()
-            await until(lambda: waiting_sequences() == idle)
+            await eventually(lambda: waiting_sequences() == idle)
             short = asyncio.ensure_future(rig.sample(session))
-            await until(lambda: waiting_sequences() > idle)
+            await eventually(lambda: waiting_sequences() > idle)
         assert tokens_of(await short) == alone
         # The short one needs 8 steps; one step may have begun while the engine was asked to hold.
         assert num_steps < 20
@@ -444,9 +444,9 @@ async def test_cancel_of_a_request_that_is_just_being_taken(
         entered.clear()
         go_on.clear()
         long = rig.sample(session, max_tokens=4000)
-        await until(entered.is_set)
+        await eventually(entered.is_set)
         long.cancel()
-        await until(lambda: waiting_sequences() == idle)
+        await eventually(lambda: waiting_sequences() == idle)
         go_on.set()
         # Taken behind the long one and its end.
         assert tokens_of(await rig.sample(session)) == alone
@@ -459,13 +459,13 @@ async def test_cancel_of_one_leaves_the_others(rig: SamplerRig) -> None:
     calls = [
         asyncio.ensure_future(rig.sample(session, num_samples=4, max_tokens=64)) for _ in range(6)
     ]
-    await until(lambda: _is_active(rig))
+    await eventually(lambda: _is_active(rig))
     for call in calls[::2]:
         call.cancel()
     kept = await asyncio.gather(*calls[1::2])
     assert [tokens_of(response) for response in kept] == [alone] * 3
     await asyncio.gather(*calls, return_exceptions=True)
-    await until(lambda: _is_idle(rig))
+    await eventually(lambda: _is_idle(rig))
 
 
 async def _is_active(rig: SamplerRig) -> bool:
@@ -486,7 +486,7 @@ async def test_deadline_frees_the_rows(tmp_path: Path, engine_host: EngineHost) 
             )
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert tokens_of(await rig.sample(session)) == alone
-        await until(lambda: _is_idle(rig))
+        await eventually(lambda: _is_idle(rig))
 
 
 # Sessions and keys.
@@ -521,5 +521,5 @@ async def test_capabilities(rig: SamplerRig) -> None:
     assert [model.base_model for model in answer.models] == [BASE_MODEL]
     assert (answer.max_samples, answer.max_topk_logprobs) == (256, 64)
     assert answer.max_concurrent_sequences == 256
-    await until(lambda: rig.scheduler.workers)
+    await eventually(lambda: rig.scheduler.workers)
     assert rig.scheduler.workers["workers/sampler-0"].address == rig.pod.address

@@ -15,9 +15,9 @@ from tests.fakes.sampler_rig import (
     SamplerRig,
     running_sampler,
     tokens_of,
-    until,
     versions_of,
 )
+from tests.support.wait import eventually
 
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import sampler_pb2
@@ -108,7 +108,7 @@ async def test_steps_take_effect_between_the_tokens_of_a_live_run(
         response = await pinned
         assert versions_of(response) == {1}
         assert response.version == 1
-        await until(lambda: _holds(run, [3]))
+        await eventually(lambda: _holds(run, [3]))
 
 
 async def _holds(run: LiveRun, versions: list[int]) -> bool:
@@ -126,7 +126,7 @@ async def test_sample_takes_newer_weights_and_tells_the_newest(
             rig.sample(session, num_samples=2, max_tokens=2000, extras=IN_FLIGHT)
         )
         # Behind the request in the queue of the engine: what follows is in the midst of it.
-        await until(lambda: _num_holders(run, 3))
+        await eventually(lambda: _num_holders(run, 3))
         await run.step(2)
         response = await call
         probe.cancel()
@@ -169,12 +169,12 @@ async def test_sampling_goes_on_while_newer_weights_can_not_be_had(
         run.is_away = True
         num_publishes = run.num_publishes
         await run.step(2)
-        await until(lambda: run.num_publishes > num_publishes + 1)
+        await eventually(lambda: run.num_publishes > num_publishes + 1)
         assert decode_tensor((await call.read()).piece.versions).tolist()[0] == 1
         run.is_away = False
         await versions_until(call, 2)
         call.cancel()
-        await until(lambda: _holds(run, [2]))
+        await eventually(lambda: _holds(run, [2]))
     await run.drop()
     assert await run.held() == []
 
@@ -196,7 +196,7 @@ async def test_newer_weights_of_a_trainer_elsewhere(
         assert decode_tensor((await pinned.read()).piece.versions).tolist()[0] == 1
         for call in (*calls, pinned):
             call.cancel()
-        await until(lambda: _is_idle(rig))
+        await eventually(lambda: _is_idle(rig))
         # No request follows any more, so none asks.
         num_publishes = rig.trainer.num_publishes
         await rig.sample(rig.session(), max_tokens=200)

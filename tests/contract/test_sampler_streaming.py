@@ -21,8 +21,8 @@ from tests.fakes.sampler_rig import (
     refusal,
     running_sampler,
     tokens_of,
-    until,
 )
+from tests.support.wait import eventually
 
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
@@ -182,7 +182,7 @@ async def test_tokens_arrive_while_the_rest_is_drawn(
         # The engine waits in the middle of the sample.
         assert num_active(samplers) == 1
     call.cancel()
-    await until(lambda: OPEN_STREAMS._value.get() == 0)
+    await eventually(lambda: OPEN_STREAMS._value.get() == 0)
 
 
 @pytest.mark.parametrize("is_reading", [True, False], ids=["reading", "not-reading"])
@@ -197,9 +197,9 @@ async def test_cancel_frees_the_rows_of_a_stream(
         )
         await call.read()
         reading = asyncio.ensure_future(call.read()) if is_reading else None
-        await until(lambda: num_active(samplers) == 3)
+        await eventually(lambda: num_active(samplers) == 3)
         call.cancel()
-        await until(lambda: num_active(samplers) == 0)
+        await eventually(lambda: num_active(samplers) == 0)
         assert OPEN_STREAMS._value.get() == 0
         assert await rig.num_active() == 0
         if reading is not None:
@@ -214,9 +214,9 @@ async def test_cancel_of_sample_frees_the_rows(
     async with running_sampler(tmp_path, engine_host) as rig:
         call = rig.sample(rig.session(), num_samples=4, max_tokens=4000)
         sampling = asyncio.ensure_future(call)
-        await until(lambda: num_active(samplers) == 4)
+        await eventually(lambda: num_active(samplers) == 4)
         sampling.cancel()
-        await until(lambda: num_active(samplers) == 0)
+        await eventually(lambda: num_active(samplers) == 0)
 
 
 async def test_a_slow_reader_holds_up_nobody(rig: SamplerRig, samplers: list[Sampler]) -> None:
@@ -227,7 +227,7 @@ async def test_a_slow_reader_holds_up_nobody(rig: SamplerRig, samplers: list[Sam
     call = rig.stream(session, **options, extras=extras)
     first = await call.read()
     # It reads no more until the engine is done, with more than the channel's windows hold.
-    await until(lambda: num_active(samplers) == 0)
+    await eventually(lambda: num_active(samplers) == 0)
     assert tokens_of(await rig.sample(session))
     messages = [first, *await all_of(call)]
     assert joined(messages, 2)[0] == tokens_of(wanted)

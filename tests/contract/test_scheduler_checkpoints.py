@@ -13,11 +13,11 @@ from tests.fakes.scheduler_fake_trainer import (
     POD,
     Metadata,
     Rig,
-    eventually,
     expect_rpc_error,
     new_id,
     running_rig,
 )
+from tests.support.wait import eventually
 
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2
 from tinsmith_runtime.errors import CheckpointCorruptError, UnavailableError

@@ -15,11 +15,11 @@ from tests.fakes.scheduler_fake_trainer import (
     POD_KEY,
     Metadata,
     Rig,
-    eventually,
     expect_rpc_error,
     new_id,
     running_rig,
 )
+from tests.support.wait import eventually
 
 from tinsmith.v1 import job_pb2, scheduler_pb2
 from tinsmith_runtime.rpc.auth import ApiKey, derive_job_key

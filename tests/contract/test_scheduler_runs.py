@@ -12,11 +12,11 @@ from tests.fakes.scheduler_fake_trainer import (
     POD,
     FakeTrainer,
     Rig,
-    eventually,
     expect_rpc_error,
     new_id,
     running_rig,
 )
+from tests.support.wait import eventually
 
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.errors import (

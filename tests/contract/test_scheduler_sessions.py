@@ -11,11 +11,11 @@ from tests.fakes.scheduler_fake_trainer import (
     POD,
     Metadata,
     Rig,
-    eventually,
     expect_rpc_error,
     new_id,
     running_rig,
 )
+from tests.support.wait import eventually
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
 from tinsmith_runtime.errors import RunNotFoundError, UnavailableError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tests.fakes.trainer_rig import (
     response_of,
     running_trainer,
 )
+from tests.support.wait import eventually
 
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine import AdamParams, BatchRequest, ForwardResult, OptimStepResult
@@ -86,13 +87,6 @@ def cycles(engine_host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> Iterator
 async def rig(tmp_path: Path, engine_host: EngineHost) -> AsyncIterator[TrainerRig]:
     async with running_trainer(tmp_path / "data", engine_host) as rig:
         yield rig
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return once something is so that the pod does by itself."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def is_running(run: RunClient, number: int = 1) -> None:
@@ -451,7 +445,7 @@ async def test_a_pod_whose_cycle_died_is_unhealthy(
 
     monkeypatch.setattr(rig.pod._cycle._planner, "take", broken)
     await run.forward_backward()
-    await until(lambda: bool(rig.failed))
+    await eventually(lambda: bool(rig.failed))
     answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
     assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
     assert not (await run.get(1)).done

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.fakes.trainer_rig import (
     running_trainer,
 )
 from tests.faults.proxy import Fault, HttpFaultProxy
+from tests.support.wait import eventually
 
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
@@ -80,16 +81,6 @@ async def rig(
 ) -> AsyncIterator[TrainerRig]:
     async with running_trainer(tmp_path / "data", engine_host, **settings) as rig:
         yield rig
-
-
-async def until(is_so: Callable[[], Any]) -> None:
-    """Wait until something is so; what is asked may be awaitable."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            answer = is_so()
-            if await answer if asyncio.iscoroutine(answer) else answer:
-                return
-            await asyncio.sleep(0.01)
 
 
 async def waits_for_the_store(run: RunClient) -> bool:
@@ -153,7 +144,7 @@ async def test_a_save_waits_for_the_store_and_says_so(
     wanted = bits_of(direct, await run.saved("before"))
     with proxy.outage():
         save = await run.save("a")
-        await until(lambda: waits_for_the_store(run))
+        await eventually(lambda: waits_for_the_store(run))
         assert not (await run.get(4)).done
         assert await other.step() == 1
     checkpoint = response_of(await run.wait(save), checkpoint_pb2.Checkpoint())
@@ -171,7 +162,7 @@ async def test_a_load_waits_for_the_store(
     await run.step()
     with proxy.outage():
         load = await run.load(before.name)
-        await until(lambda: waits_for_the_store(run))
+        await eventually(lambda: waits_for_the_store(run))
     response_of(await run.wait(load), trainer_pb2.LoadCheckpointResponse())
     assert bits_of(direct, await run.saved("after")) == bits_of(direct, before)
 
@@ -190,7 +181,7 @@ async def test_snapshots_are_put_off(
         await run.step()
         return bool(direct.list_folder(f"{run.name}/snapshots"))
 
-    await until(has_snapshot)
+    await eventually(has_snapshot)
 
 
 async def test_a_stop_does_not_wait_for_the_store_and_loses_nothing(
@@ -201,10 +192,10 @@ async def test_a_stop_does_not_wait_for_the_store_and_loses_nothing(
     wanted = bits_of(direct, await run.saved("before"))
     with proxy.outage():
         await run.save("a")
-        await until(lambda: waits_for_the_store(run))
+        await eventually(lambda: waits_for_the_store(run))
         await rig.restart()
         # It started without the store, and waits for it again.
-        await until(lambda: waits_for_the_store(run))
+        await eventually(lambda: waits_for_the_store(run))
         other = await rig.new_run("other")
         assert await other.step() == 1
     checkpoint = response_of(await run.wait(4), checkpoint_pb2.Checkpoint())
@@ -226,7 +217,7 @@ async def test_a_run_whose_snapshot_is_in_the_store_waits_to_be_restored(
     with proxy.outage():
         await run.forward_backward()
         step = await run.optim_step()
-        await until(lambda: waits_for_the_store(run))
+        await eventually(lambda: waits_for_the_store(run))
     done = await run.wait(step)
     assert response_of(done, trainer_pb2.OptimStepResponse()).version == 2
     assert bits_of(direct, await run.saved("final")) == wanted

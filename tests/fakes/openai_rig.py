@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import grpc
 import openai
 from tests.fakes.scheduler import bearer
-from tests.fakes.scripted_sampler import FakeCoordinator, ScriptedSampler
+from tests.fakes.scripted_sampler import SCRIPTED_MODEL, FakeCoordinator, ScriptedSampler
 
 from tinsmith.v1 import episode_pb2, scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_local.embedded import EmbeddedConfig, EmbeddedServer
 
+MESSAGES: Any = [{"role": "user", "content": "Pig Latin: hello"}]
+EXACT = {"return_token_ids": True}
 BASE_MODEL = "tiny"
 ALIAS = "gpt-tiny"
 TIMEOUT_S = 30.0
@@ -152,3 +154,19 @@ def _handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
     # wake and one finds the socket empty; that is harmless (github.com/grpc/grpc/issues/25364).
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)
+
+
+def scripted(client: openai.OpenAI, **options: Any) -> Any:
+    """Complete a conversation by the script."""
+    return client.chat.completions.create(
+        model=SCRIPTED_MODEL, messages=options.pop("messages", MESSAGES), **options
+    )
+
+
+def text_of_stream(chunks: Any, index: int = 0) -> str:
+    return "".join(
+        choice.delta.content or ""
+        for chunk in chunks
+        for choice in chunk.choices
+        if choice.index == index
+    )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,10 @@ from tinsmith.v1 import (
     trajectories_pb2,
 )
 from tinsmith_engine import Engine, LoraConfig
-from tinsmith_engine.contract.codec import adapter_to_json
 from tinsmith_engine.files.weight_files import ADAPTER_FILE
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
+from tinsmith_runtime.adapters import adapter_to_json
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
     ErrorCode,
@@ -143,18 +143,6 @@ def versions_of(response: sampler_pb2.SampleResponse) -> set[int]:
         for sequence in response.sequences
         for version in decode_tensor(sequence.versions).tolist()
     }
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    """Return once a condition holds; each look lets the pod go on."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            found = condition()
-            if asyncio.iscoroutine(found):
-                found = await found
-            if found:
-                return
-            await asyncio.sleep(0)
 
 
 async def refusal(call: Awaitable[Any]) -> TinsmithError:

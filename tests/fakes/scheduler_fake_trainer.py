@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -358,16 +358,6 @@ def expect_rpc_error(code: grpc.StatusCode, *, reason: str) -> Iterator[list[Tin
     assert status is not None, failure.value
     found.append(decode_status(status))
     assert (failure.value.code(), found[0].reason) == (code, reason), failure.value
-
-
-async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Return once a condition holds, which background tasks bring about."""
-    async with asyncio.timeout(5):
-        while True:
-            result = condition()
-            if result if isinstance(result, bool) else await result:
-                return
-            await asyncio.sleep(0.01)
 
 
 def bearer(key: str) -> Metadata:

@@ -55,7 +55,8 @@ def train(run: tinsmith.TrainingRun, num_steps: int = 2) -> None:
 
 def scores(client: tinsmith.Client, checkpoint: tinsmith.Checkpoint) -> Any:
     """Return the log-probabilities that the server gives the tokens."""
-    return client.create_sampler(checkpoint=checkpoint).compute_logprobs(TOKENS).result()[1:]
+    found = client.create_sampler(checkpoint=checkpoint).compute_logprobs(TOKENS).result()
+    return np.array(found[1:], np.float32)
 
 
 def transformers_scores(folder: Path, adapter: Path | None = None) -> Any:

@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.wait import until
 
 import tinsmith
 from tinsmith_local.process import ServerProcess
@@ -61,14 +61,6 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
     return out, error
 
 
-def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def weights_of(server: ServerProcess, folder: Path) -> dict[str, str]:
     """Return the hashes of the weights that an experiment ended with."""
     name = json.loads((folder / "summary.json").read_text())["checkpoint"]
@@ -94,7 +86,8 @@ def test_the_same_command_goes_on_with_the_same_bits(
     finish(start(server, calm, *SUPERVISED))
     process = start(server, disturbed, *SUPERVISED)
     folder = disturbed / "runs" / "supervised-conversations-1"
-    until(process, (folder / "state.json").is_file)
+    until(lambda: process.poll() is not None or (folder / "state.json").is_file())
+    assert process.poll() is None, process.communicate()
     process.send_signal(how)
     out, error = finish(process, code)
     assert "Traceback" not in error

@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.wait import until
 
 import tinsmith
 from tinsmith.jobs.job_calls import JobInfo
@@ -76,13 +76,16 @@ def cli(server: ServerProcess, *words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def until(read: Callable[[], JobInfo], condition: Callable[[JobInfo], bool]) -> JobInfo:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition(job := read()):
-        assert time.monotonic() < deadline_s, job
+def job_when(read: Callable[[], JobInfo], condition: Callable[[JobInfo], bool]) -> JobInfo:
+    """Return a job once a condition holds, which must be so before the job has ended."""
+
+    def look() -> JobInfo | None:
+        if condition(job := read()):
+            return job
         assert not job.is_finished, job
-        time.sleep(0.02)
-    return job
+        return None
+
+    return until(look)
 
 
 def step_of(job: JobInfo) -> int:
@@ -164,9 +167,9 @@ def test_a_suspended_job_goes_on_with_the_same_bits(
     server: ServerProcess, client: tinsmith.Client, undisturbed: Mapping[str, str]
 ) -> None:
     client.jobs.create("suspended", supervised())
-    until(lambda: client.jobs.get("suspended"), lambda job: step_of(job) >= 1)
+    job_when(lambda: client.jobs.get("suspended"), lambda job: step_of(job) >= 1)
     client.jobs.suspend("suspended")
-    job = until(lambda: client.jobs.get("suspended"), lambda job: job.phase == "Suspended")
+    job = job_when(lambda: client.jobs.get("suspended"), lambda job: job.phase == "Suspended")
     assert 0 < job.status["checkpoint"]["latest"]["step"] < STEPS
     assert job.status["assignments" if "assignments" in job.status else "conditions"]
     client.jobs.resume("suspended")
@@ -179,7 +182,7 @@ def test_a_driver_that_is_told_to_end_saves_and_goes_on_with_the_same_bits(
     server: ServerProcess, client: tinsmith.Client, undisturbed: Mapping[str, str]
 ) -> None:
     client.jobs.create("terminated", supervised())
-    job = until(lambda: client.jobs.get("terminated"), lambda job: step_of(job) >= 1)
+    job = job_when(lambda: client.jobs.get("terminated"), lambda job: step_of(job) >= 1)
     os.kill(driver_pid(server, job), signal.SIGTERM)
     assert weights_of(client, finished(client, "terminated")) == undisturbed
     # It said that it saved: that is no failure.
@@ -190,9 +193,9 @@ def test_a_driver_that_is_killed_goes_on_from_its_last_save_with_the_same_bits(
     server: ServerProcess, client: tinsmith.Client, undisturbed: Mapping[str, str]
 ) -> None:
     client.jobs.create("killed", supervised())
-    job = until(lambda: client.jobs.get("killed"), lambda job: bool(job.checkpoint))
+    job = job_when(lambda: client.jobs.get("killed"), lambda job: bool(job.checkpoint))
     os.kill(driver_pid(server, job), signal.SIGKILL)
-    job = until(lambda: client.jobs.get("killed"), lambda job: "failure" in job.status)
+    job = job_when(lambda: client.jobs.get("killed"), lambda job: "failure" in job.status)
     assert (job.phase, job.status["failure"]["exitCode"]) == ("Restarting", 137)
     assert weights_of(client, finished(client, "killed")) == undisturbed
     assert client.jobs.get("killed").status["restartCount"] == 1
@@ -205,7 +208,7 @@ def test_a_job_survives_its_server(
     name = f"server-{how}"
     with connected(server) as client:
         client.jobs.create(name, supervised())
-        until(lambda: client.jobs.get(name), lambda job: step_of(job) >= 1)
+        job_when(lambda: client.jobs.get(name), lambda job: step_of(job) >= 1)
     getattr(server, how)()
     server.start()
     with connected(server) as client:
@@ -224,9 +227,9 @@ def test_rl_goes_on_with_the_same_bits(server: ServerProcess, client: tinsmith.C
     }
     client.jobs.create("rl-calm", spec)
     client.jobs.create("rl", spec)
-    until(lambda: client.jobs.get("rl"), lambda job: step_of(job) >= 2)
+    job_when(lambda: client.jobs.get("rl"), lambda job: step_of(job) >= 2)
     client.jobs.suspend("rl")
-    until(lambda: client.jobs.get("rl"), lambda job: job.phase == "Suspended")
+    job_when(lambda: client.jobs.get("rl"), lambda job: job.phase == "Suspended")
     client.jobs.resume("rl")
     calm = weights_of(client, finished(client, "rl-calm"))
     assert weights_of(client, finished(client, "rl")) == calm
@@ -278,7 +281,7 @@ def test_a_broken_job_fails_with_its_cause_in_one_sentence(
 def test_a_job_waits_for_its_model_and_says_so(client: tinsmith.Client) -> None:
     spec = {**supervised(), "model": {"name": "large"}, "startupDeadlineSeconds": 2}
     client.jobs.create("waits", spec)
-    job = until(lambda: client.jobs.get("waits"), lambda job: bool(job.waiting_for))
+    job = job_when(lambda: client.jobs.get("waits"), lambda job: bool(job.waiting_for))
     assert job.phase == "Pending"
     assert "a trainer of the base model large, which is not there" in job.waiting_for
     job = client.jobs.wait("waits", TIMEOUT_S)
@@ -293,7 +296,7 @@ def test_jobs_queue_and_can_be_cancelled(client: tinsmith.Client) -> None:
     }
     for number in range(3):
         client.jobs.create(f"queue-{number}", sleep)
-    job = until(lambda: client.jobs.get("queue-2"), lambda job: bool(job.waiting_for))
+    job = job_when(lambda: client.jobs.get("queue-2"), lambda job: bool(job.waiting_for))
     assert job.phase == "Queued"
     assert "one of 2 other jobs to end" in job.waiting_for
     for number in range(3):
@@ -331,9 +334,9 @@ def test_a_loop_of_ones_own_reports_stops_and_goes_on(
     command["template"]["env"] = [path]  # type: ignore[assignment]
     spec = {**supervised(), "method": {"type": "custom"}, "roles": {"driver": command}}
     client.jobs.create("own", spec)
-    until(lambda: client.jobs.get("own"), lambda job: step_of(job) >= 1)
+    job_when(lambda: client.jobs.get("own"), lambda job: step_of(job) >= 1)
     client.jobs.suspend("own")
-    until(lambda: client.jobs.get("own"), lambda job: job.phase == "Suspended")
+    job_when(lambda: client.jobs.get("own"), lambda job: job.phase == "Suspended")
     client.jobs.resume("own")
     job = client.jobs.wait("own", TIMEOUT_S)
     assert (job.phase, job.status["progress"]["reward"]) == ("Succeeded", "0.5")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 
 import pytest
-from tests.integration.servers import BASE_MODEL, TIMEOUT_S, Deployment, EmbeddedThread
+from tests.integration.servers import BASE_MODEL, Deployment, EmbeddedThread
+from tests.support.wait import until
 
 import tinsmith
 from tinsmith import cli
@@ -16,13 +16,6 @@ DATUM = tinsmith.Datum(
     tinsmith.ModelInput.from_ints([5, 6, 7]),
     {"target_tokens": [6, 7, 8], "weights": [1.0, 1.0, 1.0]},
 )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def find(client: tinsmith.Client, run: tinsmith.TrainingRun) -> tinsmith.TrainingRunInfo:

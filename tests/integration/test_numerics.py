@@ -260,7 +260,9 @@ def distributions(
     ).result()
     assert result.topk_prompt_logprobs is not None
     found = torch.full((len(tokens) - 1, vocabulary_size), torch.nan)
+    assert result.topk_prompt_logprobs[0] is None
     for row, pairs in zip(found, result.topk_prompt_logprobs[1:], strict=True):
+        assert pairs is not None
         row[[token for token, _ in pairs]] = torch.tensor([value for _, value in pairs])
     return found
 

@@ -76,7 +76,7 @@ MISTAKES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "log-level": (flags("--log-level", "LOUD"), ("log level LOUD", "choose DEBUG, INFO")),
     "data-dir": (data_dir_below_a_file, ("file/data cannot be written", "--data-dir")),
     "data-dir-key": (spoilt_key, ("data/api_key holds no key", "backup")),
-    "metrics": (flags("--metrics", "here"), ("metrics_address must be host:port",)),
+    "metrics": (flags("--metrics-address", "here"), ("metrics_address must be host:port",)),
     "device": (flags("--device", "gpu"), ("auto, cpu, cuda or cuda:N", "'gpu'")),
     "dtype": (flags("--dtype", "float16"), ("auto, float32 or bfloat16", "'float16'")),
     "two-models": (flags("--model", "a=tiny", "--model", "a=tiny"), ("named 'a'", "NAME=SOURCE")),
@@ -131,7 +131,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
     if "--port" not in arguments:
         arguments += ["--port", "0"]
     with pytest.raises(SystemExit) as caught:
-        cli.main(["up", "--threads", "1", *arguments])
+        cli.main(["up", "--num-threads", "1", *arguments])
     while TAKEN:
         TAKEN.pop().close()
     assert caught.value.code == 1

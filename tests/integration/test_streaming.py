@@ -51,7 +51,7 @@ def test_a_stream_gives_what_sample_gives(deployment: Deployment) -> None:
         assert len(pieces) > 3
         again = sampler.sample(PROMPT, sampling_params=params, num_samples=3).result()
         assert again.sequences == wanted.sequences
-        assert again.num_cached_prompt_tokens == len(PROMPT)
+        assert again.prompt_cache_hit_tokens == len(PROMPT)
 
 
 def test_steps_reach_a_stream_of_a_live_run_and_not_a_pinned_one(embedded: Deployment) -> None:

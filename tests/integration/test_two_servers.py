@@ -28,7 +28,7 @@ class Up:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "tinsmith_local", "--port", "0", "--threads", "1"),
+                    *(sys.executable, "-m", "tinsmith_local", "--port", "0", "--num-threads", "1"),
                     *("--model", f"tiny={model_dir}", "--data-dir", str(folder)),
                 ],
                 env={**os.environ, "TINSMITH_STATE_DIR": str(state_dir())},

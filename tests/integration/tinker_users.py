@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import urllib.request
 from collections.abc import Iterator
 
 import numpy as np
@@ -59,3 +60,9 @@ def train(model: tinker.TrainingClient, num_steps: int, learning_rate: float = 1
         losses.append(gradient.result().metrics["loss:sum"])
         update.result()
     return losses
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        content: bytes = answer.read()
+    return content

@@ -1,7 +1,7 @@
 """Tinsmith: write the training loop, the server runs the model."""
 
 from tinsmith import driver, types
-from tinsmith.client import Client
+from tinsmith.client import Client, ServiceClient
 from tinsmith.environments.client import EnvironmentClient
 from tinsmith.environments.environment_calls import (
     Environment,
@@ -64,7 +64,7 @@ from tinsmith.types import (
     NewApiKey,
     OperationMetadata,
     OptimStepResponse,
-    PromptAlternatives,
+    PromptAltTokens,
     SampleChunk,
     SampledSequence,
     SampleResponse,
@@ -75,7 +75,6 @@ from tinsmith.types import (
 from tinsmith.version import __version__
 
 # The names of the `tinker` SDK for the same things.
-ServiceClient = Client
 TrainingClient = TrainingRun
 SamplingClient = Sampler
 APIFuture = ResultFuture
@@ -126,7 +125,7 @@ __all__ = [
     "OperationTimeoutError",
     "OptimStepResponse",
     "PermissionDeniedError",
-    "PromptAlternatives",
+    "PromptAltTokens",
     "RecordedTrajectory",
     "ResourceExhaustedError",
     "ResultFuture",

@@ -102,7 +102,10 @@ class Client(ClientForms):
             else:
                 self._core.background.call(
                     self._core.session.open(
-                        display_name=display_name, labels=labels or {}, version=__version__
+                        self._core.project,
+                        display_name=display_name,
+                        labels=labels or {},
+                        version=__version__,
                     )
                 )
         except BaseException:
@@ -191,6 +194,45 @@ class Client(ClientForms):
     async def _resume(self, session: str) -> list[TrainingRun]:
         resumed = await self._core.session.resume(self._core.session_name(session))
         return [TrainingRun(self._core, each.run, each.status) for each in resumed]
+
+
+class ServiceClient(Client):
+    """`Client`, built with the arguments of Tinker's class of this name.
+
+    Example:
+        >>> service = tinsmith.ServiceClient(user_metadata={"team": "a"})
+    """
+
+    def __init__(
+        self,
+        user_metadata: Mapping[str, str] | None = None,
+        project_id: str | None = None,
+        *,
+        display_name: str | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        """Connect.
+
+        Args:
+            user_metadata: Labels of the session.
+            project_id: Id of the project; that of the key if None.
+            display_name: What the session is for, for people.
+            base_url: `host:port`, `http://host:port`, or `https://host:port` for TLS; else
+                `TINSMITH_ADDRESS`, else the server of `tinsmith up`.
+            api_key: The key, else `TINSMITH_API_KEY`, else that of the local server.
+
+        Raises:
+            ConfigurationError: If address or key is missing.
+            TinsmithError: If the server cannot be reached or refuses the key.
+        """
+        super().__init__(
+            base_url,
+            api_key,
+            project=project_id,
+            display_name=display_name or "",
+            labels=user_metadata,
+        )
 
 
 def _outcome_of(kind: type[BaseException] | None) -> str:

@@ -74,7 +74,8 @@ def resolve_settings(
         ConfigurationError: If address or key is missing; it names both ways to give them. If the
             local server that is to be used does not run.
     """
-    address = address or environ.get("TINSMITH_ADDRESS")
+    # `http://` is how clients of the Tinker wire write the same address.
+    address = (address or environ.get("TINSMITH_ADDRESS") or "").removeprefix("http://")
     api_key = api_key or environ.get("TINSMITH_API_KEY")
     project = project or environ.get("TINSMITH_PROJECT")
     ca_file = ca_file or environ.get("TINSMITH_CA_FILE")

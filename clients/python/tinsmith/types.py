@@ -20,7 +20,15 @@ FloatArray = NDArray[np.float32]
 class EncodedTextChunk:
     """A stretch of token ids in a prompt."""
 
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", tuple(int(token) for token in self.tokens))
+
+    @property
+    def length(self) -> int:
+        """Number of token ids."""
+        return len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,15 @@ class ImageChunk:
 class ModelInput:
     """A prompt: chunks in reading order."""
 
-    chunks: tuple[EncodedTextChunk | ImageChunk, ...] = ()
+    chunks: Sequence[EncodedTextChunk | ImageChunk] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chunks", tuple(self.chunks))
+
+    @classmethod
+    def empty(cls) -> Self:
+        """Return the input without chunks."""
+        return cls()
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | NDArray[np.integer]) -> Self:
@@ -60,6 +76,10 @@ class ModelInput:
         """Return a longer input; this one stays as it is."""
         return self.append(EncodedTextChunk(tuple(tokens)))
 
+    def append_int(self, token: int) -> Self:
+        """Return an input longer by one token; this one stays as it is."""
+        return self.append(EncodedTextChunk((token,)))
+
     def to_ints(self) -> list[int]:
         """Return the token ids.
 
@@ -81,22 +101,18 @@ class ModelInput:
         )
 
 
-class TensorData:
-    """A tensor of a datum or a result, as Tinker's programs build and read it; wraps numpy.
+class TensorData(np.ndarray[Any, np.dtype[Any]]):
+    """A numpy array that Tinker's programs can also build and read by their own calls.
 
-    Attributes:
-        dtype: `int64` or `float32`.
+    Example:
+        >>> TensorData(data=[0.0, 1.0], dtype="float32", shape=[2]).tolist()
+        [0.0, 1.0]
     """
 
-    __slots__ = ("_array", "dtype")
-
-    def __init__(
-        self,
-        data: ArrayLike,
-        dtype: str | None = None,
-        shape: Sequence[int] | None = None,
-    ) -> None:
-        """Wrap values.
+    def __new__(
+        cls, data: ArrayLike, dtype: str | None = None, shape: Sequence[int] | None = None
+    ) -> Self:
+        """Return the tensor of some values.
 
         Args:
             data: The values, flat or in shape.
@@ -104,8 +120,8 @@ class TensorData:
             shape: Its shape; that of `data` if None.
         """
         array = np.asarray(data)
-        self.dtype = dtype or ("int64" if np.issubdtype(array.dtype, np.integer) else "float32")
-        self._array: NDArray[Any] = array.astype(self.dtype).reshape(shape or array.shape)
+        dtype = dtype or ("int64" if np.issubdtype(array.dtype, np.integer) else "float32")
+        return array.astype(dtype, copy=False).reshape(shape or array.shape).view(cls)
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> Self:
@@ -117,38 +133,13 @@ class TensorData:
         """Return the tensor of a torch tensor."""
         return cls(tensor.detach().cpu().numpy())
 
-    @property
-    def data(self) -> list[Any]:
-        """The values, flat."""
-        values: list[Any] = self._array.ravel().tolist()
-        return values
-
-    @property
-    def shape(self) -> list[int]:
-        """Its shape."""
-        return list(self._array.shape)
-
     def to_numpy(self) -> NDArray[Any]:
-        """Return the values as a numpy array."""
-        return self._array
+        """Return the values as a plain numpy array."""
+        return self.view(np.ndarray)
 
     def to_torch(self) -> Any:
         """Return the values as a torch tensor; needs torch."""
-        return importlib.import_module("torch").from_numpy(self._array.copy())
-
-    def tolist(self) -> list[Any]:
-        """Return the values as nested lists."""
-        values: list[Any] = self._array.tolist()
-        return values
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        return np.array(self._array, dtype=dtype, copy=copy)
-
-    def __len__(self) -> int:
-        return len(self._array)
-
-    def __repr__(self) -> str:
-        return f"TensorData(dtype={self.dtype!r}, shape={self.shape})"
+        return importlib.import_module("torch").from_numpy(self.to_numpy().copy())
 
 
 class Datum:
@@ -171,8 +162,8 @@ class Datum:
                 `clip_high_threshold`.
         """
         self.model_input = model_input
-        self.loss_fn_inputs: dict[str, NDArray[Any]] = {
-            name: np.asarray(value, dtype=np.int64 if name.endswith("tokens") else np.float32)
+        self.loss_fn_inputs: dict[str, TensorData] = {
+            name: TensorData(value, "int64" if name.endswith("tokens") else "float32")
             for name, value in loss_fn_inputs.items()
         }
 
@@ -344,7 +335,7 @@ class SampleChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptAlternatives:
+class PromptAltTokens:
     """Tokens that might have stood in a prompt; row i is about position i + 1."""
 
     tokens: NDArray[np.int64]
@@ -359,14 +350,14 @@ class SampleResponse:
 
     sequences: list[SampledSequence]
     seed: int
-    prompt_logprobs: FloatArray | None = None
-    """float32 [T], NaN at position 0 and where nothing was scored; None unless asked for."""
-    topk_prompt_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each prompt position the k most probable tokens; empty at position 0."""
+    prompt_logprobs: list[float | None] | None = None
+    """[T], None at position 0 and where nothing was scored; None unless asked for."""
+    topk_prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
+    """For each prompt position the k most probable tokens, None where nothing was scored."""
     target_prompt_logprobs: FloatArray | None = None
     """Of `target_prompt_tokens`, float32 in their shape, 0 where there was none."""
-    prompt_alternatives: PromptAlternatives | None = None
-    num_cached_prompt_tokens: int = 0
+    prompt_alt_tokens: PromptAltTokens | None = None
+    prompt_cache_hit_tokens: int = 0
     """Prompt tokens that the server did not compute again."""
     version: int = 0
     """Of the newest weights that were used; 0 for a base model."""
@@ -398,6 +389,34 @@ class TrainingRunInfo:
     """Operations that wait or run, in a list."""
     exactness: str = ""
     """What is promised of bits, in the command line's list: `exact`, `fast` or `fallback`."""
+
+    @property
+    def model_data(self) -> ModelData:
+        """The base model, as Tinker describes it."""
+        return ModelData(self.base_model, self.base_model)
+
+    @property
+    def model_id(self) -> str:
+        """The name, as Tinker calls it."""
+        return self.name
+
+    @property
+    def is_lora(self) -> bool:
+        """Whether the run trains an adapter."""
+        return self.adapter == "lora"
+
+    @property
+    def lora_rank(self) -> int | None:
+        """Rank of the adapter; None for a full-parameter run."""
+        return self.rank or None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelData:
+    """The base model of a run."""
+
+    model_name: str
+    tokenizer_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,12 @@ understood is left out.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import enum
-from collections.abc import Mapping
+import functools
+import typing
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from tinsmith_jobs.conditions import Condition, Phase, PoolPhase
@@ -28,6 +31,9 @@ EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 _MAX_METRICS = 64
 _MAX_MESSAGE = 4096
+_NAMES = {"active_s": "activeSeconds"}
+"""Fields whose JSON name is not theirs in camel case."""
+_JOB_FIELDS = ("preemptedBy", "endpoint", "activeSeconds")
 
 
 def encode_time(time: datetime.datetime) -> str:
@@ -49,89 +55,59 @@ def decode_time(value: object) -> datetime.datetime | None:
 def encode_status(status: Status) -> dict[str, Any]:
     """Return a status as JSON; what is not set is left out."""
     encoded: dict[str, Any] = {
-        "observedGeneration": status.observed_generation,
+        **_encode_fields(status),
         "phase": status.phase.value,
         "waitingFor": status.waiting_for[:_MAX_MESSAGE],
-        "epoch": status.epoch,
         "assignedGPUs": sum(entry.gpus for entry in status.assignments),
         "nodesSummary": _nodes_summary(status),
-        "restartCount": status.restart_count,
         "samplerReplicas": _num_assigned(status, SAMPLER),
-        "samplerSelector": status.sampler_selector,
-        "endpoint": status.endpoint,
-        "refusals": [
-            {"node": entry.node, "time": encode_time(entry.time)} for entry in status.refusals
-        ],
+        "refusals": [_encode_fields(entry) for entry in status.refusals],
         "preemptedBy": _encode_key(status.preempted_by),
         "conditions": [_encode_condition(entry) for entry in status.conditions],
-        "assignments": [_encode_assignment(entry) for entry in status.assignments],
-        "roleStatuses": [
-            {
-                "name": entry.name,
-                "desired": entry.desired,
-                "ready": entry.ready,
-                "restarts": entry.restarts,
-            }
-            for entry in status.role_statuses
-        ],
-        "activeSeconds": status.active_s,
+        "assignments": [_encode_fields(entry) for entry in status.assignments],
+        "roleStatuses": [_encode_fields(entry) for entry in status.role_statuses],
+        "progress": status.progress and _encode_progress(status.progress),
+        "checkpoint": {
+            name: _encode_fields(saved)
+            for name, saved in (("latest", status.latest), ("final", status.final))
+            if saved is not None
+        },
     }
     if isinstance(status.phase, PoolPhase):
-        for name in ("preemptedBy", "endpoint", "activeSeconds"):
-            del encoded[name]
+        encoded = {name: value for name, value in encoded.items() if name not in _JOB_FIELDS}
         ready = {entry.name: entry.ready for entry in status.role_statuses}
         encoded["trainerReplicas"] = ready.get(TRAINER, 0)
-    if status.progress is not None:
-        encoded["progress"] = _encode_progress(status.progress)
-    saved = {"latest": status.latest, "final": status.final}
-    checkpoint = {name: _encode_saved(entry) for name, entry in saved.items() if entry is not None}
-    if checkpoint:
-        encoded["checkpoint"] = checkpoint
     if status.failure is not None:
-        encoded["failure"] = _encode_failure(status.failure)
-    times = {
-        "lastRestartTime": status.last_restart_time,
-        "queuedTime": status.queued_time,
-        "startTime": status.start_time,
-        "assignedTime": status.assigned_time,
-        "stopTime": status.stop_time,
-        "completionTime": status.completion_time,
-    }
-    encoded |= {name: encode_time(time) for name, time in times.items() if time is not None}
+        message = status.failure.message[:_MAX_MESSAGE]
+        encoded["failure"] = {**_encode_fields(status.failure), "message": message}
     pruned: dict[str, Any] = _pruned(encoded)
     return pruned
 
 
 def decode_status(value: object, *, is_pool: bool = False) -> Status:
     """Return the status that an object has; an empty one if it has none."""
-    fields = value if isinstance(value, Mapping) else {}
+    fields = _object(value)
     checkpoint = _object(fields.get("checkpoint"))
     phase: Phase | PoolPhase = (
         _enum(PoolPhase, fields.get("phase"), PoolPhase.PENDING)
         if is_pool
         else _enum(Phase, fields.get("phase"), Phase.PENDING)
     )
+    failure = Failure(**_decode_fields(Failure, _object(fields.get("failure"))))
     return Status(
+        **_decode_fields(Status, fields),
         phase=phase,
-        observed_generation=_int(fields.get("observedGeneration")),
-        waiting_for=_text(fields.get("waitingFor")),
         conditions=tuple(
             found for entry in _objects(fields, "conditions") if (found := _condition(entry))
         ),
-        epoch=_int(fields.get("epoch")),
-        assignments=tuple(_assignment(entry) for entry in _objects(fields, "assignments")),
+        assignments=tuple(
+            Assignment(**_decode_fields(Assignment, entry))
+            for entry in _objects(fields, "assignments")
+        ),
         role_statuses=tuple(
-            RoleStatus(
-                _text(entry.get("name")),
-                _int(entry.get("desired")),
-                _int(entry.get("ready")),
-                _int(entry.get("restarts")),
-            )
+            RoleStatus(**_decode_fields(RoleStatus, entry))
             for entry in _objects(fields, "roleStatuses")
         ),
-        sampler_selector=_text(fields.get("samplerSelector")),
-        restart_count=_int(fields.get("restartCount")),
-        last_restart_time=decode_time(fields.get("lastRestartTime")),
         refusals=tuple(
             Refusal(node, time)
             for entry in _objects(fields, "refusals")
@@ -141,22 +117,50 @@ def decode_status(value: object, *, is_pool: bool = False) -> Status:
         progress=_progress(_object(fields.get("progress"))),
         latest=_saved(_object(checkpoint.get("latest"))),
         final=_saved(_object(checkpoint.get("final"))),
-        failure=_failure(_object(fields.get("failure"))),
-        queued_time=decode_time(fields.get("queuedTime")),
-        start_time=decode_time(fields.get("startTime")),
-        assigned_time=decode_time(fields.get("assignedTime")),
-        stop_time=decode_time(fields.get("stopTime")),
-        active_s=_int(fields.get("activeSeconds")),
-        completion_time=decode_time(fields.get("completionTime")),
-        endpoint=_text(fields.get("endpoint")),
+        failure=failure if failure.reason else None,
     )
+
+
+def _encode_fields(value: Any) -> dict[str, Any]:
+    """Return the texts, numbers and times of a value by their JSON names."""
+    found = {
+        _json_name(field.name): getattr(value, field.name) for field in dataclasses.fields(value)
+    }
+    return {
+        name: encode_time(entry) if isinstance(entry, datetime.datetime) else entry
+        for name, entry in found.items()
+        if isinstance(entry, str | int | datetime.datetime)
+    }
+
+
+def _decode_fields(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the texts, numbers and times of JSON by the names of a class's fields."""
+    return {name: read(fields.get(_json_name(name))) for name, read in _readers(kind).items()}
+
+
+@functools.cache
+def _readers(kind: type) -> dict[str, Callable[[object], Any]]:
+    readers: dict[object, Callable[[object], Any]] = {
+        str: _text,
+        int: _int,
+        int | None: _optional_int,
+        datetime.datetime | None: decode_time,
+    }
+    hints = typing.get_type_hints(kind)
+    return {name: readers[hint] for name, hint in hints.items() if hint in readers}
+
+
+@functools.cache
+def _json_name(field: str) -> str:
+    first, *rest = field.split("_")
+    return _NAMES.get(field, first + "".join(word.title() for word in rest))
 
 
 def _pruned(value: Any) -> Any:
     """Return JSON without what is empty: old servers take an empty text for no text at all."""
     if isinstance(value, dict):
         pruned = {name: _pruned(entry) for name, entry in value.items()}
-        return {name: entry for name, entry in pruned.items() if entry not in ("", [], None)}
+        return {name: entry for name, entry in pruned.items() if entry not in ("", [], {}, None)}
     return [_pruned(entry) for entry in value] if isinstance(value, list) else value
 
 
@@ -200,74 +204,33 @@ def _condition(entry: Mapping[str, Any]) -> Condition | None:
     time = decode_time(entry.get("lastTransitionTime"))
     if time is None or not _text(entry.get("type")):
         return None
-    return Condition(
-        _text(entry.get("type")),
-        entry.get("status") == "True",
-        _text(entry.get("reason")),
-        _text(entry.get("message")),
-        time,
-        _int(entry.get("observedGeneration")),
-    )
-
-
-def _encode_assignment(assignment: Assignment) -> dict[str, Any]:
-    return {
-        "pod": assignment.pod,
-        "role": assignment.role,
-        "index": assignment.index,
-        "node": assignment.node,
-        "gpus": assignment.gpus,
-        "epoch": assignment.epoch,
-        "uid": assignment.uid,
-    }
-
-
-def _assignment(entry: Mapping[str, Any]) -> Assignment:
-    return Assignment(
-        _text(entry.get("pod")),
-        _text(entry.get("role")),
-        _int(entry.get("index")),
-        _text(entry.get("node")),
-        _int(entry.get("gpus")),
-        _int(entry.get("epoch")),
-        _text(entry.get("uid")),
-    )
+    known = _decode_fields(Condition, entry)
+    return Condition(**known, is_true=entry.get("status") == "True", transition_time=time)
 
 
 def _encode_progress(progress: Progress) -> dict[str, Any]:
+    step, max_steps = progress.step, progress.max_steps
     encoded: dict[str, Any] = {
-        "step": progress.step,
-        "summary": f"{progress.step}/{progress.max_steps}"
-        if progress.max_steps
-        else str(progress.step),
+        "step": step,
+        "summary": f"{step}/{max_steps}" if max_steps else str(step),
         "lastUpdateTime": encode_time(progress.update_time),
+        # No two names are equal, and none is empty.
         "metrics": [
             {"name": name, "value": f"{value:.6g}"}
-            for name, value in sorted(_short_names(progress.metrics).items())[:_MAX_METRICS]
+            for name, value in sorted(
+                {name[:256]: value for name, value in progress.metrics.items() if name}.items()
+            )[:_MAX_METRICS]
         ],
+        "run": progress.run,
     }
-    # Servers of before 1.21 take an empty text for null, and refuse it.
-    if progress.run:
-        encoded["run"] = progress.run
-    if progress.max_steps:
-        encoded["maxSteps"] = progress.max_steps
-        encoded["percent"] = min(100, 100 * progress.step // progress.max_steps)
+    if max_steps:
+        encoded["maxSteps"] = max_steps
+        encoded["percent"] = min(100, 100 * step // max_steps)
     if "reward" in progress.metrics:
         encoded["reward"] = f"{progress.metrics['reward']:.4g}"
     if progress.seconds_left is not None:
         encoded["eta"] = _duration(progress.seconds_left)
     return encoded
-
-
-def _short_names(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics by names of which no two are equal, and none is empty."""
-    return {name[:256]: value for name, value in metrics.items() if name}
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
 
 
 def _progress(fields: Mapping[str, Any]) -> Progress | None:
@@ -280,56 +243,18 @@ def _progress(fields: Mapping[str, Any]) -> Progress | None:
             metrics[_text(entry.get("name"))] = float(_text(entry.get("value")))
         except ValueError:
             continue
-    return Progress(
-        _int(fields.get("step")),
-        _int(fields.get("maxSteps")),
-        _text(fields.get("run")),
-        time,
-        metrics,
-    )
-
-
-def _encode_saved(saved: Saved) -> dict[str, Any]:
-    encoded: dict[str, Any] = {"name": saved.name, "step": saved.step, "uri": saved.uri}
-    if saved.time is not None:
-        encoded["time"] = encode_time(saved.time)
-    return encoded
+    return Progress(**_decode_fields(Progress, fields), update_time=time, metrics=metrics)
 
 
 def _saved(fields: Mapping[str, Any]) -> Saved | None:
-    name = _text(fields.get("name"))
-    if not name:
-        return None
-    return Saved(
-        name, _int(fields.get("step")), _text(fields.get("uri")), decode_time(fields.get("time"))
-    )
+    saved = Saved(**_decode_fields(Saved, fields))
+    return saved if saved.name else None
 
 
-def _encode_failure(failure: Failure) -> dict[str, Any]:
-    encoded: dict[str, Any] = {
-        "reason": failure.reason,
-        "message": failure.message[:_MAX_MESSAGE],
-        "role": failure.role,
-        "pod": failure.pod,
-        "node": failure.node,
-    }
-    if failure.exit_code is not None:
-        encoded["exitCode"] = failure.exit_code
-    return encoded
-
-
-def _failure(fields: Mapping[str, Any]) -> Failure | None:
-    if not fields.get("reason"):
-        return None
-    code = fields.get("exitCode")
-    return Failure(
-        _text(fields.get("reason")),
-        _text(fields.get("message")),
-        _text(fields.get("role")),
-        _text(fields.get("pod")),
-        _text(fields.get("node")),
-        code if isinstance(code, int) else None,
-    )
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
 
 
 def _object(value: object) -> Mapping[str, Any]:
@@ -347,6 +272,10 @@ def _text(value: object) -> str:
 
 def _int(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _optional_int(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _enum(kind: type[EnumT], value: object, default: EnumT) -> EnumT:

@@ -44,7 +44,7 @@ def up(
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where everything is kept.")] = None,
     port: Annotated[int, typer.Option(help="Port on loopback; 0 picks a free one.")] = DEFAULT_PORT,
-    threads: Annotated[int, typer.Option(help="Threads of one operation; 0: all cores.")] = 0,
+    num_threads: Annotated[int, typer.Option(help="Threads of one operation; 0: all cores.")] = 0,
     device: Annotated[
         str, typer.Option(help="cpu, cuda, cuda:N, or auto: the GPU if there is one.")
     ] = AUTO,
@@ -60,12 +60,12 @@ def up(
         ),
     ] = AUTO,
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Compile kernels at start: faster, takes a minute.")
+        bool, typer.Option("--compiled", help="Compile kernels at start: faster, takes a minute.")
     ] = False,
-    metrics: Annotated[
+    metrics_address: Annotated[
         str | None, typer.Option(help="host:port of the Prometheus endpoint.")
     ] = None,
-    problems: Annotated[
+    math_problems_path: Annotated[
         Path | None, typer.Option(help="GSM8K-layout JSONL file of the math environment.")
     ] = None,
     config: Annotated[
@@ -84,13 +84,13 @@ def up(
             data_dir=folder,
             models=named_models(model or [], folder),
             port=port,
-            num_threads=threads,
+            num_threads=num_threads,
             device=device,
             dtype=dtype,
             exact=parse_exact(exact),
             compiled=compiled or None,
-            metrics_address=metrics,
-            math_problems_path=problems,
+            metrics_address=metrics_address,
+            math_problems_path=math_problems_path,
             overrides=read_overrides(config) if config is not None else {},
         )
         asyncio.run(_serve(embedded))

@@ -86,7 +86,7 @@ class ServerProcess:
         """
         command = [
             *(sys.executable, "-m", "tinsmith_local", "--data-dir", str(self.data_dir)),
-            *("--port", self.address.rpartition(":")[2], "--threads", str(self._num_threads)),
+            *("--port", self.address.rpartition(":")[2], "--num-threads", str(self._num_threads)),
             # What is compared with measurements of the CPU must not move to a GPU by itself.
             *("--device", "cpu"),
         ]

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from torch import Tensor
 
 from tinsmith_engine import AdapterConfig, Engine, Published
-from tinsmith_engine.contract.codec import adapter_from_json
 from tinsmith_engine.files.weight_files import parse_tensors, weights_file
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
+from tinsmith_runtime.adapters import adapter_from_json
 from tinsmith_runtime.errors import (
     CheckpointCorruptError,
     CheckpointIncompatibleError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from tinsmith_engine.base.loss_specs import LOSS_SPECS
-from tinsmith_engine.base.types import Datum, ModelInfo
-from tinsmith_engine.training.batch_validation import validate_batch
+from tinsmith_engine.base.types import BatchRequest, Datum, ModelInfo
+from tinsmith_engine.training import batch_validation
+from tinsmith_engine.training.batch_validation import prepare_request, validate_batch
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
@@ -170,7 +172,33 @@ MASK = [0.0, 1.0, 1.0, 0.0]
     ],
 )
 def test_a_good_batch_of_each_loss(loss: str, config: dict[str, float], good: Datum) -> None:
-    validate_batch([good], loss, config, INFO)
+    assert validate_batch([good], loss, config, INFO) == (good,)
+
+
+def test_a_validated_batch_is_not_checked_again_unless_it_is_for_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = validate_batch([policy_datum()], "ppo", {"clip_low_threshold": 0.5}, INFO)
+    request = BatchRequest(
+        run=None,
+        batch=batch,
+        loss="ppo",
+        loss_config={"clip_low_threshold": 0.5},
+        is_backward=False,
+    )
+    checked: list[str] = []
+
+    def note(batch: object, loss: str, *args: object, **options: object) -> None:
+        checked.append(loss)
+
+    monkeypatch.setattr(batch_validation, "validate_batch", note)
+    prepared = prepare_request(request, INFO)
+    assert (list(prepared.batch), checked) == (list(batch), [])
+    prepare_request(dataclasses.replace(request, loss="cispo"), INFO)
+    prepare_request(dataclasses.replace(request, loss_config={}), INFO)
+    prepare_request(request, dataclasses.replace(INFO, vocab_size=8))
+    prepare_request(dataclasses.replace(request, batch=list(batch)), INFO)
+    assert checked == ["cispo", "ppo", "ppo", "ppo"]
 
 
 @pytest.mark.parametrize(

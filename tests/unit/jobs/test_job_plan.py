@@ -488,6 +488,19 @@ def test_an_ended_job_is_deleted_after_its_ttl() -> None:
     assert life.step(after_s=31.0).delete_self
 
 
+def test_a_job_that_is_long_over_is_released_before_it_is_deleted() -> None:
+    life = Life(make_job(ttlSecondsAfterFinished=1))
+    life.run()
+    life.set_pod(life.pod("driver"), phase=PodPhase.SUCCEEDED, exit_code=0)
+    life.settle()
+    life.remove_deleted()
+
+    plan = life.step(after_s=60.0)
+    assert (plan.key_epochs, plan.status.assignments) == (frozenset(), ())
+    assert not plan.delete_self, "its keys are revoked by a plan that changes the status"
+    assert life.step().delete_self
+
+
 def test_fewer_samplers_give_their_nodes_back_when_their_pods_are_gone() -> None:
     life = Life(make_job())
     life.run()

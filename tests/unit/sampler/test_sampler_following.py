@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+
+from tests.support.wait import eventually
 
 from tinsmith_engine import Published
 from tinsmith_runtime.errors import VersionNotLoadedError, WorkerUnavailableError
@@ -42,12 +43,6 @@ class Taker:
         self.versions.append(published.version)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
@@ -57,16 +52,16 @@ async def test_one_look_serves_all_that_follow_a_run() -> None:
     weights, takers = Weights(), [Taker(), Taker()]
     follower = WeightFollower(weights.fetch, poll_interval_s=NEVER_S, is_told=True)
     stops = [follower.follow(TARGET, taker.take) for taker in takers]
-    await until(lambda: all(taker.versions == [1] for taker in takers))
+    await eventually(lambda: all(taker.versions == [1] for taker in takers))
     assert weights.num_fetches == 1
     weights.version = 2
     follower.note_outdated(RUN)
     follower.note_outdated("projects/p/trainingRuns/another")
-    await until(lambda: all(taker.versions == [1, 2] for taker in takers))
+    await eventually(lambda: all(taker.versions == [1, 2] for taker in takers))
     assert weights.num_fetches == 2
     stops[0]()
     follower.note_outdated(RUN)
-    await until(lambda: takers[1].versions == [1, 2, 2])
+    await eventually(lambda: takers[1].versions == [1, 2, 2])
     assert takers[0].versions == [1, 2]
     stops[1]()
     stops[1]()
@@ -85,7 +80,7 @@ async def test_a_trainer_elsewhere_is_asked_at_the_rate_alone() -> None:
         stop()
     often = WeightFollower(weights.fetch, poll_interval_s=0.001, is_told=False)
     stop = often.follow(TARGET, taker.take)
-    await until(lambda: len(taker.versions) >= 3)
+    await eventually(lambda: len(taker.versions) >= 3)
     stop()
     await settle()
     num_fetches = weights.num_fetches
@@ -98,7 +93,7 @@ async def test_a_failure_is_tried_again() -> None:
     weights.errors = [WorkerUnavailableError("away"), RuntimeError("a bug")]
     follower = WeightFollower(weights.fetch, poll_interval_s=0.001, is_told=True)
     stop = follower.follow(TARGET, taker.take)
-    await until(lambda: taker.versions == [1])
+    await eventually(lambda: taker.versions == [1])
     assert weights.num_fetches == 3
     stop()
 
@@ -108,7 +103,7 @@ async def test_a_version_that_was_replaced_meanwhile_is_fetched_anew() -> None:
     taker.errors = [VersionNotLoadedError("replaced")]
     follower = WeightFollower(weights.fetch, poll_interval_s=NEVER_S, is_told=True)
     stop = follower.follow(TARGET, taker.take)
-    await until(lambda: taker.versions == [1])
+    await eventually(lambda: taker.versions == [1])
     assert weights.num_fetches == 2
     stop()
 
@@ -118,6 +113,6 @@ async def test_a_run_can_be_followed_again() -> None:
     follower = WeightFollower(weights.fetch, poll_interval_s=NEVER_S, is_told=True)
     follower.follow(TARGET, first.take)()
     stop = follower.follow(TARGET, second.take)
-    await until(lambda: second.versions == [1])
+    await eventually(lambda: second.versions == [1])
     assert first.versions == []
     stop()

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from tinsmith.v1 import models_pb2
+from tinsmith_runtime.adapters import (
+    AdapterConfig,
+    FullConfig,
+    LoraConfig,
+    adapter_from_json,
+    adapter_to_json,
+)
 from tinsmith_runtime.errors import ConfigError, InvalidFieldError
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.rpc import codec
-from tinsmith_scheduler.store.records import (
-    Adapter,
-    FullAdapter,
-    LoraAdapter,
-    adapter_from_json,
-    adapter_to_json,
-)
 
 
 def lora(**fields: Any) -> models_pb2.AdapterConfig:
@@ -38,8 +38,8 @@ def test_adapter_defaults_are_filled_in(message: models_pb2.AdapterConfig) -> No
     )
 
 
-@pytest.mark.parametrize("adapter", [LoraAdapter(seed=2**64 - 1, alpha=0.5), FullAdapter()])
-def test_adapter_survives_storage_and_wire(adapter: Adapter) -> None:
+@pytest.mark.parametrize("adapter", [LoraConfig(seed=2**64 - 1, alpha=0.5), FullConfig()])
+def test_adapter_survives_storage_and_wire(adapter: AdapterConfig) -> None:
     assert adapter_from_json(adapter_to_json(adapter)) == adapter
     assert codec.decode_adapter(codec.encode_adapter(adapter)) == adapter
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from tinsmith_runtime.adapters import LoraConfig
 from tinsmith_runtime.errors import (
     OutcomeUnknownError,
     RequestIdReusedError,
@@ -23,7 +24,7 @@ from tinsmith_scheduler.store.database import (
     forget_requests,
     recall,
 )
-from tinsmith_scheduler.store.records import LoraAdapter, Run, RunState
+from tinsmith_scheduler.store.records import Run, RunState
 from tinsmith_scheduler.store.tables import STORE
 
 REQUEST = RequestIdentity("p", "id", "CreateSession", b"digest")
@@ -34,7 +35,7 @@ RUN = Run(
     state=RunState.CREATING,
     session="projects/p/sessions/s",
     base_model="tiny",
-    adapter=LoraAdapter(),
+    adapter=LoraConfig(),
     display_name="",
     labels={},
     create_time_s=0.0,

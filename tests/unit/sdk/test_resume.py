@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from google.rpc import code_pb2
 from tests.fakes.sdk_fake_server import RUN, FakeServer, make_status, unavailable
+from tests.support.wait import until
 from tests.unit.sdk.conftest import FAST
 
 import tinsmith
 
 Data = list[tinsmith.Datum]
 SESSION = "projects/default/sessions/s1"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        threading.Event().wait(0.01)
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 from google.rpc import code_pb2
 from tests.fakes.sdk_fake_server import FakeServer, make_status, unavailable
+from tests.support.wait import until
 
 import tinsmith
 from tinsmith.v1 import sampler_pb2
@@ -22,13 +22,6 @@ DONE = [0, 1, 2, 3]
 @pytest.fixture
 def sampler(client: tinsmith.Client) -> tinsmith.Sampler:
     return client.create_sampler(base_model="tiny")
-
-
-def until(server: FakeServer, cancelled: int) -> None:
-    deadline = time.monotonic() + 10
-    while server.state.cancelled_streams < cancelled:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_what_is_asked_for_is_sent_and_returned(
@@ -48,9 +41,9 @@ def test_what_is_asked_for_is_sent_and_returned(
     assert request.weight_updates == sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT
     assert result.target_prompt_logprobs is not None
     assert result.target_prompt_logprobs.tolist() == [[-1, 0], [-1, -1]]
-    assert result.prompt_alternatives is not None
-    assert result.prompt_alternatives.tokens.tolist() == [[7] * 3] * 2
-    assert result.prompt_alternatives.logprobs.dtype == np.float32
+    assert result.prompt_alt_tokens is not None
+    assert result.prompt_alt_tokens.tokens.tolist() == [[7] * 3] * 2
+    assert result.prompt_alt_tokens.logprobs.dtype == np.float32
     assert result.prompt_logprobs is None
     sampler.sample([1]).result(timeout=10)
     plain = server.state.last["Sample"]
@@ -144,7 +137,7 @@ def test_a_stream_that_is_left_is_cancelled(
         gc.collect()
     else:
         assert list(stream) == []
-    until(server, cancelled=1)
+    until(lambda: server.state.cancelled_streams >= 1)
 
 
 def test_a_read_that_was_given_up_loses_nothing(
@@ -157,7 +150,7 @@ def test_a_read_that_was_given_up_loses_nothing(
         first = await anext(stream)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(stream), 0.05)
-        await asyncio.to_thread(until, server, 1)
+        await asyncio.to_thread(until, lambda: server.state.cancelled_streams >= 1)
         server.update(hold_streams=False)
         return first.tokens + [token async for piece in stream for token in piece.tokens]
 

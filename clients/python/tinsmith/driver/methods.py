@@ -29,7 +29,7 @@ _SET_ELSEWHERE = {
     "output_dir": "nothing: the driver chooses it",
     "overwrite": "nothing: a job has a folder of its own",
 }
-_DEFAULT_RANK, _DEFAULT_EVERY_STEPS, _DEFAULT_KEEP_LAST, _DEFAULT_FINAL = 32, 50, 3, "final"
+_DEFAULT_KEEP_LAST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +78,22 @@ def read_method(text: str, output_dir: Path) -> Method:
                 remedy="leave it out",
             )
     checkpoint, adapter = method.get("checkpoint") or {}, method.get("adapter") or {}
+    described = {
+        "base_model": method.get("model"),
+        "adapter": adapter.get("type"),
+        "rank": adapter.get("rank"),
+        "num_steps": method.get("maxSteps"),
+        "save_every": checkpoint.get("everySteps"),
+        "checkpoint": checkpoint.get("finalName"),
+        "data": method.get("data"),
+    }
     settings: dict[str, Any] = {
         **_whole_numbers(parameters),
-        "base_model": method.get("model") or "",
-        "adapter": adapter.get("type") or "lora",
-        "rank": int(adapter.get("rank") or _DEFAULT_RANK),
-        "save_every": int(checkpoint.get("everySteps") or _DEFAULT_EVERY_STEPS),
-        "checkpoint": checkpoint.get("finalName") or _DEFAULT_FINAL,
+        # What is left out has the recipe's own default.
+        **_whole_numbers({name: value for name, value in described.items() if value}),
         "output_dir": output_dir,
     }
-    if method.get("maxSteps"):
-        settings["num_steps"] = int(method["maxSteps"])
-    if method.get("data"):
-        settings["data"] = method["data"]
-    if not settings["base_model"]:
+    if "base_model" not in settings:
         raise ConfigurationError("TINSMITH_JOB_METHOD names no model", remedy="set spec.model.name")
     return Method(
         recipe,

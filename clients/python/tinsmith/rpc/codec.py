@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from tinsmith.v1 import (
     models_pb2,
     sampler_pb2,
     scheduler_pb2,
+    tensors_pb2,
     trainer_pb2,
     trajectories_pb2,
 )
@@ -268,24 +270,30 @@ def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ModelInfo:
 
 def decode_sample(message: sampler_pb2.SampleResponse) -> t.SampleResponse:
     """Return completions."""
-    topk: list[list[tuple[int, float]]] | None = None
+    topk: list[list[tuple[int, float]] | None] | None = None
     if message.HasField("topk_prompt_logprobs"):
-        topk = _decode_topk(message.topk_prompt_logprobs)
-    alternatives: t.PromptAlternatives | None = None
+        topk = [listed or None for listed in _decode_topk(message.topk_prompt_logprobs)]
+    alternatives: t.PromptAltTokens | None = None
     if message.HasField("prompt_alternatives"):
         drawn = message.prompt_alternatives
-        alternatives = t.PromptAlternatives(
+        alternatives = t.PromptAltTokens(
             tokens=tensors.decode_tensor(drawn.tokens).astype(np.int64),
             logprobs=tensors.decode_tensor(drawn.logprobs).astype(np.float32),
         )
     return t.SampleResponse(
         sequences=[_decode_sequence(sequence) for sequence in message.sequences],
         seed=message.seed,
-        prompt_logprobs=_decode_floats(message, "prompt_logprobs"),
+        prompt_logprobs=decode_logprobs(message.prompt_logprobs)
+        if message.HasField("prompt_logprobs")
+        else None,
         topk_prompt_logprobs=topk,
-        target_prompt_logprobs=_decode_floats(message, "target_prompt_logprobs"),
-        prompt_alternatives=alternatives,
-        num_cached_prompt_tokens=message.num_cached_prompt_tokens,
+        target_prompt_logprobs=tensors.decode_tensor(message.target_prompt_logprobs).astype(
+            np.float32
+        )
+        if message.HasField("target_prompt_logprobs")
+        else None,
+        prompt_alt_tokens=alternatives,
+        prompt_cache_hit_tokens=message.num_cached_prompt_tokens,
         version=message.version,
     )
 
@@ -327,13 +335,10 @@ def _decode_topk(message: trajectories_pb2.TopkLogprobs) -> list[list[tuple[int,
     ]
 
 
-def _decode_floats(
-    message: sampler_pb2.SampleResponse,
-    field: Literal["prompt_logprobs", "target_prompt_logprobs"],
-) -> t.FloatArray | None:
-    if not message.HasField(field):
-        return None
-    return tensors.decode_tensor(getattr(message, field)).astype(np.float32)
+def decode_logprobs(message: tensors_pb2.Tensor) -> list[float | None]:
+    """Return log-probabilities by position; None where nothing was scored."""
+    values: list[float] = tensors.decode_tensor(message).astype(np.float32).tolist()
+    return [None if math.isnan(value) else value for value in values]
 
 
 def _enum_word(name: str, prefix: str) -> str:

@@ -30,7 +30,7 @@ class ClientCore:
         self.transport = Transport(settings)
         self.background = BackgroundLoop()
         self.scheduler = Endpoint(settings.address)
-        self.session = Session(self)
+        self.session = Session(self.background, self.transport, self.scheduler)
         self.streams: weakref.WeakSet[OperationStream] = weakref.WeakSet()
         self._tokenizers = TokenizerCache()
 

@@ -7,7 +7,7 @@ import concurrent.futures
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from tinsmith.errors import ClientClosedError, OperationTimeoutError
 from tinsmith.rpc.event_loop_thread import BackgroundLoop, wait_done
@@ -119,6 +119,27 @@ class ResultFuture(Generic[T_co]):
 
     def _note_seen(self) -> None:
         """Note that the caller's code learns the outcome now."""
+
+
+class Ready:
+    """A handle that is there already, and may be asked for as the result of a future.
+
+    Programs for Tinker write `create_sampling_client(...).result()`, where that call returns a
+    future; here it returns the handle itself.
+    """
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self, timeout: float | None = None) -> Self:
+        """Return this handle at once, whatever the timeout."""
+        del timeout
+        return self
+
+    async def result_async(self, timeout: float | None = None) -> Self:
+        """Return this handle at once, whatever the timeout."""
+        return self.result(timeout)
 
 
 @dataclass(slots=True)

@@ -6,13 +6,11 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from tinsmith.errors import TinsmithError
+from tinsmith.rpc.event_loop_thread import BackgroundLoop
+from tinsmith.rpc.transport import Endpoint, Transport
 from tinsmith.v1 import scheduler_pb2
-
-if TYPE_CHECKING:
-    from tinsmith.rpc.core import ClientCore
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,8 +21,12 @@ _ENDED_REASONS = frozenset({"SESSION_FINISHED", "SESSION_NOT_FOUND"})
 class Session:
     """Keeps one session alive. Runs in the background loop."""
 
-    def __init__(self, core: ClientCore) -> None:
-        self._core = core
+    def __init__(
+        self, background: BackgroundLoop, transport: Transport, scheduler: Endpoint
+    ) -> None:
+        self._background = background
+        self._transport = transport
+        self._scheduler = scheduler
         self._name = ""
         self._ended: TinsmithError | None = None
         self._heartbeat: asyncio.Task[None] | None = None
@@ -40,17 +42,19 @@ class Session:
             raise self._ended
         return self._name
 
-    async def open(self, *, display_name: str, labels: Mapping[str, str], version: str) -> None:
+    async def open(
+        self, project: str, *, display_name: str, labels: Mapping[str, str], version: str
+    ) -> None:
         """Create the session and begin its heartbeat."""
         request = scheduler_pb2.CreateSessionRequest(
-            parent=self._core.project,
+            parent=project,
             request_id=str(uuid.uuid4()),
             display_name=display_name,
             labels=dict(labels),
             client_version=f"tinsmith-python/{version}",
         )
-        session = await self._core.transport.call(
-            self._core.scheduler, lambda c: c.scheduler.CreateSession, request
+        session = await self._transport.call(
+            self._scheduler, lambda c: c.scheduler.CreateSession, request
         )
         self._begin(session)
 
@@ -59,8 +63,8 @@ class Session:
 
         A run whose trainer is away is waited for, as long as calls are sent again.
         """
-        answer = await self._core.transport.call(
-            self._core.scheduler,
+        answer = await self._transport.call(
+            self._scheduler,
             lambda c: c.scheduler.ResumeSession,
             scheduler_pb2.ResumeSessionRequest(session=name),
         )
@@ -71,7 +75,7 @@ class Session:
         self._name = session.name
         interval = session.heartbeat_interval
         interval_s = interval.seconds + interval.nanos / 1e9
-        self._heartbeat = self._core.background.spawn(
+        self._heartbeat = self._background.spawn(
             self._keep_alive((interval_s or _DEFAULT_HEARTBEAT_S) / 2)
         )
 
@@ -83,11 +87,11 @@ class Session:
             return
         request = scheduler_pb2.FinishSessionRequest(session=self._name, outcome=outcome)
         try:
-            await self._core.transport.call_once(
-                self._core.scheduler,
+            await self._transport.call_once(
+                self._scheduler,
                 lambda c: c.scheduler.FinishSession,
                 request,
-                timeout_s=min(5.0, self._core.settings.call_timeout_s),
+                timeout_s=min(5.0, self._transport.settings.call_timeout_s),
             )
         except TinsmithError as error:
             _LOG.info("session not finished", extra={"session": self._name, "error": str(error)})
@@ -97,11 +101,11 @@ class Session:
         while True:
             await asyncio.sleep(interval_s)
             try:
-                await self._core.transport.call(
-                    self._core.scheduler,
+                await self._transport.call(
+                    self._scheduler,
                     lambda c: c.scheduler.HeartbeatSession,
                     request,
-                    timeout_s=min(max(interval_s, 1.0), self._core.settings.call_timeout_s),
+                    timeout_s=min(max(interval_s, 1.0), self._transport.settings.call_timeout_s),
                 )
             except TinsmithError as error:
                 if error.reason in _ENDED_REASONS:

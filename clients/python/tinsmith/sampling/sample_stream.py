@@ -142,8 +142,8 @@ class _Reader:
             prompt_logprobs=prompt.prompt_logprobs,
             topk_prompt_logprobs=prompt.topk_prompt_logprobs,
             target_prompt_logprobs=prompt.target_prompt_logprobs,
-            prompt_alternatives=prompt.prompt_alternatives,
-            num_cached_prompt_tokens=prompt.num_cached_prompt_tokens,
+            prompt_alt_tokens=prompt.prompt_alt_tokens,
+            prompt_cache_hit_tokens=prompt.prompt_cache_hit_tokens,
             version=max([prompt.version, *(v for one in self._samples for v in one.versions[-1:])]),
         )
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from tinsmith.sampling.sampler_calls import SamplerCalls, WeightUpdates
 from tinsmith.text.tokenizer import Tokenizer
-from tinsmith.types import FloatArray, ModelInput, SampleResponse, SamplingParams
+from tinsmith.types import ModelInput, SampleResponse, SamplingParams
 
 
 class Sampler(SamplerCalls):
@@ -51,7 +51,9 @@ class Sampler(SamplerCalls):
             weight_updates=weight_updates,
         )
 
-    async def compute_logprobs_async(self, prompt: ModelInput | Sequence[int]) -> FloatArray:
+    async def compute_logprobs_async(
+        self, prompt: ModelInput | Sequence[int]
+    ) -> list[float | None]:
         """Do as `compute_logprobs`, and await the result."""
         return await self.compute_logprobs(prompt)
 

@@ -14,11 +14,11 @@ from tinsmith import tensors
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import awaited, call
-from tinsmith.rpc.futures import ResultFuture
+from tinsmith.rpc.futures import Ready, ResultFuture
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.sampling.sample_stream import SampleStream
 from tinsmith.text.tokenizer import Tokenizer
-from tinsmith.types import FloatArray, ModelInput, SampleResponse, SamplingParams
+from tinsmith.types import ModelInput, SampleResponse, SamplingParams
 from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
 
 WeightUpdates = Literal["pinned", "in_flight"]
@@ -66,7 +66,7 @@ class SampleRequest:
         return message
 
 
-class SamplerCalls:
+class SamplerCalls(Ready):
     """A handle to sample with; lives as long as its client.
 
     Example:
@@ -189,11 +189,13 @@ class SamplerCalls:
         return SampleStream(self._core, self._endpoint, message)
 
     @awaited
-    def compute_logprobs(self, prompt: ModelInput | Sequence[int]) -> ResultFuture[FloatArray]:
+    def compute_logprobs(
+        self, prompt: ModelInput | Sequence[int]
+    ) -> ResultFuture[list[float | None]]:
         """Score each token of a sequence given those before it.
 
         Returns:
-            A future of natural-log probabilities, float32 [T], NaN at position 0.
+            A future of T natural-log probabilities; None at position 0.
 
         Raises:
             InvalidArgumentError: If the sequence is too long.
@@ -223,14 +225,14 @@ class SamplerCalls:
         )
         return codec.decode_sample(response)
 
-    async def _score(self, request: sampler_pb2.ComputeLogprobsRequest) -> FloatArray:
+    async def _score(self, request: sampler_pb2.ComputeLogprobsRequest) -> list[float | None]:
         response = await self._core.transport.call(
             self._endpoint,
             lambda c: c.sampler.ComputeLogprobs,
             request,
             timeout_s=self._core.settings.operation_timeout_s,
         )
-        return tensors.decode_tensor(response.logprobs).astype(np.float32)
+        return codec.decode_logprobs(response.logprobs)
 
 
 def _encode_prompt(prompt: ModelInput | Sequence[int]) -> trajectories_pb2.ModelInput:

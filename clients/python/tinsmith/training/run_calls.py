@@ -11,7 +11,7 @@ from tinsmith import names
 from tinsmith.rpc import codec, operations
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call, submits
-from tinsmith.rpc.futures import OperationFuture
+from tinsmith.rpc.futures import OperationFuture, Ready
 from tinsmith.rpc.operations import OperationStream
 from tinsmith.sampling.opening import open_sampler
 from tinsmith.sampling.sampler import Sampler
@@ -35,7 +35,7 @@ OperationResult = ForwardBackwardOutput | OptimStepResponse | Checkpoint | LoadW
 """What an operation may end with, by its kind."""
 
 
-class TrainingRunCalls:
+class TrainingRunCalls(Ready):
     """One trainable model on the server: the handle that a training loop works with.
 
     Each method that changes or reads weights submits an operation and returns its future at once;

@@ -16,35 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tinsmith_runtime.adapters import AdapterConfig as AdapterConfig
+from tinsmith_runtime.adapters import FullConfig as FullConfig
+from tinsmith_runtime.adapters import LoraConfig as LoraConfig
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoraConfig:
-    """A low-rank adapter on the linear layers of the base model.
-
-    The forward pass adds `alpha / rank * B A x` to each adapted linear layer.
-    """
-
-    rank: int
-    seed: int
-    """Seeds the initial A; B starts at zero."""
-    alpha: float = 32.0
-    train_attention: bool = True
-    train_mlp: bool = True
-    train_unembedding: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FullConfig:
-    """Every weight of the model is trained; the run starts from the base model's weights."""
-
-
-AdapterConfig = LoraConfig | FullConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

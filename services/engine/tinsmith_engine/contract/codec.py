@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
         case "full":
             return FullConfig()
         case "lora":
-            return LoraConfig(**{"rank": 32, "seed": 0, **given_fields(message.lora)})
+            return LoraConfig(**given_fields(message.lora))
         case _:
             raise InvalidFieldError("adapter", "must hold lora or full")
 
@@ -42,20 +41,6 @@ def encode_adapter(config: AdapterConfig) -> models_pb2.AdapterConfig:
         return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
     fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
     return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**fields))
-
-
-def adapter_to_json(config: AdapterConfig) -> str:
-    """Return the stored form of what a run trains."""
-    if isinstance(config, FullConfig):
-        return json.dumps({"kind": "full"})
-    fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
-    return json.dumps({"kind": "lora", **fields}, sort_keys=True)
-
-
-def adapter_from_json(text: str) -> AdapterConfig:
-    """Return what a run trains from its stored form."""
-    fields = json.loads(text)
-    return FullConfig() if fields.pop("kind") == "full" else LoraConfig(**fields)
 
 
 def encode_model(

@@ -34,7 +34,7 @@ from tinsmith_engine.distributed.sharded_decoder import ShardedDecoder
 from tinsmith_engine.distributed.sharded_passes import RankedPassRunner
 from tinsmith_engine.files.hub_files import resolve_model
 from tinsmith_engine.loading.base_model import DTYPES, LoadedModel
-from tinsmith_engine.training.batch_validation import validate_adam, validate_batch
+from tinsmith_engine.training.batch_validation import prepare_request, validate_adam
 from tinsmith_engine.training.engine import Engine
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
@@ -165,16 +165,10 @@ class RankedEngine(Engine):
 
     def _compute_full(self, request: BatchRequest) -> ForwardResult | TinsmithError:
         try:
-            validate_batch(
-                request.batch,
-                request.loss,
-                request.loss_config,
-                self.info,
-                custom=request.custom,
-            )
+            prepared = prepare_request(request, self.info)
         except TinsmithError as error:
             return error
-        return self._full.compute(request)
+        return self._full.compute(prepared)
 
     def optim_steps(
         self, steps: Sequence[tuple[str, AdamParams]]

@@ -1,8 +1,9 @@
-"""Validation of a training batch before anything is accepted.
+"""Validation of a training batch, once, before the engine computes it.
 
 A pure function over numpy arrays: it runs in the servicer, so that a bad batch is an immediate,
-typed answer and costs no engine time. The engine itself trusts what passed here; an out-of-range
-token would otherwise index past an embedding, and a NaN would reach another operation's gradient.
+typed answer and costs no engine time. What passed is a `ValidatedBatch`, which the engine takes
+without a second look. The engine calls the same function for any other batch: an out-of-range token
+would index past an embedding, and a NaN would reach another operation's gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from tinsmith_engine.base.loss_specs import (
     full_config,
     spec_of,
 )
-from tinsmith_engine.base.types import AdamParams, CustomInput, CustomLoss, Datum, ModelInfo
+from tinsmith_engine.base.types import (
+    AdamParams,
+    BatchRequest,
+    CustomInput,
+    CustomLoss,
+    Datum,
+    ModelInfo,
+)
 from tinsmith_engine.losses.loss_graphs import read_graph
 from tinsmith_engine.packing.images import place_datum
 from tinsmith_runtime.errors import (
@@ -42,6 +50,20 @@ MAX_TARGETS = 128
 _LARGEST = float(np.finfo(np.float32).max)
 
 
+class ValidatedBatch(tuple[Datum, ...]):
+    """The datums of a batch that can be trained on, and what they were held against.
+
+    Only `validate_batch` makes one. It vouches for one loss, its settings and one model: with any
+    other, the engine checks the batch again.
+    """
+
+    _against: tuple[str, Mapping[str, float], CustomLoss | None, ModelInfo]
+
+    def is_valid_for(self, request: BatchRequest, info: ModelInfo) -> bool:
+        """Whether the batch was held against what a request asks for, of this model."""
+        return self._against == (request.loss, request.loss_config, request.custom, info)
+
+
 def validate_batch(
     batch: Sequence[Datum],
     loss: str,
@@ -49,8 +71,8 @@ def validate_batch(
     info: ModelInfo,
     *,
     custom: CustomLoss | None = None,
-) -> None:
-    """Raise the error that names the first fault of a batch, or return if it can be trained on.
+) -> ValidatedBatch:
+    """Return a batch that can be trained on, or raise the error that names its first fault.
 
     Args:
         batch: The datums of one operation.
@@ -58,6 +80,9 @@ def validate_batch(
         loss_config: Settings of the loss; defaults fill what is absent.
         info: The model that the batch is for: gives vocabulary and longest sequence.
         custom: The client's own loss, for the name `custom` alone.
+
+    Returns:
+        The same datums, which the engine does not check again.
 
     Raises:
         CustomLossRefusedError: The client's own loss is not well formed or calls what is not
@@ -95,6 +120,24 @@ def validate_batch(
         _check_datum(path, placed, spec, config, info)
         if custom is not None:
             _check_custom_inputs(path, placed, custom.inputs)
+    validated = ValidatedBatch(batch)
+    validated._against = (loss, dict(loss_config), custom, info)
+    return validated
+
+
+def prepare_request(request: BatchRequest, info: ModelInfo) -> BatchRequest:
+    """Return a request that can be computed: its images are placed, its batch is validated.
+
+    Raises:
+        TinsmithError: See `validate_batch`.
+    """
+    placed = [
+        place_datum(datum, info, f"data[{index}]") for index, datum in enumerate(request.batch)
+    ]
+    batch = request.batch
+    if not (isinstance(batch, ValidatedBatch) and batch.is_valid_for(request, info)):
+        validate_batch(placed, request.loss, request.loss_config, info, custom=request.custom)
+    return dataclasses.replace(request, batch=placed)
 
 
 def validate_adam(params: AdamParams) -> None:

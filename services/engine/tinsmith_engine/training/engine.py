@@ -34,12 +34,11 @@ from tinsmith_engine.base.types import (
 )
 from tinsmith_engine.loading.base_model import LoadedModel, load_model
 from tinsmith_engine.model.model_protocol import RunTensors
-from tinsmith_engine.packing.images import place_datum
 from tinsmith_engine.runs.peft_export import export_config, export_tensors, import_tensors_
 from tinsmith_engine.runs.run_store import Run, RunStore, adapter_scale, check_config, same_layout
 from tinsmith_engine.runs.weight_versions import VersionStore
 from tinsmith_engine.training.batch_jobs import is_finite_row
-from tinsmith_engine.training.batch_validation import validate_adam, validate_batch
+from tinsmith_engine.training.batch_validation import prepare_request, validate_adam
 from tinsmith_engine.training.exactness import NUM_PROBE_RUNS, check_exactness
 from tinsmith_engine.training.pass_runner import PassRunner
 from tinsmith_runtime.errors import (
@@ -204,15 +203,7 @@ class Engine:
         for index, request in enumerate(requests):
             try:
                 run = None if request.run is None else self._runs.get(request.run)
-                placed = [
-                    place_datum(datum, self.info, f"data[{place}]")
-                    for place, datum in enumerate(request.batch)
-                ]
-                request = dataclasses.replace(request, batch=placed)
-                validate_batch(
-                    placed, request.loss, request.loss_config, self.info, custom=request.custom
-                )
-                valid.append((index, request, run))
+                valid.append((index, prepare_request(request, self.info), run))
             except TinsmithError as error:
                 found[index] = error
         outcomes = self._passes.run([(request, run) for _, request, run in valid])

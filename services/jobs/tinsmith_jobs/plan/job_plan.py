@@ -155,7 +155,9 @@ class _Planner:
         ended = self._status.completion_time or self._now
         age_s = (self._now - ended).total_seconds()
         ttl_s = spec.ttl_s if spec is not None else None
-        is_old = left.is_done and ttl_s is not None and age_s >= ttl_s
+        # Its keys are revoked by the plan that stores the release, which comes before.
+        is_released = left.is_done and not self._job.status.assignments
+        is_old = is_released and ttl_s is not None and age_s >= ttl_s
         requeue_s = None if ttl_s is None else max(1.0, ttl_s - age_s)
         return Plan(
             status=replace(self._status, waiting_for="" if left.is_done else left.waiting_for),

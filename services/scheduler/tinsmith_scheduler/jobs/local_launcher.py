@@ -274,7 +274,11 @@ class LocalLauncher:
                     await self._changed.wait()
 
     async def _pass(self) -> None:
-        found = await self._database.read(job_store.list_all)
+        found = [
+            job
+            for job in await self._database.read(job_store.list_all)
+            if not _has_ended(job) or job.spec.get("ttlSecondsAfterFinished") is not None
+        ]
         # Before the reports: of a driver that has ended, the last one is then among them.
         running = {job.uid for job in found if self._driver(job).is_running()}
         reports = {
@@ -283,8 +287,7 @@ class LocalLauncher:
         }
         holders = {job.uid for job in found if _has_driver(job)}
         for job in found:
-            if not _has_ended(job) or job.spec.get("ttlSecondsAfterFinished") is not None:
-                await self._advance(job, reports.get(job.name), job.uid in running, holders)
+            await self._advance(job, reports.get(job.name), job.uid in running, holders)
 
     async def _advance(
         self, job: Job, report: JobReport | None, is_running: bool, holders: set[str]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from google.longrunning import operations_pb2
@@ -22,6 +23,7 @@ from tinsmith.names import (
     is_valid_id,
 )
 from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
+from tinsmith_runtime.adapters import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.rpc.auth import GRANTABLE_SCOPES, USER_SCOPE, ApiKey
@@ -38,12 +40,9 @@ from tinsmith_runtime.rpc.requests import (
     parse_name,
 )
 from tinsmith_scheduler.store.records import (
-    Adapter,
-    FullAdapter,
     Key,
     KeyState,
     ListedRun,
-    LoraAdapter,
     ModelOffer,
     NewRun,
     NewSession,
@@ -115,25 +114,13 @@ def decode_new_run(request: scheduler_pb2.CreateTrainingRunRequest) -> NewRun:
     )
 
 
-def decode_adapter(message: models_pb2.AdapterConfig) -> Adapter:
+def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
     """Return what is trained: a LoRA of rank 32 unless told otherwise."""
     if message.WhichOneof("kind") == "full":
-        return FullAdapter()
-    lora, default = message.lora, LoraAdapter()
-    adapter = LoraAdapter(
-        rank=lora.rank if lora.HasField("rank") else default.rank,
-        alpha=lora.alpha if lora.HasField("alpha") else default.alpha,
-        seed=lora.seed if lora.HasField("seed") else default.seed,
-        train_attention=(
-            lora.train_attention if lora.HasField("train_attention") else default.train_attention
-        ),
-        train_mlp=lora.train_mlp if lora.HasField("train_mlp") else default.train_mlp,
-        train_unembedding=(
-            lora.train_unembedding
-            if lora.HasField("train_unembedding")
-            else default.train_unembedding
-        ),
-    )
+        return FullConfig()
+    # Only what was given: the defaults stand in the class.
+    given = {field.name: value for field, value in message.lora.ListFields()}
+    adapter = LoraConfig(**given)
     if not 1 <= adapter.rank <= _MAX_RANK:
         raise InvalidFieldError(
             "adapter.lora.rank", f"must be 1 to {_MAX_RANK}, got {adapter.rank}"
@@ -147,19 +134,11 @@ def decode_adapter(message: models_pb2.AdapterConfig) -> Adapter:
     return adapter
 
 
-def encode_adapter(adapter: Adapter) -> models_pb2.AdapterConfig:
+def encode_adapter(adapter: AdapterConfig) -> models_pb2.AdapterConfig:
     """Return an adapter with every field set."""
-    if isinstance(adapter, FullAdapter):
+    if isinstance(adapter, FullConfig):
         return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
-    lora = models_pb2.LoraConfig(
-        rank=adapter.rank,
-        alpha=adapter.alpha,
-        seed=adapter.seed,
-        train_attention=adapter.train_attention,
-        train_mlp=adapter.train_mlp,
-        train_unembedding=adapter.train_unembedding,
-    )
-    return models_pb2.AdapterConfig(lora=lora)
+    return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**asdict(adapter)))
 
 
 def decode_base_model(value: str, field: str) -> str:

@@ -19,11 +19,12 @@ from tinsmith.v1 import (
     trainer_pb2,
     trainer_pb2_grpc,
 )
+from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
 from tinsmith_scheduler.rpc.codec import decode_adapter, encode_adapter
-from tinsmith_scheduler.store.records import Adapter, CheckpointInfo, RunStanding
+from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
 _LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
 _MODES = {
@@ -55,7 +56,7 @@ class GrpcTrainers:
             await channel.close()
 
     async def adopt_run(
-        self, address: str, *, run: str, epoch: int, base_model: str, adapter: Adapter
+        self, address: str, *, run: str, epoch: int, base_model: str, adapter: AdapterConfig
     ) -> None:
         """Have a trainer take over a run."""
         request = trainer_control_pb2.AdoptRunRequest(

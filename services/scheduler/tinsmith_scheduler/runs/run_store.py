@@ -12,16 +12,10 @@ from dataclasses import replace
 
 import sqlalchemy as sa
 
+from tinsmith_runtime.adapters import adapter_from_json, adapter_to_json
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.sql import insert
-from tinsmith_scheduler.store.records import (
-    Release,
-    Run,
-    RunState,
-    SessionState,
-    adapter_from_json,
-    adapter_to_json,
-)
+from tinsmith_scheduler.store.records import Release, Run, RunState, SessionState
 from tinsmith_scheduler.store.tables import releases, runs, sessions
 from tinsmith_scheduler.workers.placement import TrainerCandidate, Wait, choose_trainer
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from tinsmith.names import CheckpointName, RunName, SessionName
 from tinsmith_runtime import failpoints
+from tinsmith_runtime.adapters import AdapterConfig, LoraConfig
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     CheckpointIncompatibleError,
@@ -38,8 +39,6 @@ from tinsmith_scheduler.runs.run_creation import Creations
 from tinsmith_scheduler.runs.sessions import require_active
 from tinsmith_scheduler.store.database import answer_once, recall, record_action
 from tinsmith_scheduler.store.records import (
-    Adapter,
-    LoraAdapter,
     NewRun,
     PageRequest,
     Reach,
@@ -339,7 +338,7 @@ class Runs:
         return lock
 
 
-def _agreed(new: NewRun, stored: Adapter) -> Adapter:
+def _agreed(new: NewRun, stored: AdapterConfig) -> AdapterConfig:
     """Return the adapter of a source, if it is the one that was asked for.
 
     The seed may differ: it is of initial weights, which the source replaces.
@@ -349,7 +348,7 @@ def _agreed(new: NewRun, stored: Adapter) -> Adapter:
     """
     if new.given_adapter_fields is None:
         return stored
-    if not isinstance(stored, LoraAdapter) or not isinstance(new.adapter, LoraAdapter):
+    if not isinstance(stored, LoraConfig) or not isinstance(new.adapter, LoraConfig):
         if type(stored) is not type(new.adapter):
             raise InvalidFieldError(
                 "adapter", "is of another kind than the source checkpoint; leave it out"

@@ -8,12 +8,12 @@ what a trainer says of a run.
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from tinsmith.names import CheckpointName, JobName, RunName, SessionName
+from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
 
 
@@ -92,44 +92,11 @@ class NewSamplingSession:
 
 
 @dataclass(frozen=True, slots=True)
-class LoraAdapter:
-    """A low-rank adapter, defaults filled in."""
-
-    rank: int = 32
-    alpha: float = 32.0
-    seed: int = 0
-    train_attention: bool = True
-    train_mlp: bool = True
-    train_unembedding: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FullAdapter:
-    """All weights are trained."""
-
-
-Adapter = LoraAdapter | FullAdapter
-
-
-def adapter_to_json(adapter: Adapter) -> str:
-    """Return the stored form of an adapter."""
-    if isinstance(adapter, FullAdapter):
-        return json.dumps({"full": {}})
-    return json.dumps({"lora": asdict(adapter)})
-
-
-def adapter_from_json(text: str) -> Adapter:
-    """Return an adapter from its stored form."""
-    content = json.loads(text)
-    return LoraAdapter(**content["lora"]) if "lora" in content else FullAdapter()
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointInfo:
     """What a trainer says of a checkpoint."""
 
     base_model: str
-    adapter: Adapter
+    adapter: AdapterConfig
     has_optimizer: bool
     is_published: bool
 
@@ -153,7 +120,7 @@ class Run:
     state: RunState
     session: str
     base_model: str
-    adapter: Adapter
+    adapter: AdapterConfig
     display_name: str
     labels: Mapping[str, str]
     create_time_s: float
@@ -220,7 +187,7 @@ class NewRun:
     session: SessionName
     base_model: str
     """Empty takes that of the source."""
-    adapter: Adapter
+    adapter: AdapterConfig
     display_name: str
     labels: Mapping[str, str]
     source: CheckpointName | None = None

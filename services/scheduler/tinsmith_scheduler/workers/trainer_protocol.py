@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
-from tinsmith_scheduler.store.records import Adapter, CheckpointInfo, RunStanding
+from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
 
 class Trainers(Protocol):
@@ -16,7 +17,7 @@ class Trainers(Protocol):
     """
 
     async def adopt_run(
-        self, address: str, *, run: str, epoch: int, base_model: str, adapter: Adapter
+        self, address: str, *, run: str, epoch: int, base_model: str, adapter: AdapterConfig
     ) -> None:
         """Have a trainer take over a run."""
         ...

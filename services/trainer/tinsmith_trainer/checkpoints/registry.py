@@ -16,9 +16,9 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from tinsmith_engine import LoraConfig, RunState
-from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
+from tinsmith_runtime.adapters import adapter_from_json
 from tinsmith_runtime.errors import (
     CheckpointAlreadyExistsError,
     CheckpointExpiredError,
@@ -339,7 +339,7 @@ def checkpoint_not_found(name: str) -> NotFoundError:
 
 def _shape_of(adapter: str) -> tuple[object, ...]:
     """Return what must agree for one run to take the weights of another; seeds need not."""
-    config = engine_codec.adapter_from_json(adapter)
+    config = adapter_from_json(adapter)
     if isinstance(config, LoraConfig):
         return (
             config.rank,

@@ -16,7 +16,6 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from tinsmith_engine import FullConfig, LoraConfig
-from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_engine.files.weight_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
@@ -27,6 +26,7 @@ from tinsmith_engine.host import EngineHost
 from tinsmith_engine.runs.merging import MergedModel
 from tinsmith_engine.runs.peft_export import export_config
 from tinsmith_engine.runs.peft_import import plan_import, read_import
+from tinsmith_runtime.adapters import adapter_from_json, adapter_to_json
 from tinsmith_runtime.errors import CheckpointIncompatibleError, FileRefusedError
 from tinsmith_runtime.ledger import CheckpointRecord, ExportRecord, Ledger, RunRecord, StoredFile
 from tinsmith_runtime.storage.checkpoint_manifests import WrittenManifest
@@ -154,7 +154,7 @@ class CheckpointWork:
             CheckpointIncompatibleError: If it holds a whole model, which is no adapter.
         """
         record = await self._checkpoints.readable(work.checkpoint, None)
-        is_full = isinstance(engine_codec.adapter_from_json(record.adapter), FullConfig)
+        is_full = isinstance(adapter_from_json(record.adapter), FullConfig)
         if work.format == "peft" and is_full:
             raise CheckpointIncompatibleError(
                 f"checkpoint {record.name} holds a whole model, no adapter; export it as merged",
@@ -233,7 +233,7 @@ class CheckpointWork:
         self, record: CheckpointRecord, folder: str, progress: Progress
     ) -> WrittenManifest:
         manifest = self._files.manifest(record.folder, record.sha256)
-        config = engine_codec.adapter_from_json(record.adapter)
+        config = adapter_from_json(record.adapter)
         name = weights_file(config)
         engine = self._host.engine(record.base_model)
         with self._files.scratch() as scratch:
@@ -280,7 +280,7 @@ class CheckpointWork:
             written,
             folder,
             kind="sampler",
-            adapter=engine_codec.adapter_to_json(config),
+            adapter=adapter_to_json(config),
             version=0,
             sequence_number=0,
             labels=upload.labels,
@@ -312,7 +312,7 @@ class CheckpointWork:
             "kind": "sampler",
             "run": run.name,
             "base_model": run.base_model,
-            "adapter": engine_codec.adapter_to_json(config),
+            "adapter": adapter_to_json(config),
             "version": 0,
             "sequence_number": 0,
             "source": "import",

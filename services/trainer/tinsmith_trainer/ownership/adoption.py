@@ -12,9 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from tinsmith_engine import AdapterConfig
-from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
+from tinsmith_runtime.adapters import adapter_to_json
 from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
 from tinsmith_runtime.ledger import Ledger, RunRecord
 from tinsmith_runtime.ledger.records import FencedError
@@ -151,7 +151,7 @@ class RunAdoption:
             RunRecord(
                 name=name,
                 base_model=base_model,
-                adapter=engine_codec.adapter_to_json(adapter),
+                adapter=adapter_to_json(adapter),
                 epoch=epoch,
             )
         )

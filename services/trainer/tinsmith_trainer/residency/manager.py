@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tinsmith_engine import Engine, RunState
-from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
+from tinsmith_runtime.adapters import adapter_from_json
 from tinsmith_runtime.errors import (
     CapacityExhaustedError,
     CheckpointCorruptError,
@@ -271,7 +271,7 @@ class Residency:
 
     async def _load_snapshot(self, run: LiveRun) -> RunState | None:
         """Return the newest snapshot that is intact."""
-        config = engine_codec.adapter_from_json(run.record.adapter)
+        config = adapter_from_json(run.record.adapter)
         for record in await self._ledger.list_snapshots(run.name):
             try:
                 manifest, files = await asyncio.to_thread(
@@ -320,7 +320,7 @@ class Residency:
             run.block(_RESTORING)
             # A run that was lost half-way may still be there.
             await self._host.call(_drop, run.engine, run.name)
-            config = engine_codec.adapter_from_json(run.record.adapter)
+            config = adapter_from_json(run.record.adapter)
             await self._host.call(run.engine.create_run, run.name, config)
 
     async def _make_room(self, run: LiveRun) -> bool:

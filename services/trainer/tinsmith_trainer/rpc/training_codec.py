@@ -22,12 +22,12 @@ from tinsmith_engine import (
     OptimStepResult,
 )
 from tinsmith_engine.contract.codec import (
-    adapter_from_json,
     decode_array,
     decode_input,
     encode_adapter,
     given_fields,
 )
+from tinsmith_runtime.adapters import adapter_from_json
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,

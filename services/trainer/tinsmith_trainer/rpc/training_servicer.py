@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -147,7 +148,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             decode_name_part(request.request_id)
             self._check_size(request)
             work = await _aside(is_large, training_codec.decode_work, kind, request)
-            await _aside(is_large, self._check, run, work)
+            work = await _aside(is_large, self._validate, run, work)
             if isinstance(work, LoadCheckpointWork):
                 await self._check_foreign(work)
             record = await self._registry.submit(submission, work)
@@ -172,18 +173,24 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
                 limit=self._config.max_batch_datums,
             )
 
-    def _check(self, run: LiveRun, work: Work) -> None:
-        """Refuse what can be known to be wrong before it is accepted."""
-        if isinstance(work, ForwardWork):
-            if work.num_tokens > self._config.max_batch_tokens:
-                raise BatchTooLargeError(
-                    f"the batch has {work.num_tokens} tokens, at most "
-                    f"{self._config.max_batch_tokens} are allowed; send it in parts",
-                    limit=self._config.max_batch_tokens,
-                )
-            validate_batch(
-                work.batch, work.loss, work.loss_config, run.engine.info, custom=work.custom
+    def _validate(self, run: LiveRun, work: Work) -> Work:
+        """Refuse what can be known to be wrong before it is accepted; return what is right.
+
+        The engine does not check a batch again that passed here. One that is read from the ledger
+        after a restart it does: the model may be another one by then.
+        """
+        if not isinstance(work, ForwardWork):
+            return work
+        if work.num_tokens > self._config.max_batch_tokens:
+            raise BatchTooLargeError(
+                f"the batch has {work.num_tokens} tokens, at most "
+                f"{self._config.max_batch_tokens} are allowed; send it in parts",
+                limit=self._config.max_batch_tokens,
             )
+        batch = validate_batch(
+            work.batch, work.loss, work.loss_config, run.engine.info, custom=work.custom
+        )
+        return dataclasses.replace(work, batch=batch)
 
     async def _check_foreign(self, work: LoadCheckpointWork) -> None:
         """Refuse a load of what another project did not publish, as if it did not exist.

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from tinsmith.errors import ConfigurationError
 from tinsmith.recipes.tasks import arithmetic, pig_latin
 from tinsmith.recipes.tasks.conversations import (
@@ -225,7 +227,7 @@ class ConversationTask:
         num_tokens = 0.0
         for datum, future in zip(data, futures, strict=True):
             weights = datum.loss_fn_inputs["weights"]
-            loss -= float((weights * future.result()[1:]).sum())
+            loss -= float((weights * np.array(future.result()[1:], np.float32)).sum())
             num_tokens += float(weights.sum())
         shown = self._held_out[:_NUM_SHOWN]
         completions = complete(
