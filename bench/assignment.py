@@ -67,7 +67,7 @@ def waiting_jobs(count: int, seed: int) -> list[Workload]:
     return workloads
 
 
-def pass_rows(num_jobs: int, num_nodes: int, repeats: int) -> list[Row]:
+def max_pass_tokens(num_jobs: int, num_nodes: int, repeats: int) -> list[Row]:
     """Time a cold and a steady pass."""
     nodes = simulated_nodes(num_nodes)
     cold_ms, steady_ms, left = [], [], []
@@ -184,8 +184,8 @@ def main() -> None:
     arguments = parser.parse_args()
     noise = NoiseMeter(lambda: sum(os.times()[:2]))
     rows = [
-        *pass_rows(200, 50, arguments.repeats),
-        *pass_rows(1000, 5000, arguments.repeats),
+        *max_pass_tokens(200, 50, arguments.repeats),
+        *max_pass_tokens(1000, 5000, arguments.repeats),
         *preemption_rows(arguments.repeats),
         *fairness_rows(arguments.days),
         *failure_rows(arguments.days),

@@ -16,9 +16,9 @@ import torch
 from bench.paired_runs import RANK, Batch, Case, EngineSide, compare, datum
 from bench.report import Row
 from tinsmith_engine import AdamParams, Engine, LoraConfig
-from tinsmith_engine.arena.adam import RowStep, adamw_
+from tinsmith_engine.arena.adam import SlotStep, adamw_
 from tinsmith_engine.arena.adapter_targets import lora_layout
-from tinsmith_engine.arena.rows import Arena
+from tinsmith_engine.arena.slots import Arena
 
 _MEBIBYTE = 2**20
 _NUM_PARKED, _NUM_ACTIVE = 64, 16
@@ -65,13 +65,13 @@ def sharing_row(model_dir: Path, dtype: str, device: str, *, compiled: bool, rep
 
 def optimizer_row(model_dir: Path, device: str, *, repeats: int) -> Row:
     """Return the time of AdamW one parameter at a time over that of the row steps."""
-    engine = Engine.load(model_dir, device=device, max_rows=1, num_threads=1, exact=False)
-    layout = lora_layout(engine.model.lora_units, LoraConfig(rank=RANK, seed=0))
+    engine = Engine.load(model_dir, device=device, max_resident_runs=1, num_threads=1, exact=False)
+    layout = lora_layout(engine.model.lora_targets, LoraConfig(rank=RANK, seed=0))
     place = torch.device(device)
     arena = Arena(layout, place)
-    steps = [RowStep(arena.take(), 1, AdamParams(), 1.0) for _ in range(16)]
+    steps = [SlotStep(arena.take(), 1, AdamParams(), 1.0) for _ in range(16)]
     for step in steps:
-        step.row.grad_P.normal_()
+        step.slot.grad_P.normal_()
     optimizers = []
     for _ in range(16):
         parameters = [
@@ -93,7 +93,7 @@ def optimizer_row(model_dir: Path, device: str, *, repeats: int) -> Row:
 
 def parking_rows(model_dir: Path, device: str) -> list[Row]:
     """Return what it takes to park a run and to bring it back, by a step of a small batch."""
-    engine = Engine.load(model_dir, device=device, max_rows=2, num_threads=1)
+    engine = Engine.load(model_dir, device=device, max_resident_runs=2, num_threads=1)
     engine.create_run("run", LoraConfig(rank=RANK, seed=0))
     batch = [datum(row) for row in Case("", 1, (32,), {}).batches()[0]]
     seconds: dict[str, list[float]] = {"park": [], "back": [], "step": []}

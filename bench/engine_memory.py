@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
 
 def _parked(model_dir: Path) -> dict[str, float]:
     """64 runs that trained and were parked in host memory, then 16 that train together."""
-    engine = Engine.load(model_dir, max_rows=_NUM_ACTIVE, num_threads=1)
+    engine = Engine.load(model_dir, max_resident_runs=_NUM_ACTIVE, num_threads=1)
     batches = Case("", _NUM_ACTIVE, (64,) * 4, {}).batches()
     states = []
 
@@ -59,7 +59,7 @@ def _parked(model_dir: Path) -> dict[str, float]:
 
 def _head(model_dir: Path) -> dict[str, float]:
     """One forward_backward over a large vocabulary."""
-    engine = Engine.load(model_dir, max_rows=1, num_threads=1, exact=False)
+    engine = Engine.load(model_dir, max_resident_runs=1, num_threads=1, exact=False)
     engine.create_run("run", LoraConfig(rank=RANK, seed=0))
     batches = Case("", 1, (_NUM_TOKENS // 4,) * 4, {}).batches()
     peak_bytes = _peak_bytes(lambda: _step(engine, ["run"], batches))

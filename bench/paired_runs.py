@@ -147,7 +147,7 @@ class EngineSide:
             model_dir,
             dtype=dtype,
             device=device,
-            max_rows=num_tenants,
+            max_resident_runs=num_tenants,
             num_threads=1,
             exact=exact,
             compiled=compiled,

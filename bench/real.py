@@ -289,7 +289,7 @@ class _Stepper:
     """An engine with one run."""
 
     def __init__(self, model_dir: Path, dtype: str, *, exact: bool) -> None:
-        self._engine = Engine.load(model_dir, dtype=dtype, max_rows=1, exact=exact)
+        self._engine = Engine.load(model_dir, dtype=dtype, max_resident_runs=1, exact=exact)
         self._engine.create_run("run", LoraConfig(rank=RANK, seed=0))
 
     def step(self, request: BatchRequest) -> None:

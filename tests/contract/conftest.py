@@ -37,7 +37,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def engine_host(tiny_model: Path) -> Iterator[EngineHost]:
     host = EngineHost.load(
-        {"tiny": str(tiny_model)}, dtype="float32", device="cpu", num_threads=1, max_rows=16
+        {"tiny": str(tiny_model)},
+        dtype="float32",
+        device="cpu",
+        num_threads=1,
+        max_resident_runs=16,
     )
     yield host
     host.thread.close(10)

@@ -133,6 +133,16 @@ async def test_environments_are_listed_with_their_settings(rig: Rig) -> None:
     assert answer.environments[0].default_config["max_turns"] == 8
     with expect_rpc_error(Code.NOT_FOUND, reason="RESOURCE_NOT_FOUND"):
         await rig.stub.ListEnvironments(request, metadata=THEIRS, timeout=5)
+    request.page_size = 2
+    first = await rig.stub.ListEnvironments(request, metadata=MINE, timeout=5)
+    assert list(first.environments) == list(answer.environments[:2])
+    request.page_token = first.next_page_token
+    last = await rig.stub.ListEnvironments(request, metadata=MINE, timeout=5)
+    assert list(last.environments) == list(answer.environments[2:])
+    assert not last.next_page_token
+    request.page_token = "another list's"
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await rig.stub.ListEnvironments(request, metadata=MINE, timeout=5)
 
 
 async def test_a_game_over_the_wire(rig: Rig) -> None:

@@ -343,6 +343,12 @@ async def test_least_recently_used_weights_leave_memory(
         request = sampler_pb2.ListLoadedWeightsRequest(parent="projects/p")
         loaded = (await rig.call("ListLoadedWeights", request)).weights
         assert [weights.source.rpartition("/")[2] for weights in loaded] == ["c2", "c3"]
+        page = sampler_pb2.ListLoadedWeightsRequest(parent="projects/p", page_size=1)
+        first_page = await rig.call("ListLoadedWeights", page)
+        page.page_token = first_page.next_page_token
+        last_page = await rig.call("ListLoadedWeights", page)
+        assert [*first_page.weights, *last_page.weights] == list(loaded)
+        assert not last_page.next_page_token
         again = await asyncio.gather(*(rig.sample(session) for session in sessions * 2))
         assert [tokens_of(response) for response in again] == first * 2
         other = rig.scheduler.new_key("q")

@@ -173,6 +173,18 @@ async def test_pods_read_many_reports_and_forget_them(rig: Rig) -> None:
         return {found.name: found.step for found in answer.reports}
 
     assert await listed() == {names[0]: 1, names[1]: 2}
+    # Ordered by name, whatever the order asked in: "b" comes before "default".
+    request.page_size = 1
+    assert await listed() == {names[1]: 2}
+    answer = await rig.jobs.ListTrainingJobReports(request, metadata=POD, timeout=5)
+    request.page_token = answer.next_page_token
+    answer = await rig.jobs.ListTrainingJobReports(request, metadata=POD, timeout=5)
+    assert [(found.name, found.step) for found in answer.reports] == [(names[0], 1)]
+    assert not answer.next_page_token
+    request.page_token = "another list's"
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await listed()
+    request.page_size, request.page_token = 0, ""
     for uid in ("uid-7", "uid-0", "uid-0"):
         forget = job_pb2.DeleteTrainingJobReportRequest(name=names[0], uid=uid)
         await rig.jobs.DeleteTrainingJobReport(forget, metadata=POD, timeout=5)

@@ -85,6 +85,19 @@ async def test_pods_list_the_workers_that_are_alive(rig: Rig) -> None:
         "workers/sampler-1",
     ]
     assert await listed(Worker.ROLE_COORDINATOR) == ["workers/coordinator-0"]
+    request = scheduler_pb2.ListWorkersRequest(page_size=2)
+    first = await rig.stub.ListWorkers(request, metadata=POD)
+    assert [worker.name for worker in first.workers] == [
+        "workers/coordinator-0",
+        "workers/sampler-0",
+    ]
+    request.page_token = first.next_page_token
+    last = await rig.stub.ListWorkers(request, metadata=POD)
+    assert [worker.name for worker in last.workers] == ["workers/sampler-1"]
+    assert not last.next_page_token
+    request.role = Worker.ROLE_SAMPLER
+    with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
+        await rig.stub.ListWorkers(request, metadata=POD)
     await rig.advance(20, keep=("sampler-1",))
     assert await listed() == ["workers/sampler-1"]
     assert await listed(Worker.ROLE_TRAINER) == []

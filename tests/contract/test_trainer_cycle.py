@@ -31,7 +31,7 @@ from tests.fakes.trainer_rig import (
 from tests.support.wait import eventually
 
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
-from tinsmith_engine import AdamParams, BatchRequest, ForwardResult, OptimStepResult
+from tinsmith_engine import AdamParams, BatchRequest, BatchResult, OptimStepResult
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
 
@@ -60,7 +60,7 @@ def cycles(engine_host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> Iterator
     compute, optim_steps = engine.compute, engine.optim_steps
     cycles = Cycles()
 
-    def recorded_compute(requests: Sequence[BatchRequest]) -> list[ForwardResult | TinsmithError]:
+    def recorded_compute(requests: Sequence[BatchRequest]) -> list[BatchResult | TinsmithError]:
         names = [str(request.run).rpartition("/")[2] for request in requests]
         cycles.batches.append(names)
         cycles.splits += [request.micro_batch_tokens for request in requests]
@@ -68,7 +68,7 @@ def cycles(engine_host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> Iterator
             raise RuntimeError("a bug")
         answers = compute(requests)
         for answer in answers:
-            if isinstance(answer, ForwardResult):
+            if isinstance(answer, BatchResult):
                 answer.micro_batch_tokens = cycles.split
         return answers
 

@@ -459,6 +459,15 @@ async def test_pods_are_told_which_runs_of_a_project_have_work(
         assert (status.run, status.num_pending_operations) == (run.name, 2)
         own = await run.status()
         assert status.waiting_for == own.waiting_for
+        await idle.forward_backward()
+        request.page_size = 1
+        listed = list[str]()
+        while not listed or request.page_token:
+            answer = await rig.stub.ListRunStatuses(request, metadata=POD, timeout=TIMEOUT_S)
+            listed += [status.run for status in answer.statuses]
+            assert len(answer.statuses) == 1
+            request.page_token = answer.next_page_token
+        assert listed == sorted((run.name, idle.name))
         elsewhere = trainer_control_pb2.ListRunStatusesRequest(parent="projects/q/trainingRuns/-")
         answer = await rig.stub.ListRunStatuses(elsewhere, metadata=POD, timeout=TIMEOUT_S)
         assert not answer.statuses

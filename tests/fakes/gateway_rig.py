@@ -75,8 +75,12 @@ class GatewayScheduler(FakeScheduler):
         )
 
     async def ListWorkers(self, request: Any, context: Any) -> scheduler_pb2.ListWorkersResponse:
+        workers = [worker for worker in self.workers.values() if worker.role == request.role]
+        # A page holds one worker: a caller that reads a single page misses the others.
+        index = int(request.page_token or 0)
         return scheduler_pb2.ListWorkersResponse(
-            workers=[worker for worker in self.workers.values() if worker.role == request.role]
+            workers=workers[index : index + 1],
+            next_page_token=str(index + 1) if index + 1 < len(workers) else "",
         )
 
     def list_worker(self, role: Any, address: str, *, pool: str = "") -> None:

@@ -134,10 +134,15 @@ class FakeTrainer(
         self, request: Any, context: Any
     ) -> trainer_control_pb2.ListRunStatusesResponse:
         current_caller().require_scope(POD_SCOPE)
-        self.list_calls.append(request.parent)
+        if not request.page_token:
+            self.list_calls.append(request.parent)
         await self.list_gate.wait()
+        busy = [each for each in self.statuses.values() if each.num_pending_operations]
+        # A page holds one run: a caller that reads a single page misses the others.
+        index = int(request.page_token or 0)
         return trainer_control_pb2.ListRunStatusesResponse(
-            statuses=[each for each in self.statuses.values() if each.num_pending_operations]
+            statuses=busy[index : index + 1],
+            next_page_token=str(index + 1) if index + 1 < len(busy) else "",
         )
 
     async def ResumeRun(self, request: Any, context: Any) -> trainer_pb2.RunStatus:

@@ -676,8 +676,12 @@ class Environments(environment_pb2_grpc.EnvironmentServiceServicer):
 
     async def ListEnvironments(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "ListEnvironments", request)
-        answer = environment_pb2.ListEnvironmentsResponse()
-        answer.environments.add(name="projects/default/environments/echo", description="echoes")
+        # A page holds one environment: a caller that reads a single page misses the other.
+        name = "mirror" if request.page_token else "echo"
+        answer = environment_pb2.ListEnvironmentsResponse(
+            next_page_token="" if request.page_token else "after echo"
+        )
+        answer.environments.add(name=f"projects/default/environments/{name}", description="echoes")
         return answer
 
     async def CreateInstance(self, request: Any, context: Any) -> Any:

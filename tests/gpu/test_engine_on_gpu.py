@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.unit.engine.conftest import LORA, make_batch, randomise_b, relative_error, save_tiny
 
-from tinsmith_engine import AdamParams, BatchRequest, Engine, ForwardResult, LoraConfig
+from tinsmith_engine import AdamParams, BatchRequest, BatchResult, Engine, LoraConfig
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +58,7 @@ def test_exact_mode_starts_and_neighbours_change_no_bit(
         )
 
     for seed in range(3):
-        assert isinstance(engine.compute([request("alone", seed)])[0], ForwardResult)
+        assert isinstance(engine.compute([request("alone", seed)])[0], BatchResult)
         engine.compute([request("other", seed + 100), request("mixed", seed)])
         engine.optim_steps([(run, AdamParams(learning_rate=1e-2)) for run in ("alone", "mixed")])
     alone, mixed = (engine.export_state(run).tensors for run in ("alone", "mixed"))

@@ -17,9 +17,9 @@ import torch
 from tinsmith_engine import (
     AdamParams,
     BatchRequest,
+    BatchResult,
     Datum,
     Engine,
-    ForwardResult,
     LoraConfig,
     Sampler,
     SampleRequest,
@@ -73,7 +73,7 @@ def threads_as_before() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def engine(case: Case) -> Engine:
     # What `tinsmith up` does by default, on two cores.
-    engine = Engine.load(case.directory, dtype=case.dtype, num_threads=2, max_rows=8)
+    engine = Engine.load(case.directory, dtype=case.dtype, num_threads=2, max_resident_runs=8)
     for index, (rank, _) in enumerate(TENANTS):
         run = f"tenant-{index}"
         engine.create_run(run, LoraConfig(rank=rank, seed=index))
@@ -113,7 +113,7 @@ def step_bits(engine: Engine, asked: Sequence[BatchRequest]) -> dict[str, list[b
     before = {str(one.run): engine.export_state(str(one.run)) for one in asked}
     found: dict[str, list[bytes]] = {}
     for one, result in zip(asked, engine.compute(asked), strict=True):
-        assert isinstance(result, ForwardResult)
+        assert isinstance(result, BatchResult)
         run = str(one.run)
         found[run] = [logprobs.tobytes() for logprobs in result.logprobs]
         found[run].append(engine.export_state(run).tensors["grad"].numpy().tobytes())
@@ -191,7 +191,7 @@ def test_a_gradient_is_that_of_peft(engine: Engine, case: Case) -> None:
         set_peft_model_state_dict(peft, tensors)
     asked = next(one for one in requests(engine) if one.run == run)
     result = engine.compute([asked])[0]
-    assert isinstance(result, ForwardResult)
+    assert isinstance(result, BatchResult)
     ours = engine.export_state(run)
     engine.clear_gradient(run)
     for one, logprobs in zip(asked.batch, result.logprobs, strict=True):

@@ -1,7 +1,7 @@
 """The engines of a pod and the one thread that may touch them.
 
-Trainer and sampler of one process are given the same host, so that a training step and a decode
-step never run at the same time and weights pass from one to the other without a file.
+Trainer and sampler of one process share a host. A training step and a decode step then never run
+at the same time, and weights pass between them without a file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EngineHost:
         dtype: str,
         device: str,
         num_threads: int | None,
-        max_rows: int,
+        max_resident_runs: int,
         exact: bool | None = None,
         compiled: bool | None = None,
         load: Callable[..., Engine] = Engine.load,
@@ -58,7 +58,7 @@ class EngineHost:
             dtype: Of the base models, float32 or bfloat16.
             device: A torch device.
             num_threads: Threads of one operation; None takes all cores.
-            max_rows: Runs that each engine can hold.
+            max_resident_runs: Runs that each engine can hold.
             exact: Whether a run's bits must not depend on its neighbours; see `Engine.load`.
             compiled: Whether elementwise kernels are compiled; None does so on a GPU alone.
             load: Loads one model, with the arguments of `Engine.load`.
@@ -78,7 +78,7 @@ class EngineHost:
                 directories[name],
                 dtype=dtype,
                 device=device,
-                max_rows=max_rows,
+                max_resident_runs=max_resident_runs,
                 num_threads=num_threads,
                 exact=exact,
                 compiled=compiled,
@@ -111,13 +111,13 @@ class EngineHost:
 
 
 def load_engines(
-    config: EngineConfig, *, max_rows: int, load: Callable[..., Engine] = Engine.load
+    config: EngineConfig, *, max_resident_runs: int, load: Callable[..., Engine] = Engine.load
 ) -> EngineHost:
     """Load the base models of a pod; takes as long as reading them does.
 
     Args:
         config: Its settings.
-        max_rows: Runs that each engine can hold.
+        max_resident_runs: Runs that each engine can hold.
         load: Loads one model, with the arguments of `Engine.load`.
 
     Returns:
@@ -137,7 +137,7 @@ def load_engines(
         num_threads=config.num_threads or None,
         exact=config.exact,
         compiled=config.compiled,
-        max_rows=max_rows,
+        max_resident_runs=max_resident_runs,
         load=load,
     )
     # Those of the hub are here now.

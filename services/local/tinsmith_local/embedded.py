@@ -131,7 +131,7 @@ class EmbeddedServer:
                 trainer_config, device=self.placement.device, dtype=self.placement.dtype
             )
             self._engines = await asyncio.to_thread(
-                load_engines, trainer_config, max_rows=trainer_config.max_resident_runs
+                load_engines, trainer_config, max_resident_runs=trainer_config.max_resident_runs
             )
             trainer = TrainerPod(
                 trainer_config, self._engines, on_fenced=_exit_fenced, on_failed=_exit_failed

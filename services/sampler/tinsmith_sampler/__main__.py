@@ -16,7 +16,7 @@ from tinsmith_sampler.pod import SamplerPod
 async def _serve(config: SamplerConfig) -> None:
     config = placed(config)
     stopped = asyncio.create_task(wait_for_signal())
-    host = await asyncio.to_thread(load_engines, config, max_rows=1)
+    host = await asyncio.to_thread(load_engines, config, max_resident_runs=1)
     pod = SamplerPod(config, host)
     await pod.start()
     await stopped

@@ -57,7 +57,7 @@ class SamplingDriver:
     Args:
         host: Owns the engine and its thread.
         base_model: Name of the model.
-        max_rows: Sequences that decode at once.
+        max_sequences: Sequences that decode at once.
         max_waiting: Sequences that may be unfinished; more are refused.
         note_outdated: Is told, on the engine's thread, of a run that has newer weights than a
             request that follows it.
@@ -68,12 +68,12 @@ class SamplingDriver:
         host: EngineHost,
         base_model: str,
         *,
-        max_rows: int,
+        max_sequences: int,
         max_waiting: int,
         note_outdated: Callable[[str], None],
     ) -> None:
         self._host = host
-        self._sampler = Sampler(host.engine(base_model), max_rows=max_rows)
+        self._sampler = Sampler(host.engine(base_model), max_sequences=max_sequences)
         self._max_waiting = max_waiting
         self._num_waiting = 0
         self._tickets: dict[int, Ticket] = {}

@@ -59,7 +59,7 @@ class WeightFollower:
         # A trainer may have moved since the run was first followed.
         followed.target = target
         if self._is_told:
-            # The run may have stepped on before anybody followed it.
+            # The run may have stepped on before the first request followed it.
             followed.is_outdated.set()
         self._num_takers += 1
         number = self._num_takers

@@ -20,7 +20,7 @@ from tinsmith_engine import (
 from tinsmith_engine.base.types import ImageInput, IntArray
 from tinsmith_engine.host import EngineHost
 from tinsmith_engine.packing.images import place_images
-from tinsmith_engine.sampling.sampler import rows_within
+from tinsmith_engine.sampling.sampler import sequences_within
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     ErrorCode,
@@ -39,7 +39,7 @@ from tinsmith_sampler.token_stream import Delivery, TokenFeed
 from tinsmith_sampler.weights import WeightSource
 
 _MAX_PUBLISH_RACES = 8
-_ROWS_WITHOUT_CACHE = 16
+_SEQUENCES_WITHOUT_CACHE = 16
 _ELSEWHERE_CODES = frozenset(
     {ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED}
 )
@@ -162,9 +162,9 @@ class SamplingService:
             name: SamplingDriver(
                 host,
                 name,
-                max_rows=min(
+                max_sequences=min(
                     config.max_concurrent_sequences,
-                    rows_within(engine, config.cache_bytes) or _ROWS_WITHOUT_CACHE,
+                    sequences_within(engine, config.cache_bytes) or _SEQUENCES_WITHOUT_CACHE,
                 ),
                 max_waiting=config.max_queued_sequences,
                 note_outdated=self._follower.note_outdated,
@@ -244,7 +244,7 @@ class SamplingService:
             for published in engine.versions.held():
                 source = sources.get(published.run, published.run)
                 if source.startswith(f"{project}/"):
-                    # One holder is whoever published it; the others are requests.
+                    # One holder is the publisher; the others are requests.
                     num_requests = engine.versions.num_holders(published) - 1
                     found.append(Loaded(source, published.version, num_requests))
         return found

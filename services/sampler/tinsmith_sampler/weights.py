@@ -1,8 +1,8 @@
 """From a sampling session to weights in the engine.
 
-Live weights are pulled, not pushed: each request asks for the newest version of its run, so that it
-can never be answered with weights older than those that existed when it arrived, and a sampler that
-was restarted needs nobody to remember it. In one process that is a copy of a row (`publish_live`);
+Live weights are pulled, not pushed: each request asks for the newest version of its run. It is
+never answered with weights older than those that existed when it arrived. A restarted sampler
+needs no other process to remember it. In one process that is a copy of a row (`publish_live`);
 across processes the trainer names a sampler checkpoint, which is loaded once for each version.
 """
 

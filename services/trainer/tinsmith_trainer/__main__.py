@@ -39,7 +39,9 @@ async def _serve_clients(config: TrainerConfig, *, is_ranked: bool) -> None:
     if ranked is not None:
         host = ranked.host
     else:
-        host = await asyncio.to_thread(load_engines, config, max_rows=config.max_resident_runs)
+        host = await asyncio.to_thread(
+            load_engines, config, max_resident_runs=config.max_resident_runs
+        )
     pod = TrainerPod(config, host, on_fenced=_exit_fenced, on_failed=_exit_failed)
     await pod.start()
     await stopped

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from tinsmith_engine.base.memory import keep_freed_memory
 from tinsmith_engine.distributed.leader_commands import Leader, follow
 from tinsmith_engine.distributed.process_group import RankFault, Ranks
-from tinsmith_engine.distributed.sharded_engine import RankedEngine
-from tinsmith_engine.distributed.sharded_loading import load_ranked_engine
+from tinsmith_engine.distributed.sharded_engine import ShardedEngine
+from tinsmith_engine.distributed.sharded_loading import load_sharded_engine
 from tinsmith_engine.host import EngineHost, load_engines
 from tinsmith_runtime.errors import ConfigError, RanksLostError
 from tinsmith_runtime.pod.main import write_termination_reason
@@ -81,12 +81,12 @@ class RankedTrainer:
             ranks = Ranks.start(config.device, timeout_s=config.rank_timeout_s)
             leader = Leader(ranks, on_lost=_exit_lost)
             host = load_engines(
-                config, max_rows=config.max_resident_runs, load=_loader(config, ranks)
+                config, max_resident_runs=config.max_resident_runs, load=_loader(config, ranks)
             )
         except RankFault as fault:
             _exit_fault(fault)
         for name, engine in host.engines.items():
-            if isinstance(engine, RankedEngine):
+            if isinstance(engine, ShardedEngine):
                 engine.lead(leader, name)
         leader.start()
         return cls(host, leader, ranks)
@@ -122,7 +122,7 @@ def _follow(config: TrainerConfig, is_following: threading.Event) -> None:
                 source,
                 dtype=config.dtype,
                 device=config.device,
-                max_rows=config.max_resident_runs,
+                max_resident_runs=config.max_resident_runs,
                 num_threads=config.num_threads or None,
                 exact=config.exact,
                 compiled=config.compiled,
@@ -140,10 +140,10 @@ def _follow(config: TrainerConfig, is_following: threading.Event) -> None:
 
 
 def _loader(config: TrainerConfig, ranks: Ranks) -> Any:
-    def load(source: Any, *, device: str, **settings: Any) -> RankedEngine:
+    def load(source: Any, *, device: str, **settings: Any) -> ShardedEngine:
         # The device is the rank's own.
         del device
-        return load_ranked_engine(ranks, source, shard_base=config.shard_base, **settings)
+        return load_sharded_engine(ranks, source, shard_base=config.shard_base, **settings)
 
     return load
 

@@ -122,7 +122,7 @@ def qwen3_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(qwen3_dir: Path) -> Engine:
-    return Engine.load(qwen3_dir, max_rows=8)
+    return Engine.load(qwen3_dir, max_resident_runs=8)
 
 
 def make_batch(

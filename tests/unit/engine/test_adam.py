@@ -14,26 +14,26 @@ from hypothesis import strategies as st
 from tests.unit.engine.conftest import LORA, make_batch, relative_error
 
 from tinsmith_engine import AdamParams, Engine
-from tinsmith_engine.arena.adam import RowBound, RowStep, adamw_, clip_factor, grad_norm
-from tinsmith_engine.arena.rows import Arena, Row, RowLayout
+from tinsmith_engine.arena.adam import SlotBound, SlotStep, adamw_, clip_factor, grad_norm
+from tinsmith_engine.arena.slots import Arena, ParameterLayout, Slot
 from tinsmith_runtime.errors import NonFiniteLossError
 
 WIDTH = 192
 
 
-def new_rows(count: int) -> list[Row]:
-    arena = Arena(RowLayout([("a", (WIDTH,))]), torch.device("cpu"))
+def new_rows(count: int) -> list[Slot]:
+    arena = Arena(ParameterLayout([("a", (WIDTH,))]), torch.device("cpu"))
     return [arena.take() for _ in range(count)]
 
 
-def filled(row: Row, generator: torch.Generator, scale: float = 1.0) -> Row:
-    row.theta_P.normal_(generator=generator)
-    row.grad_P.normal_(std=scale, generator=generator)
-    return row
+def filled(slot: Slot, generator: torch.Generator, scale: float = 1.0) -> Slot:
+    slot.theta_P.normal_(generator=generator)
+    slot.grad_P.normal_(std=scale, generator=generator)
+    return slot
 
 
-def bits(row: Row) -> list[bytes]:
-    return [part.numpy().tobytes() for part in (row.theta_P, row.m_P, row.v_P)]
+def bits(slot: Slot) -> list[bytes]:
+    return [part.numpy().tobytes() for part in (slot.theta_P, slot.m_P, slot.v_P)]
 
 
 PARAMS = [
@@ -49,8 +49,8 @@ PARAMS = [
 @pytest.mark.parametrize("params", PARAMS)
 def test_steps_equal_torch(params: AdamParams) -> None:
     generator = torch.Generator().manual_seed(0)
-    (row,) = new_rows(1)
-    parameter = torch.nn.Parameter(filled(row, generator).theta_P.clone())
+    (slot,) = new_rows(1)
+    parameter = torch.nn.Parameter(filled(slot, generator).theta_P.clone())
     optimizer = torch.optim.AdamW(
         [parameter],
         lr=params.learning_rate,
@@ -61,18 +61,18 @@ def test_steps_equal_torch(params: AdamParams) -> None:
         fused=False,
     )
     for step in range(1, 6):
-        row.grad_P.normal_(generator=generator)
-        parameter.grad = row.grad_P.clone()
+        slot.grad_P.normal_(generator=generator)
+        parameter.grad = slot.grad_P.clone()
         if params.grad_clip_norm:
             torch.nn.utils.clip_grad_norm_([parameter], params.grad_clip_norm)
         optimizer.step()
-        adamw_([RowStep(row, step, params, grad_norm(row.grad_P))])
+        adamw_([SlotStep(slot, step, params, grad_norm(slot.grad_P))])
         state = optimizer.state[parameter]
         # Torch's fused kernel and its plain one round differently, a unit in the last place a step.
         for found, wanted in (
-            (row.theta_P, parameter.detach()),
-            (row.m_P, state["exp_avg"]),
-            (row.v_P, state["exp_avg_sq"]),
+            (slot.theta_P, parameter.detach()),
+            (slot.m_P, state["exp_avg"]),
+            (slot.v_P, state["exp_avg_sq"]),
         ):
             assert relative_error(found, wanted) <= 1e-6
 
@@ -82,19 +82,19 @@ def test_rows_that_step_together_have_the_bits_of_each_alone() -> None:
     settings_of = [parameter.values[0] for parameter in PARAMS]
     together, alone = new_rows(len(settings_of)), new_rows(len(settings_of))
     for rows in (together, alone):
-        for index, row in enumerate(rows):
-            filled(row, torch.Generator().manual_seed(index), scale=10.0 ** (index - 3))
+        for index, slot in enumerate(rows):
+            filled(slot, torch.Generator().manual_seed(index), scale=10.0 ** (index - 3))
     steps = [
         [
-            RowStep(row, index + 1, params, grad_norm(row.grad_P))
-            for index, (row, params) in enumerate(zip(rows, settings_of, strict=True))
+            SlotStep(slot, index + 1, params, grad_norm(slot.grad_P))
+            for index, (slot, params) in enumerate(zip(rows, settings_of, strict=True))
         ]
         for rows in (together, alone)
     ]
     adamw_(steps[0])
     for step in reversed(steps[1]):
         adamw_([step])
-    assert [bits(row) for row in together] == [bits(row) for row in alone]
+    assert [bits(slot) for slot in together] == [bits(slot) for slot in alone]
 
 
 @pytest.mark.parametrize(
@@ -133,38 +133,38 @@ gradients = st.tuples(magnitudes, st.integers(0, 1 << 20), st.floats(0.0, 1.0))
 def test_a_bound_holds_whatever_the_steps_are(
     theta_scale: float, steps: list[tuple[AdamParams, tuple[float, int, float]]]
 ) -> None:
-    (row,) = new_rows(1)
-    row.theta_P.normal_(generator=torch.Generator().manual_seed(0)).mul_(theta_scale)
-    bound = RowBound.of(row)
-    assert float(row.theta_P.abs().max()) == bound.largest
+    (slot,) = new_rows(1)
+    slot.theta_P.normal_(generator=torch.Generator().manual_seed(0)).mul_(theta_scale)
+    bound = SlotBound.of(slot)
+    assert float(slot.theta_P.abs().max()) == bound.largest
     for count, (params, (scale, seed, share_of_zeros)) in enumerate(steps, start=1):
         generator = torch.Generator().manual_seed(seed)
-        row.grad_P.normal_(generator=generator).mul_(scale)
-        row.grad_P[torch.rand(WIDTH, generator=generator) < share_of_zeros] = 0.0
-        norm = grad_norm(row.grad_P)
+        slot.grad_P.normal_(generator=generator).mul_(scale)
+        slot.grad_P[torch.rand(WIDTH, generator=generator) < share_of_zeros] = 0.0
+        norm = grad_norm(slot.grad_P)
         if not math.isfinite(norm):
             # The engine refuses the step.
             continue
         bound = bound.after(params)
-        adamw_([RowStep(row, count, params, norm)])
+        adamw_([SlotStep(slot, count, params, norm)])
         if not bound.largest < 1e36:
-            # The engine looks at what came out, and at the row before the next step.
+            # The engine looks at what came out, and at the slot before the next step.
             return
         # The bound is of real numbers; float32 rounds each step.
-        assert float(row.theta_P.abs().max()) <= bound.largest * (1 + 1e-5)
+        assert float(slot.theta_P.abs().max()) <= bound.largest * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("m", [0.0, 3.0])
 def test_a_row_of_somebody_else_is_looked_at(m: float) -> None:
-    (row,) = new_rows(1)
-    row.theta_P.fill_(-2.0)
-    row.m_P.fill_(m)
-    bound = RowBound.of(row)
+    (slot,) = new_rows(1)
+    slot.theta_P.fill_(-2.0)
+    slot.m_P.fill_(m)
+    bound = SlotBound.of(slot)
     # No step makes a first moment without a second.
-    assert bound == RowBound(2.0, math.inf if m else 0.0)
-    row.v_P.fill_(4.0)
-    assert RowBound.of(row) == RowBound(2.0, m / 2)
-    assert RowBound.unknown().after(AdamParams()).largest == math.inf
+    assert bound == SlotBound(2.0, math.inf if m else 0.0)
+    slot.v_P.fill_(4.0)
+    assert SlotBound.of(slot) == SlotBound(2.0, m / 2)
+    assert SlotBound.unknown().after(AdamParams()).largest == math.inf
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_row_of_somebody_else_is_looked_at(m: float) -> None:
 def test_a_step_that_is_no_number_is_taken_back(
     qwen3_dir: Path, params: AdamParams, num_steps_before: int
 ) -> None:
-    engine = Engine.load(qwen3_dir, max_rows=8)
+    engine = Engine.load(qwen3_dir, max_resident_runs=8)
     # B is zero at first, and so is the gradient of A: of 0 / (0 + eps) nothing is left but eps.
     engine.create_run("run", dataclasses.replace(LORA, train_attention=False))
     for step in itertools.count():

@@ -37,11 +37,11 @@ from tests.unit.engine.conftest import (
 
 from tinsmith_engine import (
     BatchRequest,
+    BatchResult,
     CustomInput,
     CustomLoss,
     Datum,
     Engine,
-    ForwardResult,
     FullConfig,
 )
 from tinsmith_engine.losses.custom_loss import CustomLossError, compute_custom_loss
@@ -121,9 +121,9 @@ def request(
     return dataclasses.replace(one, **changes)
 
 
-def compute(engine: Engine, one: BatchRequest) -> ForwardResult:
+def compute(engine: Engine, one: BatchRequest) -> BatchResult:
     [found] = engine.compute([one])
-    assert isinstance(found, ForwardResult), found
+    assert isinstance(found, BatchResult), found
     return found
 
 
@@ -134,7 +134,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(model_dir: Path) -> Engine:
-    engine = Engine.load(model_dir, max_rows=8, micro_batch_tokens=32)
+    engine = Engine.load(model_dir, max_resident_runs=8, micro_batch_tokens=32)
     for run in ("ours", "theirs"):
         engine.create_run(run, LORA)
         randomise_b(engine, run)
@@ -286,7 +286,7 @@ def test_neighbours_and_splits_change_no_bit(engine: Engine) -> None:
     )
     third = dataclasses.replace(neighbour, run="third", batch=others)
     found = engine.compute([neighbour, request("ours", own, custom), third])
-    assert isinstance(found[1], ForwardResult)
+    assert isinstance(found[1], BatchResult)
     assert found[1].metrics == alone.metrics
     assert torch.equal(engine.export_state("ours").tensors["grad"], gradient)
     # A datum of 40 tokens is longer than a piece, and is not cut: its loss is of all its tokens.
@@ -332,7 +332,7 @@ def test_a_fault_is_typed_and_of_its_own_operation_alone(engine: Engine) -> None
     engine.compute([dataclasses.replace(good, run="ours")])
     before = engine.export_state("ours").tensors["grad"]
     found = engine.compute([good, request("ours", batch, failing())])
-    assert isinstance(found[0], ForwardResult)
+    assert isinstance(found[0], BatchResult)
     error = found[1]
     assert isinstance(error, CustomLossRefusedError)
     assert (error.metadata["node"], error.reason) == ("bad", "CUSTOM_LOSS_REFUSED")

@@ -21,9 +21,9 @@ from tinsmith_engine import (
     LOSS_SPECS,
     AdamParams,
     AdapterConfig,
+    BatchResult,
     Datum,
     Engine,
-    ForwardResult,
     FullConfig,
     LoraConfig,
     OptimStepResult,
@@ -83,8 +83,8 @@ def loaded(request: pytest.FixtureRequest, long_dir: Path) -> Threads:
         mixing = (
             load(long_dir, **options),
             # Small passes, and gradient checkpointing in some of them or in all.
-            load(long_dir, **options, pass_rows=160, tape_rows=96),
-            load(long_dir, **options, tape_rows=0),
+            load(long_dir, **options, max_pass_tokens=160, checkpoint_activations_over_tokens=96),
+            load(long_dir, **options, checkpoint_activations_over_tokens=0),
         )
         for engine in mixing:
             engine.create_run(ABSENT, LoraConfig(rank=8, seed=0))
@@ -232,7 +232,7 @@ def shuffled(random: Random, tenants: Sequence[Tenant]) -> list[BatchRequest]:
 # Bits.
 
 
-def result_bits(outcome: ForwardResult | TinsmithError) -> tuple[Any, ...]:
+def result_bits(outcome: BatchResult | TinsmithError) -> tuple[Any, ...]:
     if isinstance(outcome, TinsmithError):
         raise outcome
     return (
@@ -404,7 +404,7 @@ def busy_life(load_engine: Callable[[], Engine]) -> list[Any]:
 
 def test_long_segments_in_bfloat16_have_the_bits_of_each_alone(long_dir: Path) -> None:
     # Segments of over 256 rows, which are not stacked in this dtype.
-    engine = Engine.load(long_dir, dtype="bfloat16", max_rows=3)
+    engine = Engine.load(long_dir, dtype="bfloat16", max_resident_runs=3)
     requests = []
     for index in range(3):
         engine.create_run(f"run-{index}", LoraConfig(rank=8, seed=index))
@@ -429,7 +429,11 @@ def test_long_segments_in_bfloat16_have_the_bits_of_each_alone(long_dir: Path) -
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_life_among_others_has_the_bits_of_a_calm_one(long_dir: Path, dtype: str) -> None:
     calm = calm_life(load(long_dir, dtype=dtype))
-    busy = busy_life(lambda: load(long_dir, dtype=dtype, pass_rows=256, tape_rows=200))
+    busy = busy_life(
+        lambda: load(
+            long_dir, dtype=dtype, max_pass_tokens=256, checkpoint_activations_over_tokens=200
+        )
+    )
     differing = [index for index, (a, b) in enumerate(zip(calm, busy, strict=True)) if a != b]
     assert differing == []
 
@@ -531,7 +535,7 @@ def test_kernels_that_let_tenants_meet(
     assert "threads=" in fast.info.fingerprint
     fast.create_run(RUN, LoraConfig(rank=8, seed=3))
     for outcome in fast.compute(life_requests(0)):
-        assert isinstance(outcome, ForwardResult)
+        assert isinstance(outcome, BatchResult)
 
 
 def test_an_engine_that_is_told_to_be_fast_checks_nothing(
@@ -542,6 +546,6 @@ def test_an_engine_that_is_told_to_be_fast_checks_nothing(
 
 
 def test_the_probe_leaves_no_run_behind(qwen3_dir: Path) -> None:
-    engine = load(qwen3_dir, max_rows=NUM_PROBE_RUNS)
+    engine = load(qwen3_dir, max_resident_runs=NUM_PROBE_RUNS)
     check_exactness(engine)
     assert engine.runs() == []

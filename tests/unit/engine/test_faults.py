@@ -17,9 +17,9 @@ from tests.unit.engine.conftest import LORA, make_batch, randomise_b
 
 from tinsmith_engine import (
     AdamParams,
+    BatchResult,
     Datum,
     Engine,
-    ForwardResult,
     FullConfig,
     LoraConfig,
     OptimStepResult,
@@ -58,8 +58,8 @@ def state_bits(engine: Engine, run: str) -> dict[str, Any]:
     return bits | {"version": state.version, "adam_steps": state.adam_steps}
 
 
-def result_bits(outcome: ForwardResult | TinsmithError) -> Any:
-    assert isinstance(outcome, ForwardResult), outcome
+def result_bits(outcome: BatchResult | TinsmithError) -> Any:
+    assert isinstance(outcome, BatchResult), outcome
     return [one.tobytes() for one in outcome.logprobs], outcome.metrics
 
 
@@ -83,7 +83,7 @@ def engine(request: pytest.FixtureRequest, qwen3_dir: Path) -> Engine:
 
 def computed_beside(
     engine: Engine, bad: Sequence[BatchRequest]
-) -> list[ForwardResult | TinsmithError]:
+) -> list[BatchResult | TinsmithError]:
     """Compute bad requests among good ones of the others; return what became of the bad ones.
 
     Checks that the run `bad` stays as it is, and that the others get the bits that they get
@@ -269,7 +269,7 @@ def test_what_the_poisoned_run_asked_for_besides_is_computed(
     engine.import_state("as-if", engine.export_state("bad"))
     before, after = requests_of("bad"), requests_of("bad", loss="cispo")
     outcomes = engine.compute([before, poisoned(), requests_of("first"), after])
-    assert [type(one) for one in outcomes[:2]] == [ForwardResult, InternalError]
+    assert [type(one) for one in outcomes[:2]] == [BatchResult, InternalError]
     for request, outcome in ((before, outcomes[0]), (after, outcomes[3])):
         wanted = engine.compute([dataclasses.replace(request, run="as-if")])[0]
         assert result_bits(outcome) == result_bits(wanted)
@@ -297,7 +297,7 @@ def test_a_batch_that_does_not_fit_is_split_and_a_replay_has_its_bits(
     fail_passes(monkeypatch, engine, lambda one: len(one.rows) > 96, error)
     together = engine.compute([requests_of("first"), request, requests_of("third")])
     found = together[1]
-    assert isinstance(found, ForwardResult)
+    assert isinstance(found, BatchResult)
     assert found.micro_batch_tokens == 80
     after = state_bits(engine, "bad")
 
@@ -306,7 +306,7 @@ def test_a_batch_that_does_not_fit_is_split_and_a_replay_has_its_bits(
     recorded = dataclasses.replace(request, micro_batch_tokens=found.micro_batch_tokens)
     replayed = engine.compute([recorded])[0]
     assert result_bits(replayed) == result_bits(found)
-    assert isinstance(replayed, ForwardResult)
+    assert isinstance(replayed, BatchResult)
     assert replayed.micro_batch_tokens == found.micro_batch_tokens
     assert state_bits(engine, "bad") == after
 
@@ -323,7 +323,7 @@ def test_neighbours_of_a_batch_that_does_not_fit_keep_their_bits(
     fail_passes(monkeypatch, engine, lambda one: len(one.rows) > 96, MemoryError)
     outcomes = engine.compute([good[0], requests_of("bad", lengths=(90, 50, 20)), good[1]])
     assert [result_bits(outcomes[index]) for index in (0, 2)] == wanted
-    assert isinstance(outcomes[1], ForwardResult)
+    assert isinstance(outcomes[1], BatchResult)
     # The pieces of the usual split fit, once they are alone in a pass.
     assert [outcome.micro_batch_tokens for outcome in outcomes] == [0, 0, 0]  # type: ignore[union-attr]
     assert {run: state_bits(engine, run) for run in before} == states

@@ -30,9 +30,9 @@ from tests.unit.engine.conftest import (
 
 from tinsmith.v1 import trajectories_pb2
 from tinsmith_engine import (
+    BatchResult,
     Datum,
     Engine,
-    ForwardResult,
     FullConfig,
     LoraConfig,
     Sampler,
@@ -210,7 +210,7 @@ def test_text_neighbours_change_no_bit(vision_dir: Path, dtype: str) -> None:
 def bits(engine: Engine, requests: list[BatchRequest]) -> list[bytes]:
     found = []
     for one, result in zip(requests, engine.compute(requests), strict=True):
-        assert isinstance(result, ForwardResult)
+        assert isinstance(result, BatchResult)
         gradient = engine.export_state(str(one.run)).tensors["grad"]
         engine.clear_gradient(str(one.run))
         scores = b"".join(logprobs.tobytes() for logprobs in result.logprobs)
@@ -357,9 +357,9 @@ def test_a_broken_image_fails_its_own_request_alone(vision_dir: Path) -> None:
         for batch in (make_batch(), [broken], picture_batch())
     ]
     first, second, third = engine.compute(requests)
-    assert isinstance(first, ForwardResult)
+    assert isinstance(first, BatchResult)
     assert isinstance(second, InvalidFieldError)
-    assert isinstance(third, ForwardResult)
+    assert isinstance(third, BatchResult)
 
 
 def test_placeholders_count_toward_the_context(vision_dir: Path) -> None:

@@ -32,14 +32,14 @@ def merged(
     save_file(tensors, weights)
     found: list[str] = []
     model = MergedModel(
-        model_dir, weights, config, engine.model.lora_units, max_shard_bytes=shard_bytes
+        model_dir, weights, config, engine.model.lora_targets, max_shard_bytes=shard_bytes
     )
     model.write(folder, lambda path: found.append(path.name))
     return found
 
 
 def run_of(model_dir: Path, config: AdapterConfig, dtype: str = "float32") -> Engine:
-    engine = Engine.load(model_dir, max_rows=2, dtype=dtype, exact=False)
+    engine = Engine.load(model_dir, max_resident_runs=2, dtype=dtype, exact=False)
     engine.create_run("r", config)
     if isinstance(config, LoraConfig):
         randomise_b(engine, "r")

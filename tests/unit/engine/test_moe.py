@@ -30,9 +30,9 @@ from tests.unit.engine.conftest import (
 from tinsmith_engine import (
     AdamParams,
     AdapterConfig,
+    BatchResult,
     Datum,
     Engine,
-    ForwardResult,
     FullConfig,
     LoraConfig,
     Sampler,
@@ -196,7 +196,7 @@ def test_fused_checkpoints_are_read_as_well(moe_dir: Path, tmp_path: Path) -> No
     load_reference(moe_dir).save_pretrained(tmp_path, save_original_format=False)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as weights:
         assert "model.layers.0.mlp.experts.gate_up_proj" in weights.keys()  # noqa: SIM118
-    rows = [Engine.load(place).model.initial_row() for place in (moe_dir, tmp_path)]
+    rows = [Engine.load(place).model.initial_parameters() for place in (moe_dir, tmp_path)]
     assert torch.equal(*rows)
 
 
@@ -231,7 +231,7 @@ def outcome(engine: Engine, requests: list[BatchRequest]) -> list[bytes]:
     """Return the bits of each run's last log-probabilities and of its gradient."""
     bits = {}
     for one, result in zip(requests, engine.compute(requests), strict=True):
-        assert isinstance(result, ForwardResult)
+        assert isinstance(result, BatchResult)
         bits[str(one.run)] = b"".join(logprobs.tobytes() for logprobs in result.logprobs)
     for run in bits:
         bits[run] += engine.export_state(run).tensors["grad"].numpy().tobytes()
@@ -241,8 +241,10 @@ def outcome(engine: Engine, requests: list[BatchRequest]) -> list[bytes]:
 
 def test_checkpointing_changes_no_bit(moe_dir: Path) -> None:
     found = []
-    for tape_rows in (16_384, 8):
-        engine = Engine.load(moe_dir, tape_rows=tape_rows)
+    for checkpoint_activations_over_tokens in (16_384, 8):
+        engine = Engine.load(
+            moe_dir, checkpoint_activations_over_tokens=checkpoint_activations_over_tokens
+        )
         engine.create_run("run", LORA)
         randomise_b(engine, "run")
         found.append(outcome(engine, [request("run", 0)]))
@@ -252,7 +254,7 @@ def test_checkpointing_changes_no_bit(moe_dir: Path) -> None:
 def test_the_router_and_the_base_stay_as_they_are(moe_dir: Path) -> None:
     engine = Engine.load(moe_dir)
     engine.create_run("run", LoraConfig(rank=8, seed=1, train_unembedding=True))
-    before = engine.model.initial_row().clone()
+    before = engine.model.initial_parameters().clone()
     tensors, config = engine.adapter_tensors("run")
     routers = {f"model.layers.{layer}.mlp.gate" for layer in range(2)}
     assert not any(".mlp.gate." in name or "router" in name for name in tensors)
@@ -262,7 +264,7 @@ def test_the_router_and_the_base_stay_as_they_are(moe_dir: Path) -> None:
     for seed in range(2):
         engine.forward_backward("run", make_batch(seed=seed), "cross_entropy", {})
         engine.optim_step("run", AdamParams(learning_rate=1e-2))
-    assert torch.equal(engine.model.initial_row(), before)
+    assert torch.equal(engine.model.initial_parameters(), before)
 
 
 def test_an_expert_without_tokens_has_no_gradient(moe_dir: Path) -> None:
@@ -300,7 +302,7 @@ def test_exported_adapters_give_equal_logits_in_peft(moe_dir: Path, tmp_path: Pa
 
 
 def sample(engine: Engine, *requests: SampleRequest) -> list[list[Any]]:
-    sampler = Sampler(engine, max_rows=40)
+    sampler = Sampler(engine, max_sequences=40)
     ids = [sampler.add(one) for one in requests]
     finished = []
     while sampler.has_work:
@@ -369,8 +371,8 @@ def test_metrics_say_how_many_experts_saw_a_token(moe_dir: Path) -> None:
     assert one.metrics["e_frac_with_tokens:mean"] == 0.25
     requests = [request("run", 0, (1,)), request("run", 0, (60, 60, 60))]
     few, many = engine.compute(requests)
-    assert isinstance(few, ForwardResult)
-    assert isinstance(many, ForwardResult)
+    assert isinstance(few, BatchResult)
+    assert isinstance(many, BatchResult)
     assert few.metrics["e_frac_with_tokens:mean"] == 0.25
     assert many.metrics["e_frac_with_tokens:mean"] > 0.5
 

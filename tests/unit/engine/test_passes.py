@@ -1,4 +1,4 @@
-"""How passes are planned: stacks of runs, packed rows, attention buckets."""
+"""How passes are planned: groups of runs, packed rows, attention buckets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tinsmith_engine.arena.rows import Arena, RowLayout
+from tinsmith_engine.arena.slots import Arena, ParameterLayout
 from tinsmith_engine.packing.packing import (
     attention_buckets,
     pack,
@@ -17,7 +17,7 @@ from tinsmith_engine.packing.packing import (
     segment_rows,
     split_batch,
 )
-from tinsmith_engine.training.adapter_groups import Wearer, fill_passes, stack_wearers
+from tinsmith_engine.training.adapter_groups import AdapterUse, fill_passes, group_adapters
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("sizes", "max_rows", "passes"),
+    ("sizes", "max_tokens", "passes"),
     [
         pytest.param([], 100, [], id="nothing"),
         pytest.param([40, 40, 40], 100, [[0, 1], [2]], id="in-order"),
@@ -36,54 +36,52 @@ CPU = torch.device("cpu")
     ],
 )
 def test_passes_are_filled_in_order(
-    sizes: list[int], max_rows: int, passes: list[list[int]]
+    sizes: list[int], max_tokens: int, passes: list[list[int]]
 ) -> None:
-    assert fill_passes(enumerate(sizes), max_rows) == passes
+    assert fill_passes(enumerate(sizes), max_tokens) == passes
 
 
-ARENAS = [Arena(RowLayout([("a", (size,))]), CPU) for size in (64, 128)]
+ARENAS = [Arena(ParameterLayout([("a", (size,))]), CPU) for size in (64, 128)]
 
 
-def wearer(
-    row_index: int,
+def use(
+    slot_index: int,
     *,
     arena: int = 0,
     scale: float = 1.0,
     accumulates: bool = False,
     num_rows: int = 32,
-) -> Wearer:
-    return Wearer(ARENAS[arena], row_index, scale, accumulates, num_rows)
+) -> AdapterUse:
+    return AdapterUse(ARENAS[arena], slot_index, scale, accumulates, num_rows)
 
 
 @pytest.mark.parametrize(
-    ("wearers", "stacks"),
+    ("uses", "groups"),
     [
-        pytest.param([wearer(2), wearer(0), wearer(1)], [[1, 2, 0]], id="neighbours-by-row"),
-        pytest.param([wearer(0), wearer(3), wearer(6)], [[0, 1, 2]], id="one-stride"),
-        pytest.param([wearer(0), wearer(1), wearer(3)], [[0, 1], [2]], id="stride-breaks"),
-        pytest.param([None, wearer(1), None], [[0], [2], [1]], id="base-model-is-alone"),
-        pytest.param([wearer(0), wearer(1, num_rows=16)], [[1], [0]], id="segments-differ"),
-        pytest.param([wearer(0), wearer(1, scale=2.0)], [[0], [1]], id="scales-differ"),
-        pytest.param([wearer(0), wearer(1, accumulates=True)], [[0], [1]], id="one-accumulates"),
-        pytest.param(
-            [wearer(4), wearer(4), wearer(5)], [[0, 2], [1]], id="each-run-once-in-a-stack"
-        ),
+        pytest.param([use(2), use(0), use(1)], [[1, 2, 0]], id="neighbours-by-row"),
+        pytest.param([use(0), use(3), use(6)], [[0, 1, 2]], id="one-stride"),
+        pytest.param([use(0), use(1), use(3)], [[0, 1], [2]], id="stride-breaks"),
+        pytest.param([None, use(1), None], [[0], [2], [1]], id="base-model-is-alone"),
+        pytest.param([use(0), use(1, num_rows=16)], [[1], [0]], id="segments-differ"),
+        pytest.param([use(0), use(1, scale=2.0)], [[0], [1]], id="scales-differ"),
+        pytest.param([use(0), use(1, accumulates=True)], [[0], [1]], id="one-accumulates"),
+        pytest.param([use(4), use(4), use(5)], [[0, 2], [1]], id="each-run-once-in-a-stack"),
         # A chunk of this arena has 64 rows.
-        pytest.param([wearer(63), wearer(64)], [[0], [1]], id="chunks-differ"),
+        pytest.param([use(63), use(64)], [[0], [1]], id="chunks-differ"),
     ],
 )
 def test_segments_that_can_share_a_product_are_stacked(
-    wearers: list[Wearer | None], stacks: list[list[int]]
+    uses: list[AdapterUse | None], groups: list[list[int]]
 ) -> None:
-    assert stack_wearers(wearers, stacks_runs=True) == stacks
-    assert stack_wearers(wearers, stacks_runs=False) == [[i] for i in range(len(wearers))]
+    assert group_adapters(uses, groups_adapters=True) == groups
+    assert group_adapters(uses, groups_adapters=False) == [[i] for i in range(len(uses))]
 
 
 def test_arenas_do_not_stack_with_each_other() -> None:
-    stacks = stack_wearers(
-        [wearer(0), wearer(0, arena=1), wearer(1), wearer(1, arena=1)], stacks_runs=True
+    groups = group_adapters(
+        [use(0), use(0, arena=1), use(1), use(1, arena=1)], groups_adapters=True
     )
-    assert sorted(stacks) == [[0, 2], [1, 3]]
+    assert sorted(groups) == [[0, 2], [1, 3]]
 
 
 # Packing.

@@ -48,7 +48,7 @@ def make_adapter(model_dir: Path, folder: Path, **settings: Any) -> Any:
 
 def imported(engine: Engine, folder: Path) -> LoraConfig:
     """Load an adapter into a run `r` of the engine."""
-    units = engine.model.lora_units
+    units = engine.model.lora_targets
     settings = (folder / ADAPTER_CONFIG_FILE).read_bytes()
     config = plan_import(settings, read_header_of(folder / ADAPTER_FILE), units)
     engine.create_run("r", config)
@@ -158,7 +158,7 @@ def test_a_setting_without_counterpart_is_refused_by_name(
 ) -> None:
     settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, setting: value}
     with pytest.raises(AdapterUnsupportedError) as refused:
-        plan_import(json.dumps(settings).encode(), {}, engine.model.lora_units)
+        plan_import(json.dumps(settings).encode(), {}, engine.model.lora_targets)
     assert refused.value.metadata["setting"] == setting
 
 
@@ -169,7 +169,7 @@ def test_a_setting_without_counterpart_is_refused_by_name(
 )
 def test_settings_that_are_none_are_refused(content: bytes, engine: Engine) -> None:
     with pytest.raises(TinsmithError) as refused:
-        plan_import(content, {}, engine.model.lora_units)
+        plan_import(content, {}, engine.model.lora_targets)
     assert isinstance(refused.value, FileRefusedError | AdapterUnsupportedError)
 
 
@@ -230,7 +230,7 @@ def test_an_adapter_without_tensors_is_refused(
 def test_an_adapter_on_experts_is_taken(tmp_path: Path) -> None:
     """Written by a run, since PEFT adapts stacked experts another way."""
     model_dir = save_tiny(tmp_path / "base", "qwen3_moe")
-    engine = Engine.load(model_dir, max_rows=4, exact=False)
+    engine = Engine.load(model_dir, max_resident_runs=4, exact=False)
     engine.create_run("source", LoraConfig(rank=2, seed=3, alpha=8.0))
     tensors, settings = engine.adapter_tensors("source")
     save_file(tensors, tmp_path / ADAPTER_FILE)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.files import hub_files
-from tinsmith_engine.files.hub_files import read_row
+from tinsmith_engine.files.hub_files import read_parameters
 from tinsmith_runtime.errors import CheckpointIncompatibleError, FileRefusedError
 
-LAYOUT = RowLayout([("a", (3, 5)), ("b", (7,))])
+LAYOUT = ParameterLayout([("a", (3, 5)), ("b", (7,))])
 CPU = torch.device("cpu")
 
 
@@ -39,9 +39,9 @@ def test_numbers_are_converted_as_torch_does(
     wanted: torch.dtype,
     piece: int,
 ) -> None:
-    monkeypatch.setattr(hub_files, "_PIECE_NUMBERS", piece)
+    monkeypatch.setattr(hub_files, "_CHUNK_NUMBERS", piece)
     tensors = stored(tmp_path, stored_as)
-    row = read_row(tmp_path, LAYOUT, wanted, CPU)
+    row = read_parameters(tmp_path, LAYOUT, wanted, CPU)
     for name in ("a", "b"):
         assert torch.equal(LAYOUT.view(row, name), tensors[name].to(wanted))
     assert not row[LAYOUT.num_numbers :].any()
@@ -50,7 +50,7 @@ def test_numbers_are_converted_as_torch_does(
 def test_a_dtype_that_is_none_of_weights_is_named(tmp_path: Path) -> None:
     stored(tmp_path, torch.int32)
     with pytest.raises(CheckpointIncompatibleError, match="dtype I32; convert them to one of F64"):
-        read_row(tmp_path, LAYOUT, torch.float32, CPU)
+        read_parameters(tmp_path, LAYOUT, torch.float32, CPU)
 
 
 def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
@@ -58,13 +58,13 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(FileRefusedError, match="bytes of numbers, its header describes"):
-        read_row(tmp_path, LAYOUT, torch.float32, CPU)
+        read_parameters(tmp_path, LAYOUT, torch.float32, CPU)
 
 
 def test_an_index_that_promises_too_much_is_refused(tmp_path: Path) -> None:
     stored(tmp_path, torch.float32)
-    layout = RowLayout([("a", (3, 5)), ("c", (7,))])
+    layout = ParameterLayout([("a", (3, 5)), ("c", (7,))])
     index = {"weight_map": dict.fromkeys(("a", "c"), "model.safetensors")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointIncompatibleError, match="lacks tensor c"):
-        read_row(tmp_path, layout, torch.float32, CPU)
+        read_parameters(tmp_path, layout, torch.float32, CPU)

@@ -15,9 +15,9 @@ from tinsmith_engine import (
     AdamParams,
     AdapterConfig,
     BatchRequest,
+    BatchResult,
     Datum,
     Engine,
-    ForwardResult,
     FullConfig,
     LoraConfig,
     OptimStepResult,
@@ -209,7 +209,7 @@ def test_state_of_another_rank_is_refused(engine: Engine) -> None:
 
 
 def test_rows_are_limited_and_reused(qwen3_dir: Path) -> None:
-    engine = Engine.load(qwen3_dir, max_rows=2)
+    engine = Engine.load(qwen3_dir, max_resident_runs=2)
     engine.create_run("a", LORA)
     engine.create_run("b", LORA)
     with pytest.raises(CapacityExhaustedError):
@@ -283,7 +283,7 @@ def test_a_call_for_many_runs_does_what_calls_for_each_do(engine: Engine) -> Non
         ]
     )
     for found, wanted in zip(together, alone, strict=True):
-        assert isinstance(found, ForwardResult)
+        assert isinstance(found, BatchResult)
         assert (found.metrics, found.micro_batch_tokens) == (wanted.metrics, 0)
     adam = AdamParams(learning_rate=1e-2)
     for run in ("alone-a", "alone-b"):
@@ -311,7 +311,7 @@ def test_an_error_of_one_request_is_in_its_place_and_touches_nobody_else(
         ]
     )
     kinds = [type(answer) for answer in answers]
-    assert kinds == [ForwardResult, NonFiniteLossError, RunNotFoundError, ForwardResult]
+    assert kinds == [BatchResult, NonFiniteLossError, RunNotFoundError, BatchResult]
     with monkeypatch.context() as patch:
         patch.setattr(engine.model, "score", lambda *_, **__: 1 / 0)
         [bug] = engine.compute([request("a", batch)])
@@ -327,8 +327,8 @@ def test_the_split_of_a_request_is_used_and_reported(engine: Engine) -> None:
     engine.create_run("a", LORA)
     [whole] = engine.compute([request("a", make_batch())])
     [split] = engine.compute([request("a", make_batch(), micro_batch_tokens=24)])
-    assert isinstance(whole, ForwardResult)
-    assert isinstance(split, ForwardResult)
+    assert isinstance(whole, BatchResult)
+    assert isinstance(split, BatchResult)
     assert (whole.micro_batch_tokens, split.micro_batch_tokens) == (0, 24)
     for found, wanted in zip(split.logprobs, whole.logprobs, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5)

@@ -137,7 +137,7 @@ def test_neighbours_change_no_bit(engine: Engine) -> None:
         for index in range(15)
     ]
     together = run_all(Sampler(engine), *requests)
-    crowded = run_all(Sampler(engine, max_rows=5), *requests)
+    crowded = run_all(Sampler(engine, max_sequences=5), *requests)
     for index, one in enumerate(requests):
         alone = run_all(Sampler(engine), one)[0]
         assert len(alone) == one.num_samples
@@ -181,7 +181,7 @@ def test_samples_of_a_prompt_differ_and_seeds_repeat(engine: Engine) -> None:
 
 def test_more_samples_than_rows(engine: Engine) -> None:
     few, many = (
-        run_all(Sampler(engine, max_rows=rows), request(num_samples=7))[0] for rows in (3, 16)
+        run_all(Sampler(engine, max_sequences=rows), request(num_samples=7))[0] for rows in (3, 16)
     )
     assert all(same(a, b) for a, b in zip(few, many, strict=True))
 
@@ -242,7 +242,7 @@ def test_sampled_tokens_follow_the_cut_distribution(
 
     num_samples = 4000
     found = run_all(
-        Sampler(engine, max_rows=500),
+        Sampler(engine, max_sequences=500),
         request(num_samples=num_samples, max_tokens=1, temperature=1.5, top_k=top_k, top_p=top_p),
     )[0]
     counts = np.bincount([sequence.tokens[0] for sequence in found], minlength=VOCAB)
@@ -318,7 +318,7 @@ def test_weights_from_files_sample_like_the_run(engine: Engine, config: AdapterC
 
 def test_cancel_frees_rows_and_versions(engine: Engine) -> None:
     trained_run(engine, "run", LORA)
-    sampler = Sampler(engine, max_rows=2)
+    sampler = Sampler(engine, max_sequences=2)
     weights = engine.publish("run")
     first = sampler.add(request(weights=weights, num_samples=5, max_tokens=100))
     second = sampler.add(request())

@@ -264,7 +264,7 @@ def test_topk_of_sampled_tokens(engine: Engine) -> None:
 
 
 def test_neighbours_change_no_bit_of_what_is_told(tmp_path: Path) -> None:
-    engine = Engine.load(save_tiny(tmp_path, "llama"), max_rows=8)
+    engine = Engine.load(save_tiny(tmp_path, "llama"), max_resident_runs=8)
     versions = [None, *(random_version(engine, f"run{i}", ADAPTED_HEAD, i) for i in range(3))]
     versions.append(random_version(engine, "full", FullConfig()))
     random = np.random.default_rng(1)
@@ -289,7 +289,7 @@ def test_neighbours_change_no_bit_of_what_is_told(tmp_path: Path) -> None:
             )
         )
     together = run_all(Sampler(engine), *requests, *requests)
-    crowded = run_all(Sampler(engine, max_rows=4), *requests, *requests)
+    crowded = run_all(Sampler(engine, max_sequences=4), *requests, *requests)
     for index, one in enumerate(requests):
         alone = bits(run_all(Sampler(engine), one)[0])
         for mixed in (together, crowded):
@@ -313,7 +313,7 @@ def test_a_known_prompt_is_not_read_again_and_gives_the_same_bits(
     one = request(weights=weights, prompt_tokens=LONG, num_samples=3, seed=2)
     other = request(weights=weights, prompt_tokens=LONG, num_samples=2, seed=9)
     alone = [bits(run_all(Sampler(engine), each)[0]) for each in (one, other)]
-    sampler = Sampler(engine, max_rows=8)
+    sampler = Sampler(engine, max_sequences=8)
     # While the first still decodes, and after both have ended.
     first, live = run_all(sampler, one, other)
     later = [run_all(sampler, each)[0] for each in (other, one)]
@@ -356,7 +356,7 @@ def test_prompts_that_are_known_never_change_what_is_sampled(engine: Engine) -> 
         for index in range(40)
     ]
     # Few slots: prompts are overwritten, live ones copied, some forgotten.
-    sampler = Sampler(engine, max_rows=4)
+    sampler = Sampler(engine, max_sequences=4)
     num_cached = 0
     for start in range(0, 40, 5):
         for one, found in zip(
@@ -386,14 +386,14 @@ def test_prompts_with_scores_are_read(engine: Engine) -> None:
     assert bits(found) == bits(run_all(Sampler(engine), request(prompt_logprobs=True))[0])
     # It is read once for all groups of its samples.
     many = request(prompt_tokens=PROMPT[:4], prompt_logprobs=True, num_samples=7)
-    few_rows = run_all(Sampler(engine, max_rows=3), many)[0]
+    few_rows = run_all(Sampler(engine, max_sequences=3), many)[0]
     assert bits(few_rows) == bits(run_all(Sampler(engine), many)[0])
 
 
 def test_a_failed_prompt_gives_its_slots_back(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler = Sampler(engine, max_rows=2)
+    sampler = Sampler(engine, max_sequences=2)
     wanted = bits(run_all(sampler, request(num_samples=2))[0])
 
     def broken(*_: Any, **__: Any) -> Any:
@@ -421,7 +421,7 @@ def in_flight(
     engine: Engine, versions: list[Published], neighbours: list[SampleRequest], **changes: Any
 ) -> SampledSequence:
     """Sample 12 tokens, the first 4 from one version, the next 4 from another, and so on."""
-    sampler = Sampler(engine, max_rows=16)
+    sampler = Sampler(engine, max_sequences=16)
     for one in neighbours:
         sampler.add(one)
     request_id = sampler.add(request(weights=versions[0], follows_run=True, **changes))
@@ -442,7 +442,7 @@ def test_weights_without_finite_numbers_harm_nobody_else(tmp_path: Path, max_tok
     broken = random_version(engine, "broken", LORA)
     engine.versions.tensors(broken).theta_P.fill_(float("nan"))
     (expected,) = run_all(Sampler(engine), request(max_tokens=8))[0]
-    sampler = Sampler(engine, max_rows=1)
+    sampler = Sampler(engine, max_sequences=1)
     changes = {"weights": broken, "prompt_tokens": LONG[:60], "max_tokens": max_tokens}
     (failed,) = run_all(sampler, request(**changes))[0]
     assert failed.tokens == []

@@ -259,8 +259,9 @@ def test_creation_that_never_ends_times_out_with_the_reason(server: FakeServer) 
 
 
 def test_an_environment_is_played(client: tinsmith.Client) -> None:
-    (environment,) = client.environments.list()
-    assert environment.description == "echoes"
+    listed = client.environments.list()
+    assert [each.name.rpartition("/")[2] for each in listed] == ["echo", "mirror"]
+    assert listed[0].description == "echoes"
     with client.environments.create_instance("echo", seed=3, config={"size": 4}) as instance:
         assert instance.observation.messages == [{"role": "user", "content": "hello"}]
         steps = [instance.step("one"), instance.step("two")]

@@ -10,7 +10,7 @@ from tests.fakes.trainer_rig import make_datum, metadata_of, new_id
 
 from tinsmith import names
 from tinsmith.v1 import checkpoint_pb2, trainer_pb2
-from tinsmith_engine import AdamParams, ForwardResult, OptimStepResult
+from tinsmith_engine import AdamParams, BatchResult, OptimStepResult
 from tinsmith_runtime.errors import InvalidFieldError, RunNotFoundError
 from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
 from tinsmith_runtime.rpc.error_codec import decode_status
@@ -177,10 +177,10 @@ CHECKPOINT = CheckpointRecord(
 )
 RESULTS: dict[Kind, tuple[Result, Any]] = {
     Kind.FORWARD: (
-        ForwardResult([np.array([-1.5], np.float32)], {"loss:sum": 1.5, "b": 2.0, "a": 1.0}),
+        BatchResult([np.array([-1.5], np.float32)], {"loss:sum": 1.5, "b": 2.0, "a": 1.0}),
         trainer_pb2.ForwardResponse,
     ),
-    Kind.FORWARD_BACKWARD: (ForwardResult([], {}), trainer_pb2.ForwardBackwardResponse),
+    Kind.FORWARD_BACKWARD: (BatchResult([], {}), trainer_pb2.ForwardBackwardResponse),
     Kind.OPTIM_STEP: (OptimStepResult(3, {"grad_norm": 1.0}), trainer_pb2.OptimStepResponse),
     Kind.SAVE_CHECKPOINT: (CHECKPOINT, checkpoint_pb2.Checkpoint),
     Kind.LOAD_CHECKPOINT: (LoadResult(0), trainer_pb2.LoadCheckpointResponse),

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from tests.fakes.live_runs import RUN, TOKENS, make_run
 
-from tinsmith_engine import AdamParams, Engine, ForwardResult, OptimStepResult
+from tinsmith_engine import AdamParams, BatchResult, Engine, OptimStepResult
 from tinsmith_runtime.errors import NoGradientError, NonFiniteLossError, TinsmithError
 from tinsmith_trainer.execution.engine_calls import (
     SliceResult,
@@ -44,8 +44,8 @@ def result_of(letters: str, failures: tuple[int, ...] = (), first: int = 1) -> S
     return SliceResult(Slice(run, list(run.queue.values())), list(failures))
 
 
-def scored() -> ForwardResult:
-    return ForwardResult([], {"loss:sum": 0.0})
+def scored() -> BatchResult:
+    return BatchResult([], {"loss:sum": 0.0})
 
 
 def bad_loss() -> NonFiniteLossError:

@@ -19,6 +19,8 @@ from tinsmith.rpc.transport import Endpoint
 from tinsmith.types import ImageChunk
 from tinsmith.v1 import environment_pb2, scheduler_pb2, trajectories_pb2
 
+_PAGE_SIZE = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -155,18 +157,25 @@ class EnvironmentCalls:
         Raises:
             FailedPreconditionError: If the server has no environment service.
         """
-        request = environment_pb2.ListEnvironmentsRequest(parent=self._core.project)
-        answer = await self._core.transport.call(
-            await self._endpoint(), lambda c: c.environment.ListEnvironments, request
+        request = environment_pb2.ListEnvironmentsRequest(
+            parent=self._core.project, page_size=_PAGE_SIZE
         )
-        return [
-            Environment(
-                name=environment.name,
-                description=environment.description,
-                default_config=json_format.MessageToDict(environment.default_config),
+        found: list[Environment] = []
+        while True:
+            answer = await self._core.transport.call(
+                await self._endpoint(), lambda c: c.environment.ListEnvironments, request
             )
-            for environment in answer.environments
-        ]
+            found += [
+                Environment(
+                    name=environment.name,
+                    description=environment.description,
+                    default_config=json_format.MessageToDict(environment.default_config),
+                )
+                for environment in answer.environments
+            ]
+            if not answer.next_page_token:
+                return found
+            request.page_token = answer.next_page_token
 
     @call
     async def _create_instance(

@@ -37,6 +37,8 @@ class EnvironmentServiceStub:
     """Lists the environments that this server offers.
 
     Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `page_size` or `page_token` is not valid.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     """
     CreateInstance: _grpc.UnaryUnaryMultiCallable[_environment_pb2.CreateInstanceRequest, _environment_pb2.EnvironmentInstance]
@@ -91,6 +93,8 @@ class EnvironmentServiceAsyncStub(EnvironmentServiceStub):
     """Lists the environments that this server offers.
 
     Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `page_size` or `page_token` is not valid.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     """
     CreateInstance: _aio.UnaryUnaryMultiCallable[_environment_pb2.CreateInstanceRequest, _environment_pb2.EnvironmentInstance]  # type: ignore[assignment]
@@ -148,6 +152,8 @@ class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the environments that this server offers.
 
         Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `page_size` or `page_token` is not valid.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
         * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
         """
 

@@ -263,6 +263,7 @@ class JobServiceServicer:
         """Returns what was reported of many jobs, without states. Pods only.
 
         Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `jobs`, `page_size` or `page_token` is not valid.
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

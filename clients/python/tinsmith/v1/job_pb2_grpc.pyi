@@ -129,6 +129,7 @@ class JobServiceStub:
     """Returns what was reported of many jobs, without states. Pods only.
 
     Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `jobs`, `page_size` or `page_token` is not valid.
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     """
     DeleteTrainingJobReport: _grpc.UnaryUnaryMultiCallable[_job_pb2.DeleteTrainingJobReportRequest, _job_pb2.DeleteTrainingJobReportResponse]
@@ -254,6 +255,7 @@ class JobServiceAsyncStub(JobServiceStub):
     """Returns what was reported of many jobs, without states. Pods only.
 
     Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `jobs`, `page_size` or `page_token` is not valid.
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     """
     DeleteTrainingJobReport: _aio.UnaryUnaryMultiCallable[_job_pb2.DeleteTrainingJobReportRequest, _job_pb2.DeleteTrainingJobReportResponse]  # type: ignore[assignment]
@@ -448,6 +450,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns what was reported of many jobs, without states. Pods only.
 
         Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `jobs`, `page_size` or `page_token` is not valid.
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         """
 

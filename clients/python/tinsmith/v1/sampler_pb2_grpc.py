@@ -130,6 +130,8 @@ class SamplerServiceServicer:
         """Lists the weights in memory. Lists only those of the caller's project.
 
         Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `page_size` or `page_token` is not valid.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
         * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

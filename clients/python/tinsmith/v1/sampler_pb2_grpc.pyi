@@ -80,6 +80,8 @@ class SamplerServiceStub:
     """Lists the weights in memory. Lists only those of the caller's project.
 
     Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `page_size` or `page_token` is not valid.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     """
 
@@ -135,6 +137,8 @@ class SamplerServiceAsyncStub(SamplerServiceStub):
     """Lists the weights in memory. Lists only those of the caller's project.
 
     Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `page_size` or `page_token` is not valid.
+    * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
     """
 
@@ -217,6 +221,8 @@ class SamplerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the weights in memory. Lists only those of the caller's project.
 
         Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `page_size` or `page_token` is not valid.
+        * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the caller has no such project.
         * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
         """
 

@@ -447,6 +447,7 @@ class SchedulerServiceServicer:
         """Lists the workers that are alive. Pods only.
 
         Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `role`, `page_size` or `page_token` is not valid.
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -222,6 +222,7 @@ class SchedulerServiceStub:
     """Lists the workers that are alive. Pods only.
 
     Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `role`, `page_size` or `page_token` is not valid.
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     """
     HeartbeatWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatWorkerRequest, _scheduler_pb2.Worker]
@@ -433,6 +434,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Lists the workers that are alive. Pods only.
 
     Errors:
+    * `INVALID_ARGUMENT` (`INVALID_FIELD`): `role`, `page_size` or `page_token` is not valid.
     * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
     """
     HeartbeatWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatWorkerRequest, _scheduler_pb2.Worker]  # type: ignore[assignment]
@@ -779,6 +781,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the workers that are alive. Pods only.
 
         Errors:
+        * `INVALID_ARGUMENT` (`INVALID_FIELD`): `role`, `page_size` or `page_token` is not valid.
         * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
         """
 

@@ -27,7 +27,7 @@ from tinsmith.v1 import models_pb2 as tinsmith_dot_v1_dot_models__pb2
 from tinsmith.v1 import trainer_pb2 as tinsmith_dot_v1_dot_trainer__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tinsmith/v1/trainer_control.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x18tinsmith/v1/models.proto\x1a\x19tinsmith/v1/trainer.proto\"\x86\x01\n\x0f\x41\x64optRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x18\n\nbase_model\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x12\x31\n\x07\x61\x64\x61pter\x18\x04 \x01(\x0b\x32\x1a.tinsmith.v1.AdapterConfigB\x04\xe2\x41\x01\x02\"#\n\x10\x41\x64optRunResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\xc6\x01\n\x11ReleaseRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x37\n\x04mode\x18\x03 \x01(\x0e\x32#.tinsmith.v1.ReleaseRunRequest.ModeB\x04\xe2\x41\x01\x02\"P\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_PARK\x10\x01\x12\x0f\n\x0bMODE_DELETE\x10\x02\x12\x12\n\x0eMODE_HAND_OVER\x10\x03\"\x14\n\x12ReleaseRunResponse\".\n\x16ListRunStatusesRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"C\n\x17ListRunStatusesResponse\x12(\n\x08statuses\x18\x01 \x03(\x0b\x32\x16.tinsmith.v1.RunStatus\"%\n\x10ResumeRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\")\n\x14\x45xportWeightsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"W\n\x15\x45xportWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x14\n\x0cmanifest_uri\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x03 \x01(\t2\xa9\x03\n\x15TrainerControlService\x12G\n\x08\x41\x64optRun\x12\x1c.tinsmith.v1.AdoptRunRequest\x1a\x1d.tinsmith.v1.AdoptRunResponse\x12M\n\nReleaseRun\x12\x1e.tinsmith.v1.ReleaseRunRequest\x1a\x1f.tinsmith.v1.ReleaseRunResponse\x12\\\n\x0fListRunStatuses\x12#.tinsmith.v1.ListRunStatusesRequest\x1a$.tinsmith.v1.ListRunStatusesResponse\x12\x42\n\tResumeRun\x12\x1d.tinsmith.v1.ResumeRunRequest\x1a\x16.tinsmith.v1.RunStatus\x12V\n\rExportWeights\x12!.tinsmith.v1.ExportWeightsRequest\x1a\".tinsmith.v1.ExportWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tinsmith/v1/trainer_control.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x18tinsmith/v1/models.proto\x1a\x19tinsmith/v1/trainer.proto\"\x86\x01\n\x0f\x41\x64optRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x18\n\nbase_model\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x12\x31\n\x07\x61\x64\x61pter\x18\x04 \x01(\x0b\x32\x1a.tinsmith.v1.AdapterConfigB\x04\xe2\x41\x01\x02\"#\n\x10\x41\x64optRunResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\"\xc6\x01\n\x11ReleaseRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x13\n\x05\x65poch\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x37\n\x04mode\x18\x03 \x01(\x0e\x32#.tinsmith.v1.ReleaseRunRequest.ModeB\x04\xe2\x41\x01\x02\"P\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_PARK\x10\x01\x12\x0f\n\x0bMODE_DELETE\x10\x02\x12\x12\n\x0eMODE_HAND_OVER\x10\x03\"\x14\n\x12ReleaseRunResponse\"a\n\x16ListRunStatusesRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"\\\n\x17ListRunStatusesResponse\x12(\n\x08statuses\x18\x01 \x03(\x0b\x32\x16.tinsmith.v1.RunStatus\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"%\n\x10ResumeRunRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\")\n\x14\x45xportWeightsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"W\n\x15\x45xportWeightsResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x14\n\x0cmanifest_uri\x18\x02 \x01(\t\x12\x17\n\x0fmanifest_sha256\x18\x03 \x01(\t2\xa9\x03\n\x15TrainerControlService\x12G\n\x08\x41\x64optRun\x12\x1c.tinsmith.v1.AdoptRunRequest\x1a\x1d.tinsmith.v1.AdoptRunResponse\x12M\n\nReleaseRun\x12\x1e.tinsmith.v1.ReleaseRunRequest\x1a\x1f.tinsmith.v1.ReleaseRunResponse\x12\\\n\x0fListRunStatuses\x12#.tinsmith.v1.ListRunStatusesRequest\x1a$.tinsmith.v1.ListRunStatusesResponse\x12\x42\n\tResumeRun\x12\x1d.tinsmith.v1.ResumeRunRequest\x1a\x16.tinsmith.v1.RunStatus\x12V\n\rExportWeights\x12!.tinsmith.v1.ExportWeightsRequest\x1a\".tinsmith.v1.ExportWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,6 +50,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELEASERUNREQUEST'].fields_by_name['mode']._serialized_options = b'\342A\001\002'
   _globals['_LISTRUNSTATUSESREQUEST'].fields_by_name['parent']._loaded_options = None
   _globals['_LISTRUNSTATUSESREQUEST'].fields_by_name['parent']._serialized_options = b'\342A\001\002'
+  _globals['_LISTRUNSTATUSESREQUEST'].fields_by_name['page_size']._loaded_options = None
+  _globals['_LISTRUNSTATUSESREQUEST'].fields_by_name['page_size']._serialized_options = b'\342A\001\001'
+  _globals['_LISTRUNSTATUSESREQUEST'].fields_by_name['page_token']._loaded_options = None
+  _globals['_LISTRUNSTATUSESREQUEST'].fields_by_name['page_token']._serialized_options = b'\342A\001\001'
   _globals['_RESUMERUNREQUEST'].fields_by_name['run']._loaded_options = None
   _globals['_RESUMERUNREQUEST'].fields_by_name['run']._serialized_options = b'\342A\001\002'
   _globals['_EXPORTWEIGHTSREQUEST'].fields_by_name['run']._loaded_options = None
@@ -65,15 +69,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RELEASERUNRESPONSE']._serialized_start=511
   _globals['_RELEASERUNRESPONSE']._serialized_end=531
   _globals['_LISTRUNSTATUSESREQUEST']._serialized_start=533
-  _globals['_LISTRUNSTATUSESREQUEST']._serialized_end=579
-  _globals['_LISTRUNSTATUSESRESPONSE']._serialized_start=581
-  _globals['_LISTRUNSTATUSESRESPONSE']._serialized_end=648
-  _globals['_RESUMERUNREQUEST']._serialized_start=650
-  _globals['_RESUMERUNREQUEST']._serialized_end=687
-  _globals['_EXPORTWEIGHTSREQUEST']._serialized_start=689
-  _globals['_EXPORTWEIGHTSREQUEST']._serialized_end=730
-  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_start=732
-  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_end=819
-  _globals['_TRAINERCONTROLSERVICE']._serialized_start=822
-  _globals['_TRAINERCONTROLSERVICE']._serialized_end=1247
+  _globals['_LISTRUNSTATUSESREQUEST']._serialized_end=630
+  _globals['_LISTRUNSTATUSESRESPONSE']._serialized_start=632
+  _globals['_LISTRUNSTATUSESRESPONSE']._serialized_end=724
+  _globals['_RESUMERUNREQUEST']._serialized_start=726
+  _globals['_RESUMERUNREQUEST']._serialized_end=763
+  _globals['_EXPORTWEIGHTSREQUEST']._serialized_start=765
+  _globals['_EXPORTWEIGHTSREQUEST']._serialized_end=806
+  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_start=808
+  _globals['_EXPORTWEIGHTSRESPONSE']._serialized_end=895
+  _globals['_TRAINERCONTROLSERVICE']._serialized_start=898
+  _globals['_TRAINERCONTROLSERVICE']._serialized_end=1323
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,6 @@ _sym_db = _symbol_database.Default()
 from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior__pb2
 from google.longrunning import operations_pb2 as google_dot_longrunning_dot_operations__pb2
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
-from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from tinsmith.v1 import checkpoint_pb2 as tinsmith_dot_v1_dot_checkpoint__pb2
 from tinsmith.v1 import models_pb2 as tinsmith_dot_v1_dot_models__pb2
@@ -33,7 +32,7 @@ from tinsmith.v1 import tensors_pb2 as tinsmith_dot_v1_dot_tensors__pb2
 from tinsmith.v1 import trajectories_pb2 as tinsmith_dot_v1_dot_trajectories__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tinsmith/v1/trainer.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a#google/longrunning/operations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1ctinsmith/v1/checkpoint.proto\x1a\x18tinsmith/v1/models.proto\x1a\x19tinsmith/v1/tensors.proto\x1a\x1etinsmith/v1/trajectories.proto\"@\n$TrainerServiceGetCapabilitiesRequest\x12\x18\n\nbase_model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x01\"\xc3\x02\n\x13TrainerCapabilities\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.tinsmith.v1.ModelCapabilities\x12\x0e\n\x06losses\x18\x02 \x03(\t\x12\x18\n\x10max_batch_tokens\x18\x03 \x01(\x03\x12\x18\n\x10max_batch_datums\x18\x04 \x01(\x05\x12\x1d\n\x15max_queued_operations\x18\x05 \x01(\x05\x12\x19\n\x11max_resident_runs\x18\x06 \x01(\x05\x12\x19\n\x11num_resident_runs\x18\x07 \x01(\x05\x12%\n\x1dmax_project_queued_operations\x18\x08 \x01(\x05\x12\x19\n\x11max_queued_tokens\x18\t \x01(\x03\x12!\n\x19max_project_queued_tokens\x18\n \x01(\x03\"(\n\x13GetRunStatusRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\xfb\x01\n\tRunStatus\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x1c\n\x14next_sequence_number\x18\x03 \x01(\x03\x12\x1e\n\x16num_pending_operations\x18\x04 \x01(\x05\x12\x13\n\x0bwaiting_for\x18\x05 \x01(\t\x12\x10\n\x08resident\x18\x06 \x01(\x08\x12\x17\n\x0freplay_diverged\x18\x07 \x01(\x08\x12\x39\n\x12pending_operations\x18\x08 \x03(\x0b\x32\x1d.tinsmith.v1.PendingOperation\x12\x17\n\x0flatest_revision\x18\t \x01(\x03\"9\n\x10PendingOperation\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\"\xad\x01\n\x04Loss\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x33\n\x06\x63onfig\x18\x02 \x03(\x0b\x32\x1d.tinsmith.v1.Loss.ConfigEntryB\x04\xe2\x41\x01\x01\x12-\n\x06\x63ustom\x18\x03 \x01(\x0b\x32\x17.tinsmith.v1.CustomLossB\x04\xe2\x41\x01\x01\x1a-\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xa0\x01\n\nCustomLoss\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x01\x12\x33\n\x06inputs\x18\x02 \x03(\x0b\x32\x1d.tinsmith.v1.CustomLoss.InputB\x04\xe2\x41\x01\x02\x12\x18\n\ngraph_json\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x1a/\n\x05Input\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\x04rank\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\"4\n\x0b\x44\x61tumOutput\x12%\n\x08logprobs\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\"\xab\x01\n\x0e\x46orwardRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12&\n\x04\x64\x61ta\x18\x04 \x03(\x0b\x32\x12.tinsmith.v1.DatumB\x04\xe2\x41\x01\x02\x12%\n\x04loss\x18\x05 \x01(\x0b\x32\x11.tinsmith.v1.LossB\x04\xe2\x41\x01\x02\"\xa8\x01\n\x0f\x46orwardResponse\x12)\n\x07outputs\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.DatumOutput\x12:\n\x07metrics\x18\x02 \x03(\x0b\x32).tinsmith.v1.ForwardResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb3\x01\n\x16\x46orwardBackwardRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12&\n\x04\x64\x61ta\x18\x04 \x03(\x0b\x32\x12.tinsmith.v1.DatumB\x04\xe2\x41\x01\x02\x12%\n\x04loss\x18\x05 \x01(\x0b\x32\x11.tinsmith.v1.LossB\x04\xe2\x41\x01\x02\"\xb8\x01\n\x17\x46orwardBackwardResponse\x12)\n\x07outputs\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.DatumOutput\x12\x42\n\x07metrics\x18\x02 \x03(\x0b\x32\x31.tinsmith.v1.ForwardBackwardResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x90\x02\n\nAdamParams\x12 \n\rlearning_rate\x18\x01 \x01(\x01\x42\x04\xe2\x41\x01\x02H\x00\x88\x01\x01\x12\x18\n\x05\x62\x65ta1\x18\x02 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x01\x88\x01\x01\x12\x18\n\x05\x62\x65ta2\x18\x03 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x02\x88\x01\x01\x12\x16\n\x03\x65ps\x18\x04 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x03\x88\x01\x01\x12\x1f\n\x0cweight_decay\x18\x05 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x04\x88\x01\x01\x12!\n\x0egrad_clip_norm\x18\x06 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x05\x88\x01\x01\x42\x10\n\x0e_learning_rateB\x08\n\x06_beta1B\x08\n\x06_beta2B\x06\n\x04_epsB\x0f\n\r_weight_decayB\x11\n\x0f_grad_clip_norm\"\xb3\x01\n\x10OptimStepRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12+\n\x04\x61\x64\x61m\x18\x04 \x01(\x0b\x32\x17.tinsmith.v1.AdamParamsB\x04\xe2\x41\x01\x02\x12&\n\x18observed_sequence_number\x18\x05 \x01(\x03\x42\x04\xe2\x41\x01\x01\"\x92\x01\n\x11OptimStepResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12<\n\x07metrics\x18\x02 \x03(\x0b\x32+.tinsmith.v1.OptimStepResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd8\x02\n\x15SaveCheckpointRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1b\n\rcheckpoint_id\x18\x04 \x01(\tB\x04\xe2\x41\x01\x02\x12\x30\n\x04kind\x18\x05 \x01(\x0e\x32\x1c.tinsmith.v1.Checkpoint.KindB\x04\xe2\x41\x01\x02\x12\x44\n\x06labels\x18\x06 \x03(\x0b\x32..tinsmith.v1.SaveCheckpointRequest.LabelsEntryB\x04\xe2\x41\x01\x01\x12,\n\x03ttl\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9e\x01\n\x15LoadCheckpointRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x18\n\ncheckpoint\x18\x04 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1f\n\x11include_optimizer\x18\x05 \x01(\x08\x42\x04\xe2\x41\x01\x01\")\n\x16LoadCheckpointResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\"z\n\x15WaitOperationsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x61\x66ter_revision\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x30\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x01\"]\n\x16WaitOperationsResponse\x12\x31\n\noperations\x18\x01 \x03(\x0b\x32\x1d.google.longrunning.Operation\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\xc9\x03\n\x11OperationMetadata\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.tinsmith.v1.OperationMetadata.State\x12\x13\n\x0bwaiting_for\x18\x05 \x01(\t\x12/\n\x0bsubmit_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inish_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cnum_attempts\x18\x08 \x01(\x05\x12\x10\n\x08revision\x18\t \x01(\x03\x12\x16\n\x0equeue_position\x18\n \x01(\x03\x12\x18\n\x10num_tokens_ahead\x18\x0b \x01(\x03\"z\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_HELD\x10\x01\x12\x10\n\x0cSTATE_QUEUED\x10\x02\x12\x11\n\rSTATE_RUNNING\x10\x03\x12\x13\n\x0fSTATE_SUCCEEDED\x10\x04\x12\x10\n\x0cSTATE_FAILED\x10\x05\x32\x8b\x07\n\x0eTrainerService\x12\x66\n\x0fGetCapabilities\x12\x31.tinsmith.v1.TrainerServiceGetCapabilitiesRequest\x1a .tinsmith.v1.TrainerCapabilities\x12H\n\x0cGetRunStatus\x12 .tinsmith.v1.GetRunStatusRequest\x1a\x16.tinsmith.v1.RunStatus\x12n\n\x07\x46orward\x12\x1b.tinsmith.v1.ForwardRequest\x1a\x1d.google.longrunning.Operation\"\'\xca\x41$\n\x0f\x46orwardResponse\x12\x11OperationMetadata\x12\x86\x01\n\x0f\x46orwardBackward\x12#.tinsmith.v1.ForwardBackwardRequest\x1a\x1d.google.longrunning.Operation\"/\xca\x41,\n\x17\x46orwardBackwardResponse\x12\x11OperationMetadata\x12t\n\tOptimStep\x12\x1d.tinsmith.v1.OptimStepRequest\x1a\x1d.google.longrunning.Operation\")\xca\x41&\n\x11OptimStepResponse\x12\x11OperationMetadata\x12w\n\x0eSaveCheckpoint\x12\".tinsmith.v1.SaveCheckpointRequest\x1a\x1d.google.longrunning.Operation\"\"\xca\x41\x1f\n\nCheckpoint\x12\x11OperationMetadata\x12\x83\x01\n\x0eLoadCheckpoint\x12\".tinsmith.v1.LoadCheckpointRequest\x1a\x1d.google.longrunning.Operation\".\xca\x41+\n\x16LoadCheckpointResponse\x12\x11OperationMetadata\x12Y\n\x0eWaitOperations\x12\".tinsmith.v1.WaitOperationsRequest\x1a#.tinsmith.v1.WaitOperationsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tinsmith/v1/trainer.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a#google/longrunning/operations.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1ctinsmith/v1/checkpoint.proto\x1a\x18tinsmith/v1/models.proto\x1a\x19tinsmith/v1/tensors.proto\x1a\x1etinsmith/v1/trajectories.proto\"@\n$TrainerServiceGetCapabilitiesRequest\x12\x18\n\nbase_model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x01\"\xc3\x02\n\x13TrainerCapabilities\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.tinsmith.v1.ModelCapabilities\x12\x0e\n\x06losses\x18\x02 \x03(\t\x12\x18\n\x10max_batch_tokens\x18\x03 \x01(\x03\x12\x18\n\x10max_batch_datums\x18\x04 \x01(\x05\x12\x1d\n\x15max_queued_operations\x18\x05 \x01(\x05\x12\x19\n\x11max_resident_runs\x18\x06 \x01(\x05\x12\x19\n\x11num_resident_runs\x18\x07 \x01(\x05\x12%\n\x1dmax_project_queued_operations\x18\x08 \x01(\x05\x12\x19\n\x11max_queued_tokens\x18\t \x01(\x03\x12!\n\x19max_project_queued_tokens\x18\n \x01(\x03\"(\n\x13GetRunStatusRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\"\xfb\x01\n\tRunStatus\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x1c\n\x14next_sequence_number\x18\x03 \x01(\x03\x12\x1e\n\x16num_pending_operations\x18\x04 \x01(\x05\x12\x13\n\x0bwaiting_for\x18\x05 \x01(\t\x12\x10\n\x08resident\x18\x06 \x01(\x08\x12\x17\n\x0freplay_diverged\x18\x07 \x01(\x08\x12\x39\n\x12pending_operations\x18\x08 \x03(\x0b\x32\x1d.tinsmith.v1.PendingOperation\x12\x17\n\x0flatest_revision\x18\t \x01(\x03\"9\n\x10PendingOperation\x12\x17\n\x0fsequence_number\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\"\xad\x01\n\x04Loss\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x33\n\x06\x63onfig\x18\x02 \x03(\x0b\x32\x1d.tinsmith.v1.Loss.ConfigEntryB\x04\xe2\x41\x01\x01\x12-\n\x06\x63ustom\x18\x03 \x01(\x0b\x32\x17.tinsmith.v1.CustomLossB\x04\xe2\x41\x01\x01\x1a-\n\x0b\x43onfigEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xa0\x01\n\nCustomLoss\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x01\x12\x33\n\x06inputs\x18\x02 \x03(\x0b\x32\x1d.tinsmith.v1.CustomLoss.InputB\x04\xe2\x41\x01\x02\x12\x18\n\ngraph_json\x18\x03 \x01(\tB\x04\xe2\x41\x01\x02\x1a/\n\x05Input\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x12\n\x04rank\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\"4\n\x0b\x44\x61tumOutput\x12%\n\x08logprobs\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\"\xab\x01\n\x0e\x46orwardRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12&\n\x04\x64\x61ta\x18\x04 \x03(\x0b\x32\x12.tinsmith.v1.DatumB\x04\xe2\x41\x01\x02\x12%\n\x04loss\x18\x05 \x01(\x0b\x32\x11.tinsmith.v1.LossB\x04\xe2\x41\x01\x02\"\xa8\x01\n\x0f\x46orwardResponse\x12)\n\x07outputs\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.DatumOutput\x12:\n\x07metrics\x18\x02 \x03(\x0b\x32).tinsmith.v1.ForwardResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xb3\x01\n\x16\x46orwardBackwardRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12&\n\x04\x64\x61ta\x18\x04 \x03(\x0b\x32\x12.tinsmith.v1.DatumB\x04\xe2\x41\x01\x02\x12%\n\x04loss\x18\x05 \x01(\x0b\x32\x11.tinsmith.v1.LossB\x04\xe2\x41\x01\x02\"\xb8\x01\n\x17\x46orwardBackwardResponse\x12)\n\x07outputs\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.DatumOutput\x12\x42\n\x07metrics\x18\x02 \x03(\x0b\x32\x31.tinsmith.v1.ForwardBackwardResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x90\x02\n\nAdamParams\x12 \n\rlearning_rate\x18\x01 \x01(\x01\x42\x04\xe2\x41\x01\x02H\x00\x88\x01\x01\x12\x18\n\x05\x62\x65ta1\x18\x02 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x01\x88\x01\x01\x12\x18\n\x05\x62\x65ta2\x18\x03 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x02\x88\x01\x01\x12\x16\n\x03\x65ps\x18\x04 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x03\x88\x01\x01\x12\x1f\n\x0cweight_decay\x18\x05 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x04\x88\x01\x01\x12!\n\x0egrad_clip_norm\x18\x06 \x01(\x01\x42\x04\xe2\x41\x01\x01H\x05\x88\x01\x01\x42\x10\n\x0e_learning_rateB\x08\n\x06_beta1B\x08\n\x06_beta2B\x06\n\x04_epsB\x0f\n\r_weight_decayB\x11\n\x0f_grad_clip_norm\"\xb3\x01\n\x10OptimStepRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12+\n\x04\x61\x64\x61m\x18\x04 \x01(\x0b\x32\x17.tinsmith.v1.AdamParamsB\x04\xe2\x41\x01\x02\x12&\n\x18observed_sequence_number\x18\x05 \x01(\x03\x42\x04\xe2\x41\x01\x01\"\x92\x01\n\x11OptimStepResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12<\n\x07metrics\x18\x02 \x03(\x0b\x32+.tinsmith.v1.OptimStepResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd8\x02\n\x15SaveCheckpointRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x1b\n\rcheckpoint_id\x18\x04 \x01(\tB\x04\xe2\x41\x01\x02\x12\x30\n\x04kind\x18\x05 \x01(\x0e\x32\x1c.tinsmith.v1.Checkpoint.KindB\x04\xe2\x41\x01\x02\x12\x44\n\x06labels\x18\x06 \x03(\x0b\x32..tinsmith.v1.SaveCheckpointRequest.LabelsEntryB\x04\xe2\x41\x01\x01\x12,\n\x03ttl\x18\x07 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9e\x01\n\x15LoadCheckpointRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x18\n\nrequest_id\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1d\n\x0fsequence_number\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x02\x12\x18\n\ncheckpoint\x18\x04 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1f\n\x11include_optimizer\x18\x05 \x01(\x08\x42\x04\xe2\x41\x01\x01\")\n\x16LoadCheckpointResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\"z\n\x15WaitOperationsRequest\x12\x11\n\x03run\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x1c\n\x0e\x61\x66ter_revision\x18\x02 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\x30\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x04\xe2\x41\x01\x01\"]\n\x16WaitOperationsResponse\x12\x31\n\noperations\x18\x01 \x03(\x0b\x32\x1d.google.longrunning.Operation\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\xc9\x03\n\x11OperationMetadata\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x17\n\x0fsequence_number\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.tinsmith.v1.OperationMetadata.State\x12\x13\n\x0bwaiting_for\x18\x05 \x01(\t\x12/\n\x0bsubmit_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inish_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cnum_attempts\x18\x08 \x01(\x05\x12\x10\n\x08revision\x18\t \x01(\x03\x12\x16\n\x0equeue_position\x18\n \x01(\x03\x12\x18\n\x10num_tokens_ahead\x18\x0b \x01(\x03\"z\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_HELD\x10\x01\x12\x10\n\x0cSTATE_QUEUED\x10\x02\x12\x11\n\rSTATE_RUNNING\x10\x03\x12\x13\n\x0fSTATE_SUCCEEDED\x10\x04\x12\x10\n\x0cSTATE_FAILED\x10\x05\x32\x8b\x07\n\x0eTrainerService\x12\x66\n\x0fGetCapabilities\x12\x31.tinsmith.v1.TrainerServiceGetCapabilitiesRequest\x1a .tinsmith.v1.TrainerCapabilities\x12H\n\x0cGetRunStatus\x12 .tinsmith.v1.GetRunStatusRequest\x1a\x16.tinsmith.v1.RunStatus\x12n\n\x07\x46orward\x12\x1b.tinsmith.v1.ForwardRequest\x1a\x1d.google.longrunning.Operation\"\'\xca\x41$\n\x0f\x46orwardResponse\x12\x11OperationMetadata\x12\x86\x01\n\x0f\x46orwardBackward\x12#.tinsmith.v1.ForwardBackwardRequest\x1a\x1d.google.longrunning.Operation\"/\xca\x41,\n\x17\x46orwardBackwardResponse\x12\x11OperationMetadata\x12t\n\tOptimStep\x12\x1d.tinsmith.v1.OptimStepRequest\x1a\x1d.google.longrunning.Operation\")\xca\x41&\n\x11OptimStepResponse\x12\x11OperationMetadata\x12w\n\x0eSaveCheckpoint\x12\".tinsmith.v1.SaveCheckpointRequest\x1a\x1d.google.longrunning.Operation\"\"\xca\x41\x1f\n\nCheckpoint\x12\x11OperationMetadata\x12\x83\x01\n\x0eLoadCheckpoint\x12\".tinsmith.v1.LoadCheckpointRequest\x1a\x1d.google.longrunning.Operation\".\xca\x41+\n\x16LoadCheckpointResponse\x12\x11OperationMetadata\x12Y\n\x0eWaitOperations\x12\".tinsmith.v1.WaitOperationsRequest\x1a#.tinsmith.v1.WaitOperationsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -152,62 +151,62 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAINERSERVICE'].methods_by_name['SaveCheckpoint']._serialized_options = b'\312A\037\n\nCheckpoint\022\021OperationMetadata'
   _globals['_TRAINERSERVICE'].methods_by_name['LoadCheckpoint']._loaded_options = None
   _globals['_TRAINERSERVICE'].methods_by_name['LoadCheckpoint']._serialized_options = b'\312A+\n\026LoadCheckpointResponse\022\021OperationMetadata'
-  _globals['_TRAINERSERVICEGETCAPABILITIESREQUEST']._serialized_start=326
-  _globals['_TRAINERSERVICEGETCAPABILITIESREQUEST']._serialized_end=390
-  _globals['_TRAINERCAPABILITIES']._serialized_start=393
-  _globals['_TRAINERCAPABILITIES']._serialized_end=716
-  _globals['_GETRUNSTATUSREQUEST']._serialized_start=718
-  _globals['_GETRUNSTATUSREQUEST']._serialized_end=758
-  _globals['_RUNSTATUS']._serialized_start=761
-  _globals['_RUNSTATUS']._serialized_end=1012
-  _globals['_PENDINGOPERATION']._serialized_start=1014
-  _globals['_PENDINGOPERATION']._serialized_end=1071
-  _globals['_LOSS']._serialized_start=1074
-  _globals['_LOSS']._serialized_end=1247
-  _globals['_LOSS_CONFIGENTRY']._serialized_start=1202
-  _globals['_LOSS_CONFIGENTRY']._serialized_end=1247
-  _globals['_CUSTOMLOSS']._serialized_start=1250
-  _globals['_CUSTOMLOSS']._serialized_end=1410
-  _globals['_CUSTOMLOSS_INPUT']._serialized_start=1363
-  _globals['_CUSTOMLOSS_INPUT']._serialized_end=1410
-  _globals['_DATUMOUTPUT']._serialized_start=1412
-  _globals['_DATUMOUTPUT']._serialized_end=1464
-  _globals['_FORWARDREQUEST']._serialized_start=1467
-  _globals['_FORWARDREQUEST']._serialized_end=1638
-  _globals['_FORWARDRESPONSE']._serialized_start=1641
-  _globals['_FORWARDRESPONSE']._serialized_end=1809
-  _globals['_FORWARDRESPONSE_METRICSENTRY']._serialized_start=1763
-  _globals['_FORWARDRESPONSE_METRICSENTRY']._serialized_end=1809
-  _globals['_FORWARDBACKWARDREQUEST']._serialized_start=1812
-  _globals['_FORWARDBACKWARDREQUEST']._serialized_end=1991
-  _globals['_FORWARDBACKWARDRESPONSE']._serialized_start=1994
-  _globals['_FORWARDBACKWARDRESPONSE']._serialized_end=2178
-  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_start=1763
-  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_end=1809
-  _globals['_ADAMPARAMS']._serialized_start=2181
-  _globals['_ADAMPARAMS']._serialized_end=2453
-  _globals['_OPTIMSTEPREQUEST']._serialized_start=2456
-  _globals['_OPTIMSTEPREQUEST']._serialized_end=2635
-  _globals['_OPTIMSTEPRESPONSE']._serialized_start=2638
-  _globals['_OPTIMSTEPRESPONSE']._serialized_end=2784
-  _globals['_OPTIMSTEPRESPONSE_METRICSENTRY']._serialized_start=1763
-  _globals['_OPTIMSTEPRESPONSE_METRICSENTRY']._serialized_end=1809
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=2787
-  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=3131
-  _globals['_SAVECHECKPOINTREQUEST_LABELSENTRY']._serialized_start=3086
-  _globals['_SAVECHECKPOINTREQUEST_LABELSENTRY']._serialized_end=3131
-  _globals['_LOADCHECKPOINTREQUEST']._serialized_start=3134
-  _globals['_LOADCHECKPOINTREQUEST']._serialized_end=3292
-  _globals['_LOADCHECKPOINTRESPONSE']._serialized_start=3294
-  _globals['_LOADCHECKPOINTRESPONSE']._serialized_end=3335
-  _globals['_WAITOPERATIONSREQUEST']._serialized_start=3337
-  _globals['_WAITOPERATIONSREQUEST']._serialized_end=3459
-  _globals['_WAITOPERATIONSRESPONSE']._serialized_start=3461
-  _globals['_WAITOPERATIONSRESPONSE']._serialized_end=3554
-  _globals['_OPERATIONMETADATA']._serialized_start=3557
-  _globals['_OPERATIONMETADATA']._serialized_end=4014
-  _globals['_OPERATIONMETADATA_STATE']._serialized_start=3892
-  _globals['_OPERATIONMETADATA_STATE']._serialized_end=4014
-  _globals['_TRAINERSERVICE']._serialized_start=4017
-  _globals['_TRAINERSERVICE']._serialized_end=4924
+  _globals['_TRAINERSERVICEGETCAPABILITIESREQUEST']._serialized_start=292
+  _globals['_TRAINERSERVICEGETCAPABILITIESREQUEST']._serialized_end=356
+  _globals['_TRAINERCAPABILITIES']._serialized_start=359
+  _globals['_TRAINERCAPABILITIES']._serialized_end=682
+  _globals['_GETRUNSTATUSREQUEST']._serialized_start=684
+  _globals['_GETRUNSTATUSREQUEST']._serialized_end=724
+  _globals['_RUNSTATUS']._serialized_start=727
+  _globals['_RUNSTATUS']._serialized_end=978
+  _globals['_PENDINGOPERATION']._serialized_start=980
+  _globals['_PENDINGOPERATION']._serialized_end=1037
+  _globals['_LOSS']._serialized_start=1040
+  _globals['_LOSS']._serialized_end=1213
+  _globals['_LOSS_CONFIGENTRY']._serialized_start=1168
+  _globals['_LOSS_CONFIGENTRY']._serialized_end=1213
+  _globals['_CUSTOMLOSS']._serialized_start=1216
+  _globals['_CUSTOMLOSS']._serialized_end=1376
+  _globals['_CUSTOMLOSS_INPUT']._serialized_start=1329
+  _globals['_CUSTOMLOSS_INPUT']._serialized_end=1376
+  _globals['_DATUMOUTPUT']._serialized_start=1378
+  _globals['_DATUMOUTPUT']._serialized_end=1430
+  _globals['_FORWARDREQUEST']._serialized_start=1433
+  _globals['_FORWARDREQUEST']._serialized_end=1604
+  _globals['_FORWARDRESPONSE']._serialized_start=1607
+  _globals['_FORWARDRESPONSE']._serialized_end=1775
+  _globals['_FORWARDRESPONSE_METRICSENTRY']._serialized_start=1729
+  _globals['_FORWARDRESPONSE_METRICSENTRY']._serialized_end=1775
+  _globals['_FORWARDBACKWARDREQUEST']._serialized_start=1778
+  _globals['_FORWARDBACKWARDREQUEST']._serialized_end=1957
+  _globals['_FORWARDBACKWARDRESPONSE']._serialized_start=1960
+  _globals['_FORWARDBACKWARDRESPONSE']._serialized_end=2144
+  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_start=1729
+  _globals['_FORWARDBACKWARDRESPONSE_METRICSENTRY']._serialized_end=1775
+  _globals['_ADAMPARAMS']._serialized_start=2147
+  _globals['_ADAMPARAMS']._serialized_end=2419
+  _globals['_OPTIMSTEPREQUEST']._serialized_start=2422
+  _globals['_OPTIMSTEPREQUEST']._serialized_end=2601
+  _globals['_OPTIMSTEPRESPONSE']._serialized_start=2604
+  _globals['_OPTIMSTEPRESPONSE']._serialized_end=2750
+  _globals['_OPTIMSTEPRESPONSE_METRICSENTRY']._serialized_start=1729
+  _globals['_OPTIMSTEPRESPONSE_METRICSENTRY']._serialized_end=1775
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_start=2753
+  _globals['_SAVECHECKPOINTREQUEST']._serialized_end=3097
+  _globals['_SAVECHECKPOINTREQUEST_LABELSENTRY']._serialized_start=3052
+  _globals['_SAVECHECKPOINTREQUEST_LABELSENTRY']._serialized_end=3097
+  _globals['_LOADCHECKPOINTREQUEST']._serialized_start=3100
+  _globals['_LOADCHECKPOINTREQUEST']._serialized_end=3258
+  _globals['_LOADCHECKPOINTRESPONSE']._serialized_start=3260
+  _globals['_LOADCHECKPOINTRESPONSE']._serialized_end=3301
+  _globals['_WAITOPERATIONSREQUEST']._serialized_start=3303
+  _globals['_WAITOPERATIONSREQUEST']._serialized_end=3425
+  _globals['_WAITOPERATIONSRESPONSE']._serialized_start=3427
+  _globals['_WAITOPERATIONSRESPONSE']._serialized_end=3520
+  _globals['_OPERATIONMETADATA']._serialized_start=3523
+  _globals['_OPERATIONMETADATA']._serialized_end=3980
+  _globals['_OPERATIONMETADATA_STATE']._serialized_start=3858
+  _globals['_OPERATIONMETADATA_STATE']._serialized_end=3980
+  _globals['_TRAINERSERVICE']._serialized_start=3983
+  _globals['_TRAINERSERVICE']._serialized_end=4890
 # @@protoc_insertion_point(module_scope)

@@ -158,13 +158,13 @@ class GrpcSchedulerClient:
                 jobs=[
                     job_pb2.JobIdentity(name=job.name, uid=job.uid)
                     for job in jobs[begin : begin + _MAX_JOBS]
-                ]
+                ],
+                page_size=_PAGE_SIZE,
             )
-            answer = self._call("ListTrainingJobReports", request)
             # A report begins empty, with the first key of its job; no driver reported that.
             found |= {
                 entry.uid: _report(entry)
-                for entry in answer.reports
+                for entry in self._pages("ListTrainingJobReports", request, "reports")
                 if entry.HasField("update_time")
             }
         return found
@@ -178,11 +178,16 @@ class GrpcSchedulerClient:
 
     def _good_keys(self, job: str) -> list[Any]:
         """Return the good keys of a job, and of jobs that had its name before; or of all jobs."""
+        return self._pages(
+            "ListJobKeys", job_pb2.ListJobKeysRequest(job=job, page_size=_PAGE_SIZE), "keys"
+        )
+
+    def _pages(self, method: str, request: Any, field: str) -> list[Any]:
+        """Return the entries of all pages of a list."""
         found: list[Any] = []
-        request = job_pb2.ListJobKeysRequest(job=job, page_size=_PAGE_SIZE)
         while True:
-            answer = self._call("ListJobKeys", request)
-            found += answer.keys
+            answer = self._call(method, request)
+            found += getattr(answer, field)
             if not answer.next_page_token:
                 return found
             request.page_token = answer.next_page_token

@@ -1,9 +1,10 @@
-"""AdamW over rows of an arena, each row with its own hyper-parameters and step count.
+"""AdamW over slots of an arena, each slot with its own hyper-parameters and step count.
 
-The step is torch's fused kernel, one sweep over memory for each row: theta, gradient and moments of
-a run are one row, so a run is one call however many matrices it has. A row is always a call of its
-own, with a shape of its own, which keeps its bits free of the rows that step with it. The clip is
-torch.nn.utils.clip_grad_norm_'s. Tests hold both to torch.
+The step is torch's fused kernel, one sweep over memory for each slot: theta, gradient and moments
+of a run are one slot, so a run is one call however many matrices it has. A slot is always a call
+of its own, with a shape of its own. Its bits then do not depend on the slots that step with it.
+The clip
+is torch.nn.utils.clip_grad_norm_'s. Tests hold both to torch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.rows import Row
+from tinsmith_engine.arena.slots import Slot
 from tinsmith_engine.base.types import AdamParams
 
 # Far above the square root of the smallest number that float32 holds exactly, 1e-38.
@@ -26,34 +27,34 @@ _LARGEST_CHANGE = 1e18
 
 
 @dataclass(frozen=True, slots=True)
-class RowStep:
-    """One row and how it steps."""
+class SlotStep:
+    """One slot and how it steps."""
 
-    row: Row
+    slot: Slot
     step: int
     """The count of this step, from 1."""
     params: AdamParams
     grad_norm: float
-    """L2 norm of the row's gradient, for clipping."""
+    """L2 norm of the slot's gradient, for clipping."""
 
 
-def adamw_(steps: Sequence[RowStep]) -> None:
-    """Apply one AdamW step to each row in place.
+def adamw_(steps: Sequence[SlotStep]) -> None:
+    """Apply one AdamW step to each slot in place.
 
-    Gradients may be scaled on the way: whoever calls clears them afterwards.
+    Gradients may be scaled on the way: the caller clears them afterwards.
     """
     for one in steps:
-        row, params = one.row, one.params
+        slot, params = one.slot, one.params
         factor = clip_factor(one.grad_norm, params.grad_clip_norm)
         if factor != 1.0:
-            row.grad_P.mul_(factor)
+            slot.grad_P.mul_(factor)
         torch._fused_adamw_(
-            [row.theta_P],
-            [row.grad_P],
-            [row.m_P],
-            [row.v_P],
+            [slot.theta_P],
+            [slot.grad_P],
+            [slot.m_P],
+            [slot.v_P],
             [],
-            [torch.tensor(float(one.step), device=row.theta_P.device)],
+            [torch.tensor(float(one.step), device=slot.theta_P.device)],
             lr=params.learning_rate,
             beta1=params.beta1,
             beta2=params.beta2,
@@ -72,8 +73,8 @@ def clip_factor(grad_norm: float, max_norm: float) -> float:
 
 
 def grad_norm(grad_P: Tensor) -> float:
-    """Return the L2 norm of a gradient row; infinite or NaN if the row is, or if it overflows."""
-    # By blocks of one length: a dot product of the whole row would be shared out between the
+    """Return the L2 norm of a gradient slot; infinite or NaN if the slot is, or if it overflows."""
+    # By blocks of one length: a dot product of the whole slot would be shared out between the
     # threads, and summed in another order for another number of them.
     whole = len(grad_P) - len(grad_P) % _NORM_BLOCK
     parts = (grad_P[:whole].view(-1, _NORM_BLOCK), grad_P[whole:].view(1, -1))
@@ -82,10 +83,10 @@ def grad_norm(grad_P: Tensor) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class RowBound:
-    """What is known of the numbers of a row without looking at them.
+class SlotBound:
+    """What is known of the numbers of a slot without looking at them.
 
-    As long as the bound is far from what float32 holds, a step cannot overflow, and needs neither
+    While the bound is far from what float32 holds, a step cannot overflow. It then needs neither
     a copy to go back to nor a look at the result.
     """
 
@@ -95,36 +96,38 @@ class RowBound:
     """At least |m| / sqrt(v) everywhere."""
 
     @classmethod
-    def unknown(cls) -> RowBound:
-        """Return the bound of a row that somebody else wrote."""
+    def unknown(cls) -> SlotBound:
+        """Return the bound of a slot of unknown content."""
         return cls(math.inf, math.inf)
 
     @classmethod
-    def of(cls, row: Row) -> RowBound:
-        """Return the bound of a row, by looking at it."""
-        largest = float(torch.stack(torch.aminmax(row.theta_P)).abs().max())
+    def of(cls, slot: Slot) -> SlotBound:
+        """Return the bound of a slot, by looking at it."""
+        largest = float(torch.stack(torch.aminmax(slot.theta_P)).abs().max())
         # 0 / 0 is a moment that has not been touched.
-        ratio = float((row.m_P.abs() / row.v_P.sqrt()).nan_to_num_(nan=0.0, posinf=math.inf).max())
+        ratio = float(
+            (slot.m_P.abs() / slot.v_P.sqrt()).nan_to_num_(nan=0.0, posinf=math.inf).max()
+        )
         return cls(largest, ratio)
 
-    def after(self, params: AdamParams) -> RowBound:
+    def after(self, params: AdamParams) -> SlotBound:
         """Return the bound after a step, whatever its gradient is.
 
         m' / sqrt(v') is at most `beta1 / sqrt(beta2)` of what it was, plus
         `(1 - beta1) / sqrt(1 - beta2)`; bias correction divides m by no less than 1 - beta1, and v
-        by no more than 1. Where v is too small for float32 to hold it exactly, |m| is below 1e-18
-        of that ratio, and eps in the denominator stands in for what v has lost, unless it is as
-        small itself.
+        by no more than 1. Where v is too small for float32 to hold it exactly, |m| is below
+        1e-18 of that ratio. There eps in the denominator stands in for what v has lost, unless
+        eps is as small.
         """
         if params.beta2 <= 0.0 or params.beta2 >= 1.0 or params.beta1 >= 1.0:
-            return RowBound.unknown()
+            return SlotBound.unknown()
         if params.eps < _LEAST_EPS:
-            return RowBound.unknown()
+            return SlotBound.unknown()
         ratio = self.moment_ratio * params.beta1 / math.sqrt(params.beta2)
         ratio += (1.0 - params.beta1) / math.sqrt(1.0 - params.beta2)
         # The kernel multiplies by m before it divides by sqrt(v), which is at most 2e19.
         change = params.learning_rate * ratio / (1.0 - params.beta1)
         if change > _LARGEST_CHANGE:
-            return RowBound.unknown()
+            return SlotBound.unknown()
         decay = 1.0 + params.learning_rate * params.weight_decay
-        return RowBound(self.largest * decay + change, ratio)
+        return SlotBound(self.largest * decay + change, ratio)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.types import LoraConfig
 
 
 @dataclass(frozen=True, slots=True)
-class UnitSpec:
+class TargetSpec:
     """Linear modules that read the same input and are computed as one, and their sizes."""
 
     names: tuple[str, ...]
@@ -25,7 +25,7 @@ class UnitSpec:
     """`attention`, `mlp` or `unembedding`."""
 
     def is_adapted_by(self, config: LoraConfig) -> bool:
-        """Return whether an adapter of this configuration has matrices for the unit."""
+        """Return whether an adapter of this configuration has matrices for the target."""
         return {
             "attention": config.train_attention,
             "mlp": config.train_mlp,
@@ -45,31 +45,31 @@ class UnitSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertSpecs:
-    """The same unit of every expert of a layer: equal sizes, one after the other in a row."""
+    """The same target of every expert of a layer: equal sizes, one after the other in a row."""
 
-    experts: tuple[UnitSpec, ...]
+    experts: tuple[TargetSpec, ...]
 
     @property
-    def first(self) -> UnitSpec:
-        """The unit of expert 0."""
+    def first(self) -> TargetSpec:
+        """The target of expert 0."""
         return self.experts[0]
 
 
-LayerSpec = UnitSpec | ExpertSpecs
-"""What a decoder computes as one: a unit, or the units of all experts."""
+LayerSpec = TargetSpec | ExpertSpecs
+"""What a decoder computes as one: a target, or the targets of all experts."""
 
 
-def unit_specs(specs: Iterable[LayerSpec]) -> list[UnitSpec]:
-    """Return all units, those of each expert apart."""
+def target_specs(specs: Iterable[LayerSpec]) -> list[TargetSpec]:
+    """Return all targets, those of each expert apart."""
     return [
-        unit
+        target
         for spec in specs
-        for unit in (spec.experts if isinstance(spec, ExpertSpecs) else (spec,))
+        for target in (spec.experts if isinstance(spec, ExpertSpecs) else (spec,))
     ]
 
 
-def lora_layout(specs: Sequence[UnitSpec], config: LoraConfig) -> RowLayout:
-    """Return the row layout of an adapter: for each unit all A [rank, in], then all B [out, rank].
+def lora_layout(specs: Sequence[TargetSpec], config: LoraConfig) -> ParameterLayout:
+    """Return the layout of an adapter: for each target all A [rank, in], then all B [out, rank].
 
     Names are those of the modules plus `.lora_A.weight` and `.lora_B.weight`.
     """
@@ -82,10 +82,10 @@ def lora_layout(specs: Sequence[UnitSpec], config: LoraConfig) -> RowLayout:
             (name, (size, config.rank))
             for name, size in zip(spec.b_names, spec.num_outputs, strict=True)
         ]
-    return RowLayout(tensors)
+    return ParameterLayout(tensors)
 
 
-def initialise_lora_(theta_P: Tensor, layout: RowLayout, seed: int) -> None:
+def initialise_lora_(theta_P: Tensor, layout: ParameterLayout, seed: int) -> None:
     """Fill an adapter as PEFT does: A kaiming-uniform with a = sqrt(5), B zero.
 
     That bound is 1 / sqrt(in). Numbers come from a CPU generator of the run's own, in layout

@@ -15,8 +15,8 @@ _CUBLAS_WORKSPACE = ":4096:8"
 def prepare_device(device: str) -> torch.device:
     """Return a device, ready to compute.
 
-    On a GPU, kernels that add in an order of their own (atomics, in the backward of attention or of
-    an embedding) are replaced by ones that do not, and float32 stays float32.
+    On a GPU some kernels add in an order of their own: atomics, in the backward of attention or
+    of an embedding. They are replaced by deterministic ones, and float32 stays float32.
 
     Raises:
         ConfigError: There is no such device.

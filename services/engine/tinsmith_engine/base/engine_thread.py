@@ -2,8 +2,8 @@
 
 The engine takes one caller at a time, and an event loop must never compute; so everything that
 touches an engine is a job on this thread. Steppers are engines with work of their own, such as a
-sampler between tokens: they get a turn after the jobs that waited, and jobs get one after every
-round of steps, so neither side waits for the other to run dry.
+sampler between tokens: they run after the jobs that waited, and jobs run after every round of
+steps. Neither side waits for the other to run dry.
 """
 
 from __future__ import annotations

@@ -44,8 +44,9 @@ class LossSpec:
     def is_active(self, datum: Datum) -> NDArray[np.bool_]:
         """Return which tokens of a datum have a loss, bool [T].
 
-        A token has none if its weight is zero or, in a policy-gradient loss, if neither an
-        advantage nor a recorded log-probability says that the model sampled it. A custom loss may
+        A token has none if its weight is zero. In a policy-gradient loss it has none if neither
+        an advantage nor a recorded log-probability says that the model sampled it. A custom loss
+        may
         depend on any.
         """
         if self.is_custom:

@@ -1,7 +1,8 @@
 """How the process holds memory that the engine frees.
 
-Each operation allocates and frees the same tens of megabytes. glibc gives large blocks back to the
-system at once, and takes them anew page by page, which costs a step 10 % and more of its time.
+Each operation allocates and frees the same tens of megabytes. glibc gives large blocks back to
+the system at once, and takes them anew page by page. That costs a step 10 % and more of its
+time.
 """
 
 from __future__ import annotations

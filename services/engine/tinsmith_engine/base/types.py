@@ -141,12 +141,12 @@ class BatchRequest:
     custom: CustomLoss | None = None
     """The client's own function, if `loss` is `custom`."""
     micro_batch_tokens: int | None = None
-    """Tokens of one piece of the batch; None is the engine's own choice. A replay gives what was
+    """Tokens of one microbatch; None is the engine's own choice. A replay gives what was
     recorded, since another split adds floats in another order."""
 
 
 @dataclass(slots=True)
-class ForwardResult:
+class BatchResult:
     """What a forward pass found."""
 
     logprobs: list[FloatArray]

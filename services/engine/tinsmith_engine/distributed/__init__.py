@@ -4,8 +4,8 @@
 `sharded_engine` is the engine that a trainer drives. Below it, two kinds of runs are computed in
 two ways:
 
-* adapter runs, by `sharded_passes`: pieces of batches are spread over the ranks, every rank keeps
-  the whole arena, and the base model is either whole on each rank or gathered layer by layer
-  (`sharded_base`, `sharded_decoder`);
+* adapter runs, by `sharded_passes`: microbatches are spread over the ranks, and every rank keeps
+the whole arena. The base model is either whole on each rank or gathered layer by layer
+(`sharded_base`, `sharded_decoder`);
 * full-parameter runs, by `fsdp_runs`: FSDP2 over the transformers module.
 """

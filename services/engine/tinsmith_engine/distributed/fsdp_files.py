@@ -1,7 +1,8 @@
 """Files of a sharded full-parameter run: each rank writes its part, any number of ranks reads them.
 
-A folder holds `model/`, `optimizer/` and, with a gradient pending, `gradient/`, each a set of
-safetensors files as `torch.distributed.checkpoint` writes them for Hugging Face, and `state.json`.
+A folder holds `state.json`, `model/`, `optimizer/` and, with a gradient pending, `gradient/`.
+Each is a set of safetensors files as `torch.distributed.checkpoint` writes them for Hugging
+Face.
 No file is a pickle: the default storage of `torch.distributed.checkpoint` would write one for its
 metadata, the Hugging Face storage keeps it in the headers of the safetensors files.
 
@@ -28,8 +29,8 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from tinsmith_engine.arena.adam import RowBound
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.adam import SlotBound
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.types import FullConfig, RunState
 from tinsmith_engine.distributed.fsdp_steps import FullRun
 from tinsmith_engine.distributed.process_group import Ranks
@@ -83,7 +84,7 @@ def load_run(run: FullRun, folder: Path) -> None:
         _load(tensors, folder / name, no_dist=False)
     run.version, run.adam_steps = int(state["version"]), int(state["adam_steps"])
     run.has_gradient = bool(state["has_gradient"])
-    run.bound = RowBound.unknown()
+    run.bound = SlotBound.unknown()
 
 
 def export_model(run: FullRun, base_directory: Path, folder: Path, ranks: Ranks) -> None:
@@ -100,7 +101,7 @@ def export_model(run: FullRun, base_directory: Path, folder: Path, ranks: Ranks)
     ranks.meet()
 
 
-def read_state(folder: Path, layout: RowLayout) -> RunState:
+def read_state(folder: Path, layout: ParameterLayout) -> RunState:
     """Return what `save_run` wrote as the state of a run of one process.
 
     Raises:
@@ -130,7 +131,7 @@ def read_state(folder: Path, layout: RowLayout) -> RunState:
     )
 
 
-def write_state(state: RunState, layout: RowLayout, folder: Path) -> None:
+def write_state(state: RunState, layout: ParameterLayout, folder: Path) -> None:
     """Write the state of a run of one process as `load_run` reads it."""
     parts = {
         MODEL_FOLDER: layout.views(state.tensors["theta"]),

@@ -1,9 +1,9 @@
 """From a model directory to a sharded module, without the whole model on any rank.
 
 The module is built without memory for its parameters, sharded, and then each rank reads its own
-parts of them from the safetensors files. Where the names of the files are not those of the module
-(transformers converts some architectures while it loads), transformers loads the whole model on the
-host of each rank first.
+parts of them from the safetensors files. transformers converts some architectures while it
+loads, so that names of files differ from those of the module. It then loads the whole model on
+the host of each rank first.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ computes in bfloat16 and reduces gradients in float32. FSDP divides gradients by
 ranks, as for a loss that is a mean. Ours are sums, so the division is turned off.
 
 Sequences of equal length run as one batch without padding (as in `hf_fallback`). Such a batch is a
-*unit*; units are dealt to the ranks in turns, in the order of the batch, so the split depends on
-the operation and the number of ranks alone. Gathering and reducing are collective: a rank that has
-no unit in a round computes one token and sends back zeros.
+*group*; groups are dealt to the ranks in turns, in the order of the batch. The split depends on
+the operation and the number of ranks alone. Gathering and reducing are collective: a rank that
+has
+no group in a round computes one token and sends back zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.distributed.fsdp_loading import load_sharded
 from tinsmith_engine.distributed.process_group import Ranks
 from tinsmith_engine.losses.losses import TokenLoss
@@ -45,7 +46,7 @@ class ShardedModule:
     """
 
     def __init__(
-        self, directory: Path, layout: RowLayout, dtype: torch.dtype, ranks: Ranks
+        self, directory: Path, layout: ParameterLayout, dtype: torch.dtype, ranks: Ranks
     ) -> None:
         self._ranks = ranks
         mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
@@ -70,7 +71,7 @@ class ShardedModule:
         *,
         needs_gradient: bool,
     ) -> tuple[Tensor, TokenLoss] | None:
-        """Score one unit of this rank and, if asked, add to the gradients.
+        """Score one group of this rank and, if asked, add to the gradients.
 
         Args:
             tokens_BT: Sequences of equal length; None if this rank only helps the others.
@@ -155,21 +156,21 @@ def take_part_(tensor: DTensor, whole: Tensor, ranks: Ranks) -> None:
     part.copy_(mine)
 
 
-def units_of(
-    lengths: Sequence[int], num_targets: Sequence[int], piece: Sequence[int]
+def groups_of(
+    lengths: Sequence[int], num_targets: Sequence[int], microbatch: Sequence[int]
 ) -> list[list[int]]:
-    """Part a piece into units: neighbours of equal length with as many targets."""
-    units: list[list[int]] = []
-    for index in piece:
-        last = units[-1][-1] if units else None
+    """Part a microbatch into groups: neighbours of equal length with as many targets."""
+    groups: list[list[int]] = []
+    for index in microbatch:
+        last = groups[-1][-1] if groups else None
         if last is not None and (lengths[last], num_targets[last]) == (
             lengths[index],
             num_targets[index],
         ):
-            units[-1].append(index)
+            groups[-1].append(index)
         else:
-            units.append([index])
-    return units
+            groups.append([index])
+    return groups
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:

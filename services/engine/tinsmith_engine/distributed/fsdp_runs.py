@@ -21,21 +21,21 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tinsmith_engine.arena.adam import RowBound
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.adam import SlotBound
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.types import (
     AdamParams,
     BatchRequest,
-    ForwardResult,
+    BatchResult,
     FullConfig,
     OptimStepResult,
     RunState,
 )
 from tinsmith_engine.distributed.fsdp_module import (
     ShardedModule,
+    groups_of,
     local_part,
     take_part_,
-    units_of,
     whole_tensor,
     zeros_like,
 )
@@ -61,14 +61,14 @@ class FullRuns:
         directory: Of the base model.
         layout: Names and shapes of all weights.
         dtype: What passes compute in.
-        micro_batch_tokens: Tokens of one piece of a batch.
+        micro_batch_tokens: Tokens of one microbatch of a batch.
     """
 
     def __init__(
         self,
         ranks: Ranks,
         directory: Path,
-        layout: RowLayout,
+        layout: ParameterLayout,
         dtype: torch.dtype,
         micro_batch_tokens: int,
     ) -> None:
@@ -104,7 +104,7 @@ class FullRuns:
 
     # Training.
 
-    def compute(self, request: BatchRequest) -> ForwardResult | TinsmithError:
+    def compute(self, request: BatchRequest) -> BatchResult | TinsmithError:
         """Score a valid batch and, in a backward request, add its gradient.
 
         Raises:
@@ -116,9 +116,9 @@ class FullRuns:
         job.begin()
         before = self._gradient_before(run) if request.is_backward else None
         try:
-            for piece in list(job.pieces):
-                self._run_piece(run, job, piece)
-                job.end_piece()
+            for microbatch in list(job.microbatches):
+                self._run_microbatch(run, job, microbatch)
+                job.end_microbatch()
         except TinsmithError:
             raise
         except Exception as error:
@@ -223,7 +223,7 @@ class FullRuns:
         run.version = state.version
         run.adam_steps = state.version if state.adam_steps is None else state.adam_steps
         run.has_gradient = state.has_gradient
-        run.bound = RowBound.unknown()
+        run.bound = SlotBound.unknown()
 
     def load_weights(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace a run's weights; see `Engine.load_adapter_tensors`.
@@ -242,7 +242,7 @@ class FullRuns:
                 local_part(tensor).zero_()
         self.clear_gradient(name)
         run.adam_steps = 0
-        run.bound = RowBound.unknown()
+        run.bound = SlotBound.unknown()
 
     def check_state(self, state: RunState) -> None:
         """Raise CheckpointIncompatibleError unless a state fits the model."""
@@ -255,35 +255,35 @@ class FullRuns:
 
     # Parts of the above.
 
-    def _run_piece(self, run: FullRun, job: Job, piece: Sequence[int]) -> None:
+    def _run_microbatch(self, run: FullRun, job: Job, microbatch: Sequence[int]) -> None:
         batch = job.request.batch
-        units = units_of(
+        groups = groups_of(
             [datum.tokens_T.size for datum in batch],
             [1 if datum.targets_T.ndim == 1 else datum.targets_T.shape[1] for datum in batch],
-            piece,
+            microbatch,
         )
         world_size, mine = self._ranks.world_size, self._ranks.rank
-        for first in range(0, len(units), world_size):
-            unit = units[first + mine] if first + mine < len(units) else []
-            self._run_unit(run, job, unit)
-        own = units[mine::world_size]
-        found = self._ranks.all_gather(encode([job.found(unit) for unit in own]), "units")
+        for first in range(0, len(groups), world_size):
+            group = groups[first + mine] if first + mine < len(groups) else []
+            self._run_group(run, job, group)
+        own = groups[mine::world_size]
+        found = self._ranks.all_gather(encode([job.found(group) for group in own]), "units")
         for rank, message in enumerate(found):
             if rank != mine:
-                for unit, results in zip(units[rank::world_size], decode(message), strict=True):
-                    job.take_found(unit, results)
+                for group, results in zip(groups[rank::world_size], decode(message), strict=True):
+                    job.take_found(group, results)
 
-    def _run_unit(self, run: FullRun, job: Job, unit: Sequence[int]) -> None:
-        """Compute a unit; an empty one only helps the other ranks to theirs."""
+    def _run_group(self, run: FullRun, job: Job, group: Sequence[int]) -> None:
+        """Compute a group; an empty one only helps the other ranks to theirs."""
         batch = job.request.batch
-        scored = [job.scored(index) for index in unit]
-        parts = [job.loss_rows(index, of) for index, of in zip(unit, scored, strict=True)]
+        scored = [job.scored(index) for index in group]
+        parts = [job.loss_rows(index, of) for index, of in zip(group, scored, strict=True)]
         losses: MixedLosses | SequenceLosses | CustomLosses | None = None
         tokens = rows = targets = torch.zeros(0, dtype=torch.int64)
-        if unit:
-            tokens = torch.from_numpy(np.stack([batch[index].tokens_T for index in unit]))
+        if group:
+            tokens = torch.from_numpy(np.stack([batch[index].tokens_T for index in group]))
             rows = torch.from_numpy(np.flatnonzero(np.concatenate(scored)))
-            chosen = [batch[i].targets_T[of] for i, of in zip(unit, scored, strict=True)]
+            chosen = [batch[i].targets_T[of] for i, of in zip(group, scored, strict=True)]
             targets = torch.from_numpy(
                 np.concatenate([one[:, None] if one.ndim == 1 else one for one in chosen])
             ).to(torch.int64)
@@ -291,7 +291,7 @@ class FullRuns:
             some = [part for part in parts if part.num_rows]
             losses = losses_of(some, self._ranks.device, is_of_sequence=job.spec.is_of_sequence)
         found = run.module.score(
-            tokens.to(torch.int64) if unit else None,
+            tokens.to(torch.int64) if group else None,
             rows,
             targets,
             losses,
@@ -299,7 +299,7 @@ class FullRuns:
         )
         of_sequences = iter(losses.of_sequences if losses is not None else ())
         start = 0
-        for index, of in zip(unit, scored, strict=True):
+        for index, of in zip(group, scored, strict=True):
             stop = start + int(of.sum())
             if found is None or start == stop:
                 nothing = np.zeros((0, 1), dtype=np.float32)

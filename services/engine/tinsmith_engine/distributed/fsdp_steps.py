@@ -1,8 +1,8 @@
 """AdamW on the parts of a full-parameter run: torch's fused kernel, as for a row (`adam.py`).
 
-Each rank steps its own parts. What needs all of them, the norm for clipping and whether everything
-stays finite, is added or compared over the ranks in their order, so that all come to the same
-numbers.
+Each rank steps its own parts. Two things need all parts: the norm for clipping, and whether
+everything stays finite. They are added or compared over the ranks in their order, so that all
+ranks get the same numbers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tinsmith_engine.arena.adam import RowBound, clip_factor
-from tinsmith_engine.arena.rows import Row
+from tinsmith_engine.arena.adam import SlotBound, clip_factor
+from tinsmith_engine.arena.slots import Slot
 from tinsmith_engine.base.types import AdamParams
 from tinsmith_engine.distributed.fsdp_module import ShardedModule
 from tinsmith_engine.distributed.process_group import Ranks
@@ -36,7 +36,7 @@ class FullRun:
     version: int = 0
     adam_steps: int = 0
     has_gradient: bool = False
-    bound: RowBound = field(default_factory=RowBound.unknown)
+    bound: SlotBound = field(default_factory=SlotBound.unknown)
 
 
 def full_grad_norm(run: FullRun, ranks: Ranks) -> float:
@@ -60,7 +60,7 @@ def full_step(run: FullRun, params: AdamParams, grad_norm: float, ranks: Ranks) 
     if before is None:
         run.bound = after
         return True
-    run.bound = RowBound.unknown()
+    run.bound = SlotBound.unknown()
     is_finite = all(bool(torch.isfinite(part).all()) for part in changed)
     if all(_of_each(float(is_finite), ranks)):
         return True
@@ -94,15 +94,15 @@ def _adamw(
     )
 
 
-def _look(parts: Sequence[Sequence[Tensor]], ranks: Ranks) -> RowBound:
+def _look(parts: Sequence[Sequence[Tensor]], ranks: Ranks) -> SlotBound:
     """Return the bound of all parts of all ranks, by looking at them."""
     found = [
-        RowBound.of(Row(0, theta.view(-1), theta.view(-1), m.view(-1), v.view(-1)))
+        SlotBound.of(Slot(0, theta.view(-1), theta.view(-1), m.view(-1), v.view(-1)))
         for theta, m, v in zip(*parts, strict=True)
     ]
     largest = max((one.largest for one in found), default=0.0)
     ratio = max((one.moment_ratio for one in found), default=0.0)
-    return RowBound(max(_of_each(largest, ranks)), max(_of_each(ratio, ranks)))
+    return SlotBound(max(_of_each(largest, ranks)), max(_of_each(ratio, ranks)))
 
 
 def _of_each(value: float, ranks: Ranks) -> list[float]:

@@ -1,13 +1,14 @@
 """Rank 0 decides what is done, the others do the same.
 
-Rank 0 sends each call of the engine to all ranks, every rank makes it on its own engine, and then
-they compare what came of it. Most often that is the same value or the same typed error, since all
+Rank 0 sends each call of the engine to all ranks. Every rank makes it on its own engine, and
+then they compare what came of it. Most often that is the same value or the same typed error,
+since all
 ranks hold the same runs and compute from the same numbers. If it is not, the state of the ranks may
 differ, and nothing that is computed from it could be trusted: the group ends, its supervisor starts
 it again, and the runs are restored from the ledger.
 
-Between calls rank 0 sends a beat, so that followers need not tell a quiet service from a dead one,
-and so that rank 0 learns of a dead follower before a client's operation does.
+Between calls rank 0 sends a heartbeat. Followers then need not tell a quiet service from a dead
+one, and rank 0 learns of a dead follower before a client's operation does.
 """
 
 from __future__ import annotations

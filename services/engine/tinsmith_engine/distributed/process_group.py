@@ -1,4 +1,4 @@
-"""The process group: who takes part, and the few collectives that the engine uses.
+"""The process group: the ranks, and the few collectives that the engine uses.
 
 Set up from the environment that `torchrun` gives (gloo for the CPU, NCCL beside it for CUDA). One
 process alone needs none of it. Every wait has a deadline. Two kinds of trouble are told apart:
@@ -130,7 +130,7 @@ class Ranks:
         return ranks
 
     def meet(self) -> None:
-        """Return once all ranks are here: how long that takes at the start is nobody's failure.
+        """Return once all ranks are here: a slow start is no failure.
 
         Raises:
             RankFault: They did not come within `START_TIMEOUT_S`.
@@ -255,8 +255,8 @@ class _Gather:
 def end_process(exit_code: int) -> NoReturn:
     """End the process of a rank without taking the interpreter down.
 
-    A thread of gloo may still hold the tensors of the last collective. Letting go of them takes the
-    interpreter's lock, and a thread that asks for it while the interpreter ends is torn out of a
+    A thread of gloo may still hold the tensors of the last collective. Letting go of them takes
+    the interpreter's lock. A thread that asks for it while the interpreter ends is torn out of a
     C++ destructor, which aborts a process that had succeeded.
     """
     for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,8 @@
 """Calls of the engine as bytes, from rank 0 to the others.
 
-A message is a JSON header and the arrays that it refers to. Not pickle, which would let whoever
-reaches the port of the process group run code in it: what can be built from a message is the closed
+A message is a JSON header and the arrays that it refers to. Not pickle, which would let any
+process that reaches the port of the process group run code in it: what can be built from a
+message is the closed
 list of value classes below.
 """
 
@@ -20,11 +21,11 @@ from torch import Tensor
 from tinsmith_engine.base.types import (
     AdamParams,
     BatchRequest,
+    BatchResult,
     CustomFound,
     CustomInput,
     CustomLoss,
     Datum,
-    ForwardResult,
     FullConfig,
     LoraConfig,
     OptimStepResult,
@@ -42,7 +43,7 @@ _CLASSES: Mapping[str, type[Any]] = {
         CustomInput,
         CustomLoss,
         Datum,
-        ForwardResult,
+        BatchResult,
         FullConfig,
         LoraConfig,
         OptimStepResult,

@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.distributed.process_group import Pending, Ranks
-from tinsmith_engine.files.hub_files import read_row
+from tinsmith_engine.files.hub_files import read_parameters
 from tinsmith_engine.model.decoder_config import DecoderConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -39,7 +39,7 @@ _WIDE_SLOT, _NUM_LAYER_SLOTS = 0, 2
 class Block:
     """Tensors that are gathered together."""
 
-    layout: RowLayout
+    layout: ParameterLayout
     share: Tensor
     """This rank's numbers."""
     slot: int
@@ -60,7 +60,7 @@ class ShardedBase:
     def __init__(
         self,
         config: DecoderConfig,
-        layout: RowLayout,
+        layout: ParameterLayout,
         directory: Path,
         dtype: torch.dtype,
         ranks: Ranks,
@@ -78,9 +78,9 @@ class ShardedBase:
             self._load(names_of_block, layout, directory, _slot(index, config.num_layers))
             for index, names_of_block in enumerate(names)
         ]
-        norm_layout = RowLayout([(FINAL_NORM, layout.entries[FINAL_NORM].shape)])
+        norm_layout = ParameterLayout([(FINAL_NORM, layout.entries[FINAL_NORM].shape)])
         self.final_norm = norm_layout.view(
-            read_row(directory, norm_layout, dtype, ranks.device), FINAL_NORM
+            read_parameters(directory, norm_layout, dtype, ranks.device), FINAL_NORM
         )
         self.slots = [
             torch.zeros(
@@ -122,14 +122,16 @@ class ShardedBase:
     def _whole(self, block: Block) -> Tensor:
         return self.slots[block.slot][: len(block.share) * self._ranks.world_size]
 
-    def _load(self, names: Sequence[str], whole: RowLayout, directory: Path, slot: int) -> Block:
-        layout = RowLayout([(name, whole.entries[name].shape) for name in names])
+    def _load(
+        self, names: Sequence[str], whole: ParameterLayout, directory: Path, slot: int
+    ) -> Block:
+        layout = ParameterLayout([(name, whole.entries[name].shape) for name in names])
         first, last = whole.entries[names[0]], whole.entries[names[-1]]
         if last.offset + last.num_numbers - first.offset != layout.num_numbers:
             raise ValueError(f"the tensors from {first.name} to {last.name} are not neighbours")
         size = -(-layout.width // (self._ranks.world_size * _ALIGNMENT)) * _ALIGNMENT
         # One block at a time is whole, on the host.
-        row = read_row(directory, layout, self.dtype, torch.device("cpu"))
+        row = read_parameters(directory, layout, self.dtype, torch.device("cpu"))
         mine = row[self._ranks.rank * size : (self._ranks.rank + 1) * size]
         share = torch.zeros(size, dtype=self.dtype, device=self._ranks.device)
         share[: len(mine)].copy_(mine)

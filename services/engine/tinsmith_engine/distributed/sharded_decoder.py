@@ -2,7 +2,7 @@
 
 Nothing of the decoder is written twice: it reads the embedding, one layer after the other, and the
 head, and here each of these reads is a gathering (`sharded_base`). What was read before may be
-overwritten then, so whoever uses these weights must not keep them; the decoder does not.
+overwritten then, so users of these weights must not keep them; the decoder does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tinsmith_engine.model.decoder_weights import (
     Norm,
     bind_layer,
 )
-from tinsmith_engine.model.linear import LinearUnit
+from tinsmith_engine.model.linear import LinearTarget
 from tinsmith_engine.model.model_protocol import RunTensors
 from tinsmith_engine.products.ops import EAGER, Ops
 from tinsmith_engine.products.split_products import WHOLE, KSplit
@@ -84,12 +84,12 @@ class ShardedWeights(DecoderWeights):
         return Norm(self._base.final_norm, None)
 
     @property
-    def head(self) -> LinearUnit:
+    def head(self) -> LinearTarget:
         """The unembedding."""
         index = self._base.head_block
         name = HEAD if index else EMBEDDING
         weight = self._base.blocks[index].layout.view(self._stream.take(index), name)
-        return LinearUnit(weight=weight, split=self._split)
+        return LinearTarget(weight=weight, split=self._split)
 
     @property
     def trains_input(self) -> bool:
@@ -149,7 +149,12 @@ class ShardedDecoder(Decoder):
     def __init__(self, files: DecoderFiles, base: ShardedBase, split: KSplit) -> None:
         nothing = torch.empty(0, dtype=files.dtype, device=files.device)
         super().__init__(
-            files.config, files.layout, nothing, split, files.ops, tape_rows=files.tape_rows
+            files.config,
+            files.layout,
+            nothing,
+            split,
+            files.ops,
+            checkpoint_activations_over_tokens=files.checkpoint_activations_over_tokens,
         )
         self.base = base
         self.stream = GatherStream(base)
@@ -158,16 +163,16 @@ class ShardedDecoder(Decoder):
         """Return the decoder itself: the ranks gather its layers together, in one order."""
         return self
 
-    def initial_row(self) -> Tensor:
+    def initial_parameters(self) -> Tensor:
         """Refuse: no rank has the row.
 
         Raises:
             InvalidFieldError: Always.
         """
-        raise _no_row()
+        raise _no_parameters()
 
     def bind(self, run: RunTensors | None) -> Bound:
-        """Return the base model's weights, or the adapters of a stack.
+        """Return the base model's weights, or the adapters of a group.
 
         Raises:
             InvalidFieldError: The run trains all weights.
@@ -175,7 +180,7 @@ class ShardedDecoder(Decoder):
         if run is None:
             return ShardedWeights(self.config, self.base, self.stream, self.split, self.ops)
         if run.is_full:
-            raise _no_row()
+            raise _no_parameters()
         return super().bind(run)
 
 
@@ -213,7 +218,7 @@ def _first_layer_and_head(files: DecoderFiles, base: ShardedBase) -> tuple[Layer
     return layer, head.layout.view(base.row(base.head_block), name)
 
 
-def _no_row() -> InvalidFieldError:
+def _no_parameters() -> InvalidFieldError:
     return InvalidFieldError(
         "adapter.full", "needs the weights of the base model, which are spread over the ranks"
     )

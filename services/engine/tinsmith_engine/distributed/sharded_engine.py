@@ -4,8 +4,8 @@ The same class on all ranks, with the methods of `Engine`. On rank 0, once it le
 that changes something is a command to all ranks (`commands.py`); what only reads is answered from
 rank 0's own copy, since all ranks hold the same runs. A follower makes the calls that it is sent.
 
-Before anybody leads (while the model is loaded and probed) all ranks run the same program, so a
-method called there is called on all of them anyway.
+While the model is loaded and probed, no rank leads and all ranks run the same program. A method
+called there is called on all of them anyway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tinsmith_engine.base.types import (
     AdamParams,
     AdapterConfig,
     BatchRequest,
-    ForwardResult,
+    BatchResult,
     FullConfig,
     OptimStepResult,
     Published,
@@ -31,7 +31,7 @@ from tinsmith_engine.distributed.fsdp_runs import FullRuns
 from tinsmith_engine.distributed.leader_commands import Leader
 from tinsmith_engine.distributed.process_group import RankFault, Ranks
 from tinsmith_engine.distributed.sharded_decoder import ShardedDecoder
-from tinsmith_engine.distributed.sharded_passes import RankedPassRunner
+from tinsmith_engine.distributed.sharded_passes import ShardedPassRunner
 from tinsmith_engine.files.hub_files import resolve_model
 from tinsmith_engine.loading.base_model import DTYPES, LoadedModel
 from tinsmith_engine.training.batch_validation import prepare_request, validate_adam
@@ -45,15 +45,15 @@ from tinsmith_runtime.errors import (
 )
 
 
-class RankedEngine(Engine):
+class ShardedEngine(Engine):
     """All runs on one base model, on several ranks.
 
     Args:
         loaded: The model.
         ranks: All ranks.
-        max_rows: See `Engine`.
+        max_resident_runs: See `Engine`.
         micro_batch_tokens: See `Engine`.
-        pass_rows: See `Engine`.
+        max_pass_tokens: See `Engine`.
     """
 
     def __init__(
@@ -61,24 +61,27 @@ class RankedEngine(Engine):
         loaded: LoadedModel,
         ranks: Ranks,
         *,
-        max_rows: int,
+        max_resident_runs: int,
         micro_batch_tokens: int,
-        pass_rows: int,
+        max_pass_tokens: int,
     ) -> None:
         super().__init__(
-            loaded, max_rows=max_rows, micro_batch_tokens=micro_batch_tokens, pass_rows=pass_rows
+            loaded,
+            max_resident_runs=max_resident_runs,
+            micro_batch_tokens=micro_batch_tokens,
+            max_pass_tokens=max_pass_tokens,
         )
         self.ranks = ranks
         stream = loaded.model.stream if isinstance(loaded.model, ShardedDecoder) else None
-        self._passes = RankedPassRunner(
+        self._passes = ShardedPassRunner(
             loaded.model,
             ranks,
             stream,
             copies_on_bind=loaded.info.dtype != "float32",
             micro_batch_tokens=micro_batch_tokens,
-            pass_rows=pass_rows,
+            max_pass_tokens=max_pass_tokens,
         )
-        self._max_rows = max_rows
+        self._max_resident_runs = max_resident_runs
         self._directory = resolve_model(loaded.source)
         self._full = FullRuns(
             ranks,
@@ -133,10 +136,10 @@ class RankedEngine(Engine):
     def _create(self, run: str, config: AdapterConfig) -> None:
         if self.has_run(run):
             raise AlreadyExistsError(f"run {run} exists in this engine", run=run)
-        if len(self.runs()) >= self._max_rows:
+        if len(self.runs()) >= self._max_resident_runs:
             raise CapacityExhaustedError(
-                f"all {self._max_rows} places for runs are taken; release a run first",
-                max_rows=self._max_rows,
+                f"all {self._max_resident_runs} places for runs are taken; release a run first",
+                max_resident_runs=self._max_resident_runs,
             )
         if isinstance(config, FullConfig):
             self._full.create(run)
@@ -145,25 +148,25 @@ class RankedEngine(Engine):
 
     # Training.
 
-    def compute(self, requests: Sequence[BatchRequest]) -> list[ForwardResult | TinsmithError]:
+    def compute(self, requests: Sequence[BatchRequest]) -> list[BatchResult | TinsmithError]:
         """Score batches and add gradients; see `Engine.compute`.
 
         Full-parameter runs are computed after the others, one by one.
         """
-        found: list[ForwardResult | TinsmithError] = self._everywhere(
+        found: list[BatchResult | TinsmithError] = self._everywhere(
             "compute", (list(requests),), lambda: self._compute(requests)
         )
         return found
 
-    def _compute(self, requests: Sequence[BatchRequest]) -> list[ForwardResult | TinsmithError]:
+    def _compute(self, requests: Sequence[BatchRequest]) -> list[BatchResult | TinsmithError]:
         packed = iter(Engine.compute(self, [one for one in requests if one.run not in self._full]))
         shared = [None if one.run in self._full else next(packed) for one in requests]
-        found: list[ForwardResult | TinsmithError] = []
+        found: list[BatchResult | TinsmithError] = []
         for request, outcome in zip(requests, shared, strict=True):
             found.append(self._compute_full(request) if outcome is None else outcome)
         return found
 
-    def _compute_full(self, request: BatchRequest) -> ForwardResult | TinsmithError:
+    def _compute_full(self, request: BatchRequest) -> BatchResult | TinsmithError:
         try:
             prepared = prepare_request(request, self.info)
         except TinsmithError as error:

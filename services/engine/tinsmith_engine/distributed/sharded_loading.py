@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tinsmith_engine.distributed.process_group import Ranks
 from tinsmith_engine.distributed.sharded_decoder import ShardedDecoder, sharded_decoder
-from tinsmith_engine.distributed.sharded_engine import RankedEngine
+from tinsmith_engine.distributed.sharded_engine import ShardedEngine
 from tinsmith_engine.loading.base_model import load_model, whole_decoder
 from tinsmith_engine.training.exactness import NUM_PROBE_RUNS, check_exactness
 from tinsmith_runtime.errors import ConfigError, ExactnessUnavailableError
@@ -17,21 +17,21 @@ from tinsmith_runtime.errors import ConfigError, ExactnessUnavailableError
 logger = logging.getLogger(__name__)
 
 
-def load_ranked_engine(
+def load_sharded_engine(
     ranks: Ranks,
     model_dir: str | Path,
     *,
     shard_base: bool,
     dtype: str = "float32",
-    max_rows: int = 64,
+    max_resident_runs: int = 64,
     max_sequence_tokens: int = 32_768,
     num_threads: int | None = None,
     micro_batch_tokens: int = 2048,
-    pass_rows: int = 8192,
-    tape_rows: int = 16_384,
+    max_pass_tokens: int = 8192,
+    checkpoint_activations_over_tokens: int = 16_384,
     exact: bool | None = None,
     compiled: bool | None = None,
-) -> RankedEngine:
+) -> ShardedEngine:
     """Load a base model; all ranks call this with the same arguments.
 
     Args:
@@ -39,12 +39,12 @@ def load_ranked_engine(
         model_dir: See `Engine.load`, as for the arguments that are not here.
         shard_base: Whether each rank keeps a part of the base model only.
         dtype: See `Engine.load`.
-        max_rows: See `Engine.load`.
+        max_resident_runs: See `Engine.load`.
         max_sequence_tokens: See `Engine.load`.
         num_threads: See `Engine.load`.
         micro_batch_tokens: See `Engine.load`.
-        pass_rows: Tokens of one pass of one rank.
-        tape_rows: See `Engine.load`.
+        max_pass_tokens: Tokens of one pass of one rank.
+        checkpoint_activations_over_tokens: See `Engine.load`.
         exact: See `Engine.load`.
         compiled: See `Engine.load`.
 
@@ -62,7 +62,7 @@ def load_ranked_engine(
         max_sequence_tokens=max_sequence_tokens,
         num_threads=num_threads,
         micro_batch_tokens=micro_batch_tokens,
-        tape_rows=tape_rows,
+        checkpoint_activations_over_tokens=checkpoint_activations_over_tokens,
         compiled=ranks.device.type == "cuda" if compiled is None else compiled,
         build=sharded_decoder(ranks) if shard_base else whole_decoder,
         more_details={
@@ -71,9 +71,9 @@ def load_ranked_engine(
         },
     )
     sizes = {
-        "max_rows": max_rows,
+        "max_resident_runs": max_resident_runs,
         "micro_batch_tokens": micro_batch_tokens,
-        "pass_rows": pass_rows,
+        "max_pass_tokens": max_pass_tokens,
     }
     loaded = load(exact=exact)
     ranks.meet()
@@ -86,7 +86,9 @@ def load_ranked_engine(
     try:
         if loaded.info.exactness == "exact":
             probed = dataclasses.replace(loaded, model=loaded.model.first_layers())
-            check_exactness(RankedEngine(probed, ranks, **sizes | {"max_rows": NUM_PROBE_RUNS}))
+            check_exactness(
+                ShardedEngine(probed, ranks, **sizes | {"max_resident_runs": NUM_PROBE_RUNS})
+            )
     except ExactnessUnavailableError as error:
         # What a pass gives is the same on all ranks, so they all come here or none.
         if exact:
@@ -95,7 +97,7 @@ def load_ranked_engine(
         del loaded, probed
         loaded = load(exact=False)
         ranks.meet()
-    return RankedEngine(loaded, ranks, **sizes)
+    return ShardedEngine(loaded, ranks, **sizes)
 
 
 def _check_same(ranks: Ranks, fingerprint: str) -> None:

@@ -1,13 +1,14 @@
 """Packed passes on several ranks: every rank plans all of them and computes its share.
 
-All ranks hold the same jobs and make the same plan (`lanes.py`), so that nothing but numbers is
-exchanged. A round is one pass on each rank, perhaps an empty one: if the base model is sharded,
-every rank takes part in every gathering of weights, whether it has work or not. After the rounds
-the ranks tell each other what they found, and then each of them ends the pieces of all; gradients
-are added once an operation has all of its pieces.
+All ranks hold the same jobs and make the same plan (`microbatch_assignment.py`), so that nothing
+but numbers is exchanged. A round is one pass on each rank, perhaps an empty one: if the base model
+is sharded, every rank takes part in every gathering of weights, whether it has work or not. After
+the rounds the ranks tell each other what they found, and then each of them ends the microbatches of
+all; gradients are added once an operation has all of its microbatches.
 
-If a pass fails on one rank, that rank goes on taking part in the gatherings and reports the failure
-at the end of the rounds. It is then the failure of the pass on all ranks, and all go on alike: they
+If a pass fails on one rank, that rank still takes part in the gatherings, and reports the
+failure at the end of the rounds. It is then the failure of the pass on all ranks, and all go on
+alike: they
 undo, compute one by one, split further, as `pass_runner` does.
 """
 
@@ -19,8 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tinsmith_engine.base.memory import is_out_of_memory
-from tinsmith_engine.base.types import BatchRequest, ForwardResult
-from tinsmith_engine.distributed.microbatch_assignment import Lanes, Loads, share_rows, sum_lanes_
+from tinsmith_engine.base.types import BatchRequest, BatchResult
+from tinsmith_engine.distributed.microbatch_assignment import (
+    Loads,
+    RankAssignment,
+    share_rows,
+    sum_partials_,
+)
 from tinsmith_engine.distributed.process_group import Ranks
 from tinsmith_engine.distributed.serialization import decode, encode
 from tinsmith_engine.distributed.sharded_base import GatherStream
@@ -33,7 +39,7 @@ from tinsmith_runtime.errors import TinsmithError
 logger = logging.getLogger(__name__)
 
 
-class RankedPassRunner(PassRunner):
+class ShardedPassRunner(PassRunner):
     """Runs batch requests through a model, together with the other ranks.
 
     Args:
@@ -42,7 +48,7 @@ class RankedPassRunner(PassRunner):
         stream: Gathers the weights of a sharded base model; None if each rank has all of it.
         copies_on_bind: See `PassRunner`.
         micro_batch_tokens: See `PassRunner`.
-        pass_rows: See `PassRunner`.
+        max_pass_tokens: See `PassRunner`.
     """
 
     def __init__(
@@ -53,38 +59,40 @@ class RankedPassRunner(PassRunner):
         *,
         copies_on_bind: bool,
         micro_batch_tokens: int,
-        pass_rows: int,
+        max_pass_tokens: int,
     ) -> None:
         super().__init__(
             model,
             ranks.device,
             copies_on_bind=copies_on_bind,
             micro_batch_tokens=micro_batch_tokens,
-            pass_rows=pass_rows,
+            max_pass_tokens=max_pass_tokens,
         )
         self._ranks = ranks
         self._stream = stream
         self._loads = Loads(ranks.world_size)
-        self._lanes: dict[int, Lanes] = {}
+        self._assignments: dict[int, RankAssignment] = {}
 
     def run(
         self, requests: Sequence[tuple[BatchRequest, Run | None]]
-    ) -> list[ForwardResult | TinsmithError]:
+    ) -> list[BatchResult | TinsmithError]:
         """Compute valid requests; every rank is given the same ones."""
         self._loads.clear()
-        self._lanes.clear()
+        self._assignments.clear()
         return super().run(requests)
 
     def _begin_backward(self, job: Job) -> None:
         job.starts_fresh = False
         job.begin()
-        lanes = self._loads.place_lanes([job.rows_of(piece) for piece in job.pieces])
-        self._lanes[id(job)] = lanes
-        job.starts_fresh = self._ranks.rank != lanes.first_rank
-        self._clear_row(job)
+        assignment = self._loads.assign(
+            [job.rows_of(microbatch) for microbatch in job.microbatches]
+        )
+        self._assignments[id(job)] = assignment
+        job.starts_fresh = self._ranks.rank != assignment.first_rank
+        self._clear_gradient(job)
 
-    def _next_pieces(self, job: Job) -> list[list[int]]:
-        return job.pieces[: self._ranks.world_size]
+    def _next_microbatches(self, job: Job) -> list[list[int]]:
+        return job.microbatches[: self._ranks.world_size]
 
     def _run_segments(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
         places = self._places(segments, needs_gradient=needs_gradient)
@@ -99,16 +107,16 @@ class RankedPassRunner(PassRunner):
         if needs_gradient:
             self._add_gradients({id(job): job for job, _ in segments}.values())
         for job, _ in segments:
-            job.end_piece()
+            job.end_microbatch()
 
     def _places(self, segments: Sequence[Segment], *, needs_gradient: bool) -> list[int]:
         """Return the rank that computes each segment."""
         if not needs_gradient:
-            return [self._loads.place_one(job.rows_of(piece)) for job, piece in segments]
+            return [self._loads.place_one(job.rows_of(microbatch)) for job, microbatch in segments]
         seen: Counter[int] = Counter()
         places = []
         for job, _ in segments:
-            places.append(self._lanes[id(job)].rank_of(seen[id(job)]))
+            places.append(self._assignments[id(job)].rank_of(seen[id(job)]))
             seen[id(job)] += 1
         return places
 
@@ -135,7 +143,7 @@ class RankedPassRunner(PassRunner):
         """Exchange what was found; raise on all ranks if one of them failed."""
         mine: object
         if failure is None:
-            mine = [job.found(piece) for job, piece in by_rank[self._ranks.rank]]
+            mine = [job.found(microbatch) for job, microbatch in by_rank[self._ranks.rank]]
         else:
             kind = "memory" if is_out_of_memory(failure) else "fault"
             mine = {kind: f"{type(failure).__name__}: {failure}"}
@@ -148,22 +156,23 @@ class RankedPassRunner(PassRunner):
             raise RuntimeError(f"a pass failed on rank {rank}: {one['fault']}")
         for rank, members in enumerate(by_rank):
             if rank != self._ranks.rank:
-                for (job, piece), results in zip(members, found[rank], strict=True):
-                    job.take_found(piece, results)
+                for (job, microbatch), results in zip(members, found[rank], strict=True):
+                    job.take_found(microbatch, results)
 
     def _add_gradients(self, jobs: Iterable[Job]) -> None:
-        """Give all ranks the gradients of operations whose last pieces were computed."""
+        """Give all ranks the gradients of operations whose last microbatches were computed."""
         ended = [
-            (job.run.row.grad_P, self._lanes[id(job)])
+            (job.run.slot.grad_P, self._assignments[id(job)])
             for job in jobs
-            if job.run is not None and len(job.pieces) <= self._ranks.world_size
+            if job.run is not None and len(job.microbatches) <= self._ranks.world_size
         ]
         share_rows(
-            self._ranks, [(row_P, one.first_rank) for row_P, one in ended if one.num_lanes == 1]
+            self._ranks,
+            [(flat_P, one.first_rank) for flat_P, one in ended if one.num_partials == 1],
         )
-        for row_P, one in ended:
-            if one.num_lanes > 1:
-                sum_lanes_(self._ranks, row_P, one.owners)
+        for flat_P, one in ended:
+            if one.num_partials > 1:
+                sum_partials_(self._ranks, flat_P, one.owners)
 
 
 def _caught(call: Callable[[], None]) -> Exception | None:

@@ -15,11 +15,11 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.files.weight_files import TensorEntry, read_header_of
 from tinsmith_runtime.errors import CheckpointIncompatibleError, ModelNotFoundError
 
-_PIECE_NUMBERS = 16 << 20
+_CHUNK_NUMBERS = 16 << 20
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -140,9 +140,9 @@ def _unreadable(file: Path, directory: Path) -> ModelNotFoundError:
     )
 
 
-def read_row(
+def read_parameters(
     directory: Path,
-    layout: RowLayout,
+    layout: ParameterLayout,
     dtype: torch.dtype,
     device: torch.device,
     fused: Mapping[str, Sequence[str]] | None = None,
@@ -167,11 +167,11 @@ def read_row(
     files = stored_tensors(directory)
     fused = fused or {}
     stored_as = {name: name for name in files} if stored_as is None else stored_as
-    row = torch.zeros(layout.width, dtype=dtype, device=device)
-    places = {name: layout.view(row, name) for name in layout.entries}
+    flat = torch.zeros(layout.width, dtype=dtype, device=device)
+    places = {name: layout.view(flat, name) for name in layout.entries}
     for name, parts in fused.items():
         if name in stored_as and parts[0] not in stored_as:
-            places[name] = layout.fused(row, parts)
+            places[name] = layout.fused(flat, parts)
             for part in parts:
                 del places[part]
     by_file: dict[Path, list[str]] = {}
@@ -198,7 +198,7 @@ def read_row(
                         tensor=name,
                     )
                 _read_numbers(weights, file, entry, place.view(-1))
-    return row
+    return flat
 
 
 def _read_numbers(weights: IO[bytes], file: Path, entry: TensorEntry, place_N: Tensor) -> None:
@@ -212,9 +212,9 @@ def _read_numbers(weights: IO[bytes], file: Path, entry: TensorEntry, place_N: T
         )
     weights.seek(entry.file_offset)
     is_direct = dtype == place_N.dtype and place_N.device.type == "cpu"
-    buffer_N = None if is_direct else torch.empty(min(_PIECE_NUMBERS, len(place_N)), dtype=dtype)
-    for start in range(0, len(place_N), _PIECE_NUMBERS):
-        part_N = place_N[start : start + _PIECE_NUMBERS]
+    buffer_N = None if is_direct else torch.empty(min(_CHUNK_NUMBERS, len(place_N)), dtype=dtype)
+    for start in range(0, len(place_N), _CHUNK_NUMBERS):
+        part_N = place_N[start : start + _CHUNK_NUMBERS]
         read_N = part_N if buffer_N is None else buffer_N[: len(part_N)]
         _read_into(weights, file, read_N.view(torch.uint8).numpy().data)
         if buffer_N is not None:

@@ -1,4 +1,4 @@
-"""Names and reading of the weight files of a checkpoint, for all who write or load one.
+"""Names and reading of the weight files of a checkpoint, for all code that writes or loads one.
 
 A safetensors file is a length, a JSON header and numbers. `read_header` checks the header of a file
 from outside before anything that it promises is allocated: what it returns can be read with the

@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.devices import prepare_device
 from tinsmith_engine.base.types import ImageRules, ModelInfo
-from tinsmith_engine.files.hub_files import load_hf_config, read_row, resolve_model, stored_tensors
+from tinsmith_engine.files.hub_files import (
+    load_hf_config,
+    read_parameters,
+    resolve_model,
+    stored_tensors,
+)
 from tinsmith_engine.loading.hf_fallback import FallbackModel
 from tinsmith_engine.model.attention import PRODUCTS_RULE
 from tinsmith_engine.model.compiled_ops import compile_ops
@@ -74,11 +79,11 @@ class DecoderFiles:
 
     directory: Path
     config: DecoderConfig
-    layout: RowLayout
+    layout: ParameterLayout
     dtype: torch.dtype
     device: torch.device
     ops: Ops
-    tape_rows: int
+    checkpoint_activations_over_tokens: int
     exact: bool | None
     stored_as: Mapping[str, str]
     """The name in the files of each tensor of the layout."""
@@ -87,7 +92,7 @@ class DecoderFiles:
 
 def whole_decoder(files: DecoderFiles) -> Decoder:
     """Return the decoder with all weights in this process."""
-    row = read_row(
+    flat = read_parameters(
         files.directory,
         files.layout,
         files.dtype,
@@ -95,15 +100,15 @@ def whole_decoder(files: DecoderFiles) -> Decoder:
         fused_experts(files.config),
         files.stored_as,
     )
-    weights = bind_weights(files.config, files.layout, row, None, WHOLE)
+    weights = bind_weights(files.config, files.layout, flat, None, WHOLE)
     split = find_split(weights.layers, weights.head.weight, exact=files.exact)
     return Decoder(
         files.config,
         files.layout,
-        row,
+        flat,
         split,
         files.ops,
-        tape_rows=files.tape_rows,
+        checkpoint_activations_over_tokens=files.checkpoint_activations_over_tokens,
         vision=files.vision,
     )
 
@@ -116,7 +121,7 @@ def load_model(
     max_sequence_tokens: int,
     num_threads: int | None,
     micro_batch_tokens: int,
-    tape_rows: int,
+    checkpoint_activations_over_tokens: int,
     exact: bool | None,
     compiled: bool,
     build: Callable[[DecoderFiles], Decoder] = whole_decoder,
@@ -158,7 +163,7 @@ def load_model(
                 DTYPES[dtype],
                 place,
                 ops,
-                tape_rows,
+                checkpoint_activations_over_tokens,
                 exact,
                 stored_as,
                 vision,
@@ -223,16 +228,16 @@ def _layer_factors(layers: Sequence[LayerWeights]) -> list[Factor]:
     Layers have the shapes of one of two: the first with a dense MLP, the first with experts.
     """
     first = layers[0]
-    units = [first.qkv, first.o]
+    targets = [first.qkv, first.o]
     factors: list[Factor] = []
     for kind in (DenseMlp, MoeMlp):
         mlp = next((layer.mlp for layer in layers if isinstance(layer.mlp, kind)), None)
         if isinstance(mlp, DenseMlp):
-            units += [mlp.gate_up, mlp.down]
+            targets += [mlp.gate_up, mlp.down]
         elif mlp is not None:
-            units.append(mlp.router)
+            targets.append(mlp.router)
             for weight in (mlp.gate_up.weight[0], mlp.down.weight[0]):
                 factors += [(weight.t(), None), (weight, None)]
-    for unit in units:
-        factors += [(unit.weight.t(), unit.bias), (unit.weight, None)]
+    for target in targets:
+        factors += [(target.weight.t(), target.bias), (target.weight, None)]
     return factors

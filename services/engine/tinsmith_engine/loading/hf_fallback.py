@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinsmith_engine.arena.adapter_targets import UnitSpec
-from tinsmith_engine.arena.rows import RowLayout
-from tinsmith_engine.lora.lora import LoraUnit
+from tinsmith_engine.arena.adapter_targets import TargetSpec
+from tinsmith_engine.arena.slots import ParameterLayout
+from tinsmith_engine.lora.lora import LoraTarget
 from tinsmith_engine.model.lm_head import HeadScores, KnownLosses, NoLosses, RowLosses
 from tinsmith_engine.model.model_protocol import Pass, RunTensors
 from tinsmith_engine.products.split_products import WHOLE
@@ -36,7 +36,7 @@ _ROUTERS = {"gate", "router", "shared_expert_gate"}
 class FallbackWeights:
     """A run as the module sees it: adapters by module path, or parameters by name."""
 
-    adapters: Mapping[str, LoraUnit]
+    adapters: Mapping[str, LoraTarget]
     parameters: Mapping[str, Tensor]
     """Of a full-parameter run, in the model's dtype, as autograd leaves."""
     parameter_grads: Mapping[str, Tensor]
@@ -46,16 +46,16 @@ class FallbackModel:
     """A transformers causal language model with our adapters on its linear layers."""
 
     row_quantum = 1
-    stacks_runs = False
+    groups_adapters = False
     trains_all = True
 
     def __init__(self, module: nn.Module, head: nn.Module | None) -> None:
         self._module = module.eval().requires_grad_(False)
         parameters = dict(module.named_parameters())
-        self.full_layout = RowLayout([(n, tuple(p.shape)) for n, p in parameters.items()])
-        units: list[UnitSpec] = []
+        self.full_layout = ParameterLayout([(n, tuple(p.shape)) for n, p in parameters.items()])
+        loras: list[TargetSpec] = []
         self._parameters = parameters
-        self._adapters: Mapping[str, LoraUnit] = {}
+        self._adapters: Mapping[str, LoraTarget] = {}
         # Autograd follows an operation only if an input needs a gradient; below the first layer
         # of a frozen model none does, so each adapter also takes this empty one.
         self._anchor = torch.empty(0, requires_grad=True)
@@ -69,9 +69,9 @@ class FallbackModel:
                 others.append(name)
             else:
                 kind = "unembedding" if layer is head else _kind(name)
-                units.append(UnitSpec((name,), layer.in_features, (layer.out_features,), kind))
+                loras.append(TargetSpec((name,), layer.in_features, (layer.out_features,), kind))
                 layer.register_forward_hook(self._hook(name))
-        self.lora_units: Sequence[UnitSpec] = units
+        self.lora_targets: Sequence[TargetSpec] = loras
 
     @classmethod
     def load(cls, directory: Path, dtype: torch.dtype, device: torch.device) -> FallbackModel:
@@ -101,13 +101,13 @@ class FallbackModel:
         """Return the model itself: it promises no bits, and is not checked."""
         return self
 
-    def initial_row(self) -> Tensor:
+    def initial_parameters(self) -> Tensor:
         """Return the base model's weights, in the base model's dtype."""
         first = next(iter(self._parameters.values()))
-        row = torch.zeros(self.full_layout.width, dtype=first.dtype, device=first.device)
+        flat = torch.zeros(self.full_layout.width, dtype=first.dtype, device=first.device)
         for name, parameter in self._parameters.items():
-            self.full_layout.view(row, name).copy_(parameter)
-        return row
+            self.full_layout.view(flat, name).copy_(parameter)
+        return flat
 
     def bind(self, run: RunTensors | None) -> FallbackWeights:
         """Return the weights of a run, or of the base model."""
@@ -122,17 +122,17 @@ class FallbackModel:
             }
             grads = {} if run.grad_P is None else run.layout.views(run.grad_P)
             return FallbackWeights({}, leaves, grads)
-        units = {
-            spec.names[0]: LoraUnit.of(
+        loras = {
+            spec.names[0]: LoraTarget.of(
                 spec,
                 run.layout,
                 theta_P.view(1, -1),
                 None if run.grad_P is None else run.grad_P.view(1, -1),
                 run.scale,
             )
-            for spec in self.lora_units
+            for spec in self.lora_targets
         }
-        return FallbackWeights({n: unit for n, unit in units.items() if unit is not None}, {}, {})
+        return FallbackWeights({n: lora for n, lora in loras.items() if lora is not None}, {}, {})
 
     def head_adapter(self, bound: FallbackWeights, index: int) -> None:
         """Return None: the unembedding is a module among others here."""
@@ -160,9 +160,9 @@ class FallbackModel:
             HeadScores(*(torch.zeros(group.targets.shape, device=device) for _ in range(2)))
             for group in one.heads
         ]
-        worn = {bound.rows.start: bound.bound for bound in one.adapted}
+        used = {bound.rows.start: bound.bound for bound in one.adapted}
         for segment, sequences in zip(one.rows.segments, one.rows.sequences, strict=True):
-            bound = worn.get(segment.start, one.weights)
+            bound = used.get(segment.start, one.weights)
             for rows, num_sequences in _equal_lengths(sequences):
                 with torch.set_grad_enabled(needs_gradient):
                     tokens = one.rows.tokens_N[rows].view(num_sequences, -1)
@@ -199,7 +199,7 @@ class FallbackModel:
         return logits
 
     @contextmanager
-    def _adapted(self, adapters: Mapping[str, LoraUnit]) -> Iterator[None]:
+    def _adapted(self, adapters: Mapping[str, LoraTarget]) -> Iterator[None]:
         self._adapters = adapters
         try:
             yield
@@ -208,11 +208,11 @@ class FallbackModel:
 
     def _hook(self, name: str) -> Any:
         def add_adapter(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            unit = self._adapters.get(name)
-            if unit is None:
+            lora = self._adapters.get(name)
+            if lora is None:
                 return output
             added: Tensor = _AddLora.apply(  # type: ignore[no-untyped-call]
-                output, inputs[0], self._anchor, unit
+                output, inputs[0], self._anchor, lora
             )
             return added
 
@@ -223,20 +223,20 @@ class _AddLora(torch.autograd.Function):
     """`y + scale B A x`, whose backward adds the gradients of A and B to the run's row."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, unit: LoraUnit) -> Tensor:
+    def forward(ctx: Any, y: Tensor, x: Tensor, anchor: Tensor, lora: LoraTarget) -> Tensor:
         del anchor
         flat = x.flatten(0, -2).contiguous()
         out = y.clone()
-        projected = unit.add_forward_(out.view(-1, y.shape[-1]), flat, WHOLE)
+        projected = lora.add_forward_(out.view(-1, y.shape[-1]), flat, WHOLE)
         ctx.save_for_backward(flat, projected)
-        ctx.unit, ctx.input_shape = unit, x.shape
+        ctx.lora, ctx.input_shape = lora, x.shape
         return out
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         flat, projected = ctx.saved_tensors
         dx = torch.zeros_like(flat) if ctx.needs_input_grad[1] else None
-        ctx.unit.backward(dy.flatten(0, -2).contiguous(), flat, projected, dx, WHOLE)
+        ctx.lora.backward(dy.flatten(0, -2).contiguous(), flat, projected, dx, WHOLE)
         return dy, None if dx is None else dx.view(ctx.input_shape), None, None
 
 

@@ -1,8 +1,8 @@
-"""The adapters of the experts of one layer, for one run or for a stack of runs.
+"""The adapters of the experts of one layer, for one run or for an adapter group of runs.
 
-As in `lora.py`, everything is scaled once on the narrow side. Which rows an adapter gets differs by
-run and expert, so its products are batched over groups (`routing.GroupBatch`) of equal padded
-length, with the matrices of the groups picked out of the rows.
+As in `lora.py`, everything is scaled once on the narrow side. Which rows an adapter gets differs
+by run and expert. Its products are batched over groups (`moe_routing.GroupBatch`) of equal
+padded length, with matrices picked out of the arena.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from tinsmith_engine.arena.adapter_targets import ExpertSpecs
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.packing.moe_routing import GroupBatch
 from tinsmith_engine.products.split_products import KSplit
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertLora:
-    """The adapters of one unit of all E experts for R runs; gradients are float32 views."""
+    """The adapters of one target of all E experts for R runs; gradients are float32 views."""
 
     a: Tensor
     """[R, E, parts * rank, in]."""
@@ -35,7 +35,7 @@ class ExpertLora:
     def of(
         cls,
         specs: ExpertSpecs,
-        layout: RowLayout,
+        layout: ParameterLayout,
         theta_RP: Tensor,
         grad_RP: Tensor | None,
         scale: float,

@@ -1,13 +1,14 @@
-"""The adapters of one linear unit, for one run or for many at once.
+"""The adapters of one linear target, for one run or for many at once.
 
 Runs whose rows lie in the arena at one stride, whose segments have one length and whose adapters
-have one shape are a *stack*: each of their products is a single batched product over views of the
-arena, and their gradients are written to it directly. A batched product gives each run the same
-bits whatever the size of the batch, so who shares a stack changes nothing but the time; but a batch
-of one is another kernel where the dtype is not float32. There a run that is alone is computed
-twice, as a batch of two; and long segments, which gain nothing from a batch, are batches of one
-whether they are in a stack or not. Long sums are cut as those of frozen products are
-(`products.py`).
+have one shape are an *adapter group*: each of their products is a single batched product over views
+of the arena, and their gradients are written to it directly. A batched product gives each run
+the same bits whatever the size of the batch. Which runs share an adapter group changes nothing
+but the time; but a batch of one is another kernel where the dtype is not float32. There a run
+that is alone
+is computed twice, as a batch of two; and long segments, which gain nothing from a batch, are
+batches of one whether they are in an adapter group or not. Long sums are cut as those of frozen
+products are (`products.py`).
 
 Everything is scaled once, on the narrow side: `p = scale x A^T`, so that `y += p B^T`,
 `dB += dy^T p`, and with `dp = scale dy B`, `dA += dp^T x`, `dx += dp A`.
@@ -21,17 +22,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.adapter_targets import UnitSpec
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.adapter_targets import TargetSpec
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.products.split_products import KSplit
 
-_LONGEST_STACKED = 256
+_LONGEST_GROUPED = 256
 """Rows of a segment up to which runs are stacked, where the dtype is not float32."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoraUnit:
-    """The adapters of one unit for R runs; gradients are float32 views of their rows."""
+class LoraTarget:
+    """The adapters of one target for R runs; gradients are float32 views of their rows."""
 
     a: Tensor
     """Stacked A matrices, [R, parts * rank, in]."""
@@ -46,15 +47,15 @@ class LoraUnit:
     @classmethod
     def of(
         cls,
-        spec: UnitSpec,
-        layout: RowLayout,
+        spec: TargetSpec,
+        layout: ParameterLayout,
         theta_RP: Tensor,
         grad_RP: Tensor | None,
         scale: float,
         *,
         is_doubled: bool = False,
-    ) -> LoraUnit | None:
-        """Return the unit's views into adapter rows [R, P], or None if they do not adapt it.
+    ) -> LoraTarget | None:
+        """Return the target's views into adapter rows [R, P], or None if they do not adapt it.
 
         With `is_doubled` theta_RP holds one run twice, [2, P], and grad_RP once.
         """
@@ -76,10 +77,10 @@ class LoraUnit:
         """How many runs are stacked."""
         return 1 if self.is_doubled else len(self.a)
 
-    def run(self, index: int) -> LoraUnit:
-        """Return the unit of one of the stacked runs."""
+    def run(self, index: int) -> LoraTarget:
+        """Return the target of one of the stacked runs."""
         one = slice(index, index + 1)
-        return LoraUnit(
+        return LoraTarget(
             a=self.a[one],
             b=tuple(b[one] for b in self.b),
             a_grad=None if self.a_grad is None else self.a_grad[one],
@@ -197,7 +198,7 @@ class LoraUnit:
 
     def _goes_alone(self, x: Tensor) -> bool:
         """Whether each run's segment is long enough to be a product of its own."""
-        is_long = len(x) // self.num_runs > _LONGEST_STACKED
+        is_long = len(x) // self.num_runs > _LONGEST_GROUPED
         return is_long and self.a.dtype != torch.float32
 
     def _segments(self, x: Tensor) -> list[slice]:

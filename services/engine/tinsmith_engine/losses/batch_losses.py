@@ -1,7 +1,8 @@
 """The losses of the rows of a pass, whose operations may ask for different ones.
 
-Each loss is computed for a whole chunk of rows and chosen by row, so that elementwise kernels see
-the same shape whoever is in the chunk. What a row does not have (another loss's inputs, filling) is
+Each loss is computed for a whole chunk of rows and chosen by row. Elementwise kernels then see
+the same shape whatever runs are in the chunk. What a row does not have (another loss's inputs,
+filling) is
 zero, and has no loss and no gradient. A loss of whole sequences is computed by sequence, and a loss
 that a client wrote in a group of its own.
 """

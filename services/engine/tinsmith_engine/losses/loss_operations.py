@@ -1,9 +1,9 @@
 """What a custom loss may call: the whole list, by the names that `torch.fx` gives.
 
-Nothing of a client's text is ever looked up outside of these tables. Left out on purpose: whatever
-draws random numbers, writes in place, reads memory by a layout of its own (`as_strided`, a view as
-another dtype), turns tensors into Python objects, or calls code. Known without torch, so that a
-graph can be refused before it is accepted.
+Nothing of a client's text is ever looked up outside of these tables. Left out on purpose:
+whatever draws random numbers, writes in place, turns tensors into Python objects, or calls code.
+Operations that read memory by a layout of their own (`as_strided`, a view as another dtype) are
+left out as well. Known without torch, so that a graph can be refused before it is accepted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Losses: value and derivative with respect to the log-probability of each target.
 
-Most losses of a token depend on nothing but this token's log-probability and inputs. That is what
-lets the head run forward and backward of a chunk of rows at once, and what makes an operation's
-gradient a plain sum over its tokens, however they are split. GSPO alone has a ratio of the whole
-sequence; the head then scores first and goes back afterwards. Nothing is averaged: a caller who
-wants a mean scales weights or advantages.
+Most losses of a token depend on nothing but this token's log-probability and inputs. So the head
+can run forward and backward of a chunk of rows at once. An operation's gradient is a plain sum
+over its tokens, however they are split. GSPO alone has a ratio of the whole
+sequence; the head then scores first and goes back afterwards. Nothing is averaged: for a mean
+the caller scales weights or advantages.
 
 `lp` is the log-probability under the current weights, `q` the one that the sampler recorded, `A`
 the advantage, `w` the weight and `r = exp(lp - q)`.
@@ -147,10 +147,10 @@ def metrics(
         inputs: Inputs of the loss, and settings by token where the batch has them.
 
     Returns:
-        `loss:sum` and `num_loss_tokens:sum`; for losses with recorded log-probabilities also
-        `ratio:mean`, the estimators of KL(sampler || trainer) `kl_v1:mean` (mean of q - lp) and
-        `kl_v2:mean` (mean of (q - lp)^2 / 2), `entropy:mean` (mean of -lp, an estimate from the
-        sampled tokens), and for losses with clip bounds `clip_fraction:mean`.
+        `loss:sum` and `num_loss_tokens:sum`; losses with recorded log-probabilities also give
+        `ratio:mean` and two estimators of KL(sampler || trainer). These are `kl_v1:mean` (mean
+        of q - lp) and `kl_v2:mean` (mean of (q - lp)^2 / 2). `entropy:mean` is the mean of -lp,
+        an estimate from the sampled tokens. Losses with clip bounds add `clip_fraction:mean`.
     """
     coefficients = inputs["weights" if "weights" in inputs else "advantages"]
     is_active = coefficients != 0

@@ -6,8 +6,8 @@ back. Training attends within the sequences of a pass; prefill and decoding atte
 
 Training attention is padded, in buckets of each sequence's own length, and needs no mask for the
 padding: it is on the right, so causality keeps it from every real row, and its own rows are never
-read back. Padding repeats the sequence's own last row and not zeros or another row, so that what is
-finite stays finite and another tenant's NaN stays with the other tenant.
+read back. Padding repeats the sequence's own last row, not zeros or another row. What is finite
+stays finite, and another tenant's NaN stays with the other tenant.
 
 Short sequences are attended to by plain batched products, whose backward is written out; long ones
 by torch's fused kernel, which needs no [T, T] matrix. Which one a sequence gets depends on its

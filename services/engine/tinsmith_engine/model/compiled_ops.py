@@ -1,10 +1,10 @@
 """The decoder's elementwise operations, compiled: one sweep over memory for each.
 
 torch.compile makes C++ of them on a CPU (it needs a compiler there) and Triton kernels on a GPU.
-The number of rows is dynamic, so there is one kernel whatever a pass holds, and a row is computed
-by the same instructions wherever it lies; the start-up probe of `exactness.py` checks that. Every
+The number of rows is dynamic, so there is one kernel whatever a pass holds. A row is computed by
+the same instructions wherever it lies; the start-up probe of `exactness.py` checks that. Every
 operation is compiled at start, with the shapes of the model: a kernel that is compiled in the
-middle of a training would hold up everybody for seconds.
+middle of a training would hold up all runs for seconds.
 """
 
 from __future__ import annotations

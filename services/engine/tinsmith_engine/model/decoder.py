@@ -1,10 +1,10 @@
 """The packed decoder: forward and backward over the tokens of many sequences at once.
 
 Rows are tokens, N of them, with no padding between sequences; only attention knows where one
-sequence ends (`attention.py`), and only adapters know which run a row belongs to (`linear.py`). The
-forward leaves one tape entry per layer, the backward walks the tape and adds parameter gradients to
-the runs' rows as it goes. There is no autograd graph: with one Python call per operation instead of
-two, a small batch runs at the speed of its matrix products.
+sequence ends (`attention.py`), and only adapters know which run a row belongs to (`linear.py`).
+The forward saves the activations of each layer. The backward goes through them from the last and
+adds parameter gradients to the slots of the runs. There is no autograd graph: with one Python
+call per operation instead of two, a small batch runs at the speed of its matrix products.
 
 Trainer and sampler share this forward, which is why their log-probabilities agree.
 """
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.adapter_targets import LayerSpec, UnitSpec, unit_specs
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.adapter_targets import LayerSpec, TargetSpec, target_specs
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.types import ImageInput
-from tinsmith_engine.lora.lora import LoraUnit
+from tinsmith_engine.lora.lora import LoraTarget
 from tinsmith_engine.model.attention import AttentionBackend, PackedAttention
-from tinsmith_engine.model.decoder_config import DecoderConfig, head_unit, layer_units
+from tinsmith_engine.model.decoder_config import DecoderConfig, head_target, layer_targets
 from tinsmith_engine.model.decoder_weights import (
     AdapterWeights,
     DecoderWeights,
@@ -32,7 +32,7 @@ from tinsmith_engine.model.decoder_weights import (
     Norm,
     bind_adapters,
     bind_weights,
-    wear,
+    use_adapters,
 )
 from tinsmith_engine.model.linear import Saved
 from tinsmith_engine.model.lm_head import HeadScores, run_head
@@ -44,11 +44,11 @@ from tinsmith_engine.products.ops import Ops, add_norm_gradient_, row_pieces
 from tinsmith_engine.products.split_products import KSplit
 
 Bound = DecoderWeights | AdapterWeights
-"""The weights that all rows see, or what some rows wear."""
+"""The weights that all rows see, or what some rows use."""
 
 
 @dataclass(frozen=True, slots=True)
-class LayerTape:
+class LayerActivations:
     """What one layer's backward needs, [N, ...] each; `inverse_rms` are float32."""
 
     x: Tensor
@@ -67,11 +67,11 @@ class LayerTape:
 
 
 @dataclass(slots=True)
-class Tape:
-    """What the backward walks: the tape of each layer, or the input of each layer alone."""
+class SavedActivations:
+    """What the backward needs: activations of each layer, or the input of each layer alone."""
 
     keeps_all: bool
-    layers: list[LayerTape] = field(default_factory=list)
+    layers: list[LayerActivations] = field(default_factory=list)
     inputs: list[Tensor] = field(default_factory=list)
 
 
@@ -81,25 +81,25 @@ class Decoder:
     Args:
         config: Shapes and flags.
         layout: Where each weight lies in the row.
-        base_row: The weights, in the dtype of the passes.
+        base_parameters: The weights, in the dtype of the passes.
         split: How the sums of products are cut.
         ops: The elementwise operations.
-        tape_rows: Passes with more rows keep only the input of each layer, and compute the rest
-            again in the backward: gradient checkpointing. It changes no bit.
+        checkpoint_activations_over_tokens: Passes with more rows keep only the input of each layer,
+            and compute the rest again in the backward: gradient checkpointing. It changes no bit.
         vision: Reads images, in a vision-language model.
     """
 
-    stacks_runs = True
+    groups_adapters = True
 
     def __init__(
         self,
         config: DecoderConfig,
-        layout: RowLayout,
-        base_row: Tensor,
+        layout: ParameterLayout,
+        base_parameters: Tensor,
         split: KSplit,
         ops: Ops,
         *,
-        tape_rows: int,
+        checkpoint_activations_over_tokens: int,
         vision: VisionTower | None = None,
     ) -> None:
         self.config = config
@@ -109,15 +109,17 @@ class Decoder:
         self.full_layout = layout
         self.row_quantum = SEGMENT_ROWS
         self._specs: Sequence[LayerSpec] = [
-            unit for layer in range(config.num_layers) for unit in layer_units(config, layer)
-        ] + [head_unit(config)]
-        self.lora_units: Sequence[UnitSpec] = unit_specs(self._specs)
-        self._base_row = base_row
+            target for layer in range(config.num_layers) for target in layer_targets(config, layer)
+        ] + [head_target(config)]
+        self.lora_targets: Sequence[TargetSpec] = target_specs(self._specs)
+        self._base_parameters = base_parameters
         self.split = split
         self.ops = ops
-        self._tape_rows = tape_rows
-        self._frequencies = config.inverse_frequencies.to(base_row.device)
-        self._rope_axes = None if config.rope_axes is None else config.rope_axes.to(base_row.device)
+        self._checkpoint_activations_over_tokens = checkpoint_activations_over_tokens
+        self._frequencies = config.inverse_frequencies.to(base_parameters.device)
+        self._rope_axes = (
+            None if config.rope_axes is None else config.rope_axes.to(base_parameters.device)
+        )
 
     def first_layers(self) -> Decoder:
         """Return a decoder of the first layers, as few as show every kind, over the same weights.
@@ -130,53 +132,53 @@ class Decoder:
         return Decoder(
             dataclasses.replace(self.config, num_layers=num_layers),
             self.full_layout,
-            self._base_row,
+            self._base_parameters,
             self.split,
             self.ops,
-            tape_rows=self._tape_rows,
+            checkpoint_activations_over_tokens=self._checkpoint_activations_over_tokens,
             vision=self._vision,
         )
 
-    def initial_row(self) -> Tensor:
+    def initial_parameters(self) -> Tensor:
         """Return the base model's weights, in the base model's dtype."""
-        return self._base_row
+        return self._base_parameters
 
     def bind(self, run: RunTensors | None) -> Bound:
-        """Return the weights of a full run or of the base model, or the adapters of a stack."""
+        """Return the weights of a full run or of the base model, or the adapters of a group."""
         if run is not None and not run.is_full:
-            return bind_adapters(self._specs, self._base_row.dtype, run)
+            return bind_adapters(self._specs, self._base_parameters.dtype, run)
         return bind_weights(
-            self.config, self.full_layout, self._base_row, run, self.split, self.ops
+            self.config, self.full_layout, self._base_parameters, run, self.split, self.ops
         )
 
-    def head_adapter(self, bound: Bound, index: int) -> LoraUnit | None:
-        """Return the adapter of the unembedding of one run of a stack, or None."""
-        unit = bound.linear(-1) if isinstance(bound, AdapterWeights) else None
-        return None if unit is None else unit.run(index)
+    def head_adapter(self, bound: Bound, index: int) -> LoraTarget | None:
+        """Return the adapter of the unembedding of one run of a group, or None."""
+        target = bound.linear(-1) if isinstance(bound, AdapterWeights) else None
+        return None if target is None else target.run(index)
 
     def score(self, one: Pass[Bound], *, needs_gradient: bool) -> list[HeadScores]:
         """Score the heads of a pass; with `needs_gradient`, also add to the gradient rows."""
         if not isinstance(one.weights, DecoderWeights):
             raise TypeError("a pass needs the weights of the base model or of a full run")
         rows = one.rows
-        weights = wear(one.weights, one.adapted, rows.token_rows, one.routes)
-        keeps_all = len(rows) <= self._tape_rows
-        tape = Tape(keeps_all=keeps_all) if needs_gradient else None
+        weights = use_adapters(one.weights, one.adapted, rows.token_rows, one.routes)
+        keeps_all = len(rows) <= self._checkpoint_activations_over_tokens
+        activations = SavedActivations(keeps_all=keeps_all) if needs_gradient else None
         attention = PackedAttention(rows, self.split, keeps_graph=needs_gradient and keeps_all)
         with torch.no_grad():
             cos, sin = self.rotary(rows.positions_N)
             embedded = self.embed(weights, rows.tokens_N, one.images)
-            hidden = self.forward(weights, embedded, cos, sin, attention, tape)
+            hidden = self.forward(weights, embedded, cos, sin, attention, activations)
             norm = weights.final_norm
             normed, inverse_rms = self.ops.rms_norm(hidden, norm.weight, self.config.rms_eps)
             scores, dnormed = run_head(
                 weights.head, normed, one.heads, needs_gradient=needs_gradient
             )
-            if tape is not None and dnormed is not None:
+            if activations is not None and dnormed is not None:
                 dx = self._norm_backward(norm, dnormed, hidden, inverse_rms, None)
                 if not keeps_all:
                     attention = PackedAttention(rows, self.split, keeps_graph=True)
-                self._backward(weights, rows.tokens_N, cos, sin, attention, tape, dx)
+                self._backward(weights, rows.tokens_N, cos, sin, attention, activations, dx)
         return scores
 
     def embed(
@@ -203,7 +205,7 @@ class Decoder:
         for rows in row_pieces(*angles.shape, torch.get_num_threads()):
             torch.cos(angles[rows], out=cos[rows])
             torch.sin(angles[rows], out=sin[rows])
-        scale, dtype = self.config.rope_scale, self._base_row.dtype
+        scale, dtype = self.config.rope_scale, self._base_parameters.dtype
         return (cos * scale).to(dtype)[:, None], (sin * scale).to(dtype)[:, None]
 
     def forward(
@@ -213,16 +215,16 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
         attention: AttentionBackend,
-        tape: Tape | None,
+        activations: SavedActivations | None,
     ) -> Tensor:
         """Return the hidden states before the final norm, [N, H], for embedded tokens x [N, H]."""
         for index, layer in enumerate(weights.layers):
             before = x
             x, saved = self._layer(layer, index, x, cos, sin, attention)
-            if tape is not None and tape.keeps_all:
-                tape.layers.append(saved)
-            elif tape is not None:
-                tape.inputs.append(before)
+            if activations is not None and activations.keeps_all:
+                activations.layers.append(saved)
+            elif activations is not None:
+                activations.inputs.append(before)
         return x
 
     def _layer(
@@ -233,7 +235,7 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
         attention: AttentionBackend,
-    ) -> tuple[Tensor, LayerTape]:
+    ) -> tuple[Tensor, LayerActivations]:
         config = self.config
         ops = self.ops
         x_normed, x_inverse_rms = ops.rms_norm(x, layer.input_norm.weight, config.rms_eps)
@@ -253,7 +255,7 @@ class Decoder:
         )
         out, mlp_saved = layer.mlp.forward(middle_normed)
         out += middle
-        return out, LayerTape(
+        return out, LayerActivations(
             x=x,
             x_inverse_rms=x_inverse_rms,
             x_normed=x_normed,
@@ -275,16 +277,16 @@ class Decoder:
         cos: Tensor,
         sin: Tensor,
         attention: PackedAttention,
-        tape: Tape,
+        activations: SavedActivations,
         dx: Tensor,
     ) -> None:
-        """Walk the tape from the last layer; `dx` [N, H] is the gradient of its output."""
+        """Go back from the last layer; `dx` [N, H] is the gradient of its output."""
         for index in reversed(range(len(weights.layers))):
             layer = weights.layers[index]
-            if tape.keeps_all:
-                saved = tape.layers.pop()
+            if activations.keeps_all:
+                saved = activations.layers.pop()
             else:
-                _, saved = self._layer(layer, index, tape.inputs.pop(), cos, sin, attention)
+                _, saved = self._layer(layer, index, activations.inputs.pop(), cos, sin, attention)
             dnormed = layer.mlp.backward(dx, saved.middle_normed, saved.mlp_saved)
             dx = self._norm_backward(
                 layer.post_norm, dnormed, saved.middle, saved.middle_inverse_rms, dx
@@ -308,7 +310,7 @@ class Decoder:
         self,
         layer: LayerWeights,
         index: int,
-        saved: LayerTape,
+        saved: LayerActivations,
         dattended: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -329,7 +331,12 @@ class Decoder:
         return torch.cat([dqk, dv], dim=1).flatten(1)
 
     def _add_qk_norm_gradients(
-        self, layer: LayerWeights, saved: LayerTape, drotated: Tensor, cos: Tensor, sin: Tensor
+        self,
+        layer: LayerWeights,
+        saved: LayerActivations,
+        drotated: Tensor,
+        cos: Tensor,
+        sin: Tensor,
     ) -> None:
         """Add the gradients of the norms of q and k, where they are trained."""
         if layer.qk_norm_grads is None or layer.qk_norm is None or saved.qk_inverse_rms is None:

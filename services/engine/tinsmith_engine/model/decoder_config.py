@@ -1,9 +1,9 @@
 """Which models the packed forward can run, and their shapes.
 
 Qwen3, Qwen2, Llama and Qwen3-MoE are one decoder with flags: biases on some projections, norms on q
-and k, tied embeddings, experts in place of some layers' MLP. Anything that this module does not
-recognise in full (sliding windows, rotary schemes whose frequencies depend on the sequence length,
-another activation) is left to the fallback rather than run approximately.
+and k, tied embeddings, experts in place of some layers' MLP. What this module does not recognise
+in full is left to the fallback rather than run approximately. Examples are sliding windows,
+another activation, and rotary frequencies that depend on the sequence length.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.adapter_targets import ExpertSpecs, LayerSpec, UnitSpec, unit_specs
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.adapter_targets import ExpertSpecs, LayerSpec, TargetSpec, target_specs
+from tinsmith_engine.arena.slots import ParameterLayout
 
 _FAMILIES = ("qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_5_vl")
 _VISION_FAMILIES = ("qwen2_5_vl",)
@@ -171,9 +171,9 @@ def _rope(hf_config: Any, head_dim: int) -> tuple[Tensor, float] | None:
     return 1.0 / (float(theta) ** exponents), 1.0
 
 
-def layer_units(
+def layer_targets(
     config: DecoderConfig, layer: int
-) -> tuple[UnitSpec, UnitSpec, LayerSpec, LayerSpec]:
+) -> tuple[TargetSpec, TargetSpec, LayerSpec, LayerSpec]:
     """Return the four fused linear layers of a block: qkv, o, gate and up, down.
 
     The last two are there for each expert where the layer has experts. The router is none of them:
@@ -189,27 +189,27 @@ def layer_units(
     gate_up: LayerSpec
     down: LayerSpec
     if moe is None:
-        gate_up, down = _mlp_units(mlp, hidden, config.intermediate_size)
+        gate_up, down = _mlp_targets(mlp, hidden, config.intermediate_size)
     else:
         experts = [
-            _mlp_units(f"{mlp}.experts.{expert}", hidden, moe.intermediate_size)
+            _mlp_targets(f"{mlp}.experts.{expert}", hidden, moe.intermediate_size)
             for expert in range(moe.num_experts)
         ]
-        gate_up, down = (ExpertSpecs(units) for units in zip(*experts, strict=True))
+        gate_up, down = (ExpertSpecs(targets) for targets in zip(*experts, strict=True))
     return (
-        UnitSpec(
+        TargetSpec(
             tuple(f"{attention}.{name}_proj" for name in "qkv"), hidden, (q, kv, kv), "attention"
         ),
-        UnitSpec((f"{attention}.o_proj",), q, (hidden,), "attention"),
+        TargetSpec((f"{attention}.o_proj",), q, (hidden,), "attention"),
         gate_up,
         down,
     )
 
 
-def _mlp_units(mlp: str, hidden: int, inner: int) -> tuple[UnitSpec, UnitSpec]:
+def _mlp_targets(mlp: str, hidden: int, inner: int) -> tuple[TargetSpec, TargetSpec]:
     return (
-        UnitSpec((f"{mlp}.gate_proj", f"{mlp}.up_proj"), hidden, (inner, inner), "mlp"),
-        UnitSpec((f"{mlp}.down_proj",), inner, (hidden,), "mlp"),
+        TargetSpec((f"{mlp}.gate_proj", f"{mlp}.up_proj"), hidden, (inner, inner), "mlp"),
+        TargetSpec((f"{mlp}.down_proj",), inner, (hidden,), "mlp"),
     )
 
 
@@ -226,21 +226,21 @@ def fused_experts(config: DecoderConfig) -> Mapping[str, Sequence[str]]:
     """
     found: dict[str, Sequence[str]] = {}
     for layer in sorted(config.moe.layers) if config.moe is not None else ():
-        _, _, gate_up, down = layer_units(config, layer)
+        _, _, gate_up, down = layer_targets(config, layer)
         for name, spec in (("gate_up_proj", gate_up), ("down_proj", down)):
-            parts = [part for unit in unit_specs([spec]) for part in unit.names]
+            parts = [part for target in target_specs([spec]) for part in target.names]
             found[f"{config.prefix}.layers.{layer}.mlp.experts.{name}"] = [
                 f"{part}.weight" for part in parts
             ]
     return found
 
 
-def head_unit(config: DecoderConfig) -> UnitSpec:
+def head_target(config: DecoderConfig) -> TargetSpec:
     """Return the unembedding."""
-    return UnitSpec(("lm_head",), config.hidden_size, (config.vocab_size,), "unembedding")
+    return TargetSpec(("lm_head",), config.hidden_size, (config.vocab_size,), "unembedding")
 
 
-def full_layout(config: DecoderConfig, stored_names: Collection[str]) -> RowLayout:
+def full_layout(config: DecoderConfig, stored_names: Collection[str]) -> ParameterLayout:
     """Return the layout of all weights, under their Hugging Face names.
 
     `stored_names` are the tensors of the checkpoint: biases exist where it has them.
@@ -250,28 +250,28 @@ def full_layout(config: DecoderConfig, stored_names: Collection[str]) -> RowLayo
         (f"{config.prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size))
     ]
 
-    def add_unit(unit: UnitSpec) -> None:
-        sizes = list(zip(unit.names, unit.num_outputs, strict=True))
-        tensors.extend((f"{name}.weight", (size, unit.num_inputs)) for name, size in sizes)
-        if f"{unit.names[0]}.bias" in stored_names:
+    def add_target(target: TargetSpec) -> None:
+        sizes = list(zip(target.names, target.num_outputs, strict=True))
+        tensors.extend((f"{name}.weight", (size, target.num_inputs)) for name, size in sizes)
+        if f"{target.names[0]}.bias" in stored_names:
             tensors.extend((f"{name}.bias", (size,)) for name, size in sizes)
 
     for layer in range(config.num_layers):
         prefix = f"{config.prefix}.layers.{layer}"
-        qkv, o, gate_up, down = layer_units(config, layer)
+        qkv, o, gate_up, down = layer_targets(config, layer)
         tensors.append((f"{prefix}.input_layernorm.weight", hidden))
-        add_unit(qkv)
+        add_target(qkv)
         if config.has_qk_norm:
             tensors.append((f"{prefix}.self_attn.q_norm.weight", (config.head_dim,)))
             tensors.append((f"{prefix}.self_attn.k_norm.weight", (config.head_dim,)))
-        add_unit(o)
+        add_target(o)
         tensors.append((f"{prefix}.post_attention_layernorm.weight", hidden))
         moe = config.experts_of(layer)
         if moe is not None:
             tensors.append((router_name(config, layer), (moe.num_experts, config.hidden_size)))
-        for unit in unit_specs([gate_up, down]):
-            add_unit(unit)
+        for target in target_specs([gate_up, down]):
+            add_target(target)
     tensors.append((f"{config.prefix}.norm.weight", hidden))
     if not config.is_tied:
         tensors.append(("lm_head.weight", (config.vocab_size, config.hidden_size)))
-    return RowLayout(tensors)
+    return ParameterLayout(tensors)

@@ -6,7 +6,7 @@ are added by group (`expert_lora.py`). A token's routing weight is multiplied in
 before the down projection, which is narrower than what comes out of it; the projection has no bias,
 so the result is the same.
 
-The router wears no adapter and is trained in full-parameter runs only, but the gradient of the
+The router uses no adapter and is trained in full-parameter runs only, but the gradient of the
 hidden states always flows through it. Filling rows are not routed: they get zeros and give none.
 """
 
@@ -22,20 +22,20 @@ from torch import Tensor
 
 from tinsmith_engine.base.types import IntArray
 from tinsmith_engine.lora.expert_lora import ExpertLora
-from tinsmith_engine.model.linear import LinearUnit, Saved
+from tinsmith_engine.model.linear import LinearTarget, Saved
 from tinsmith_engine.model.mlp import given
 from tinsmith_engine.packing.moe_routing import Dispatch, GroupBatch, Routes
 from tinsmith_engine.products.ops import swiglu, swiglu_backward
 from tinsmith_engine.products.split_products import KSplit
 
 Groups = tuple[tuple[GroupBatch, ...], ...]
-"""For each adapted stack its groups, by padded length."""
+"""For each adapter group its expert groups, by padded length."""
 GroupsSaved = tuple[tuple[Tensor, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedExperts:
-    """Rows of a pass that wear the expert adapters of a stack of runs."""
+    """Rows of a pass that use the expert adapters of an adapter group of runs."""
 
     rows: slice
     lora: ExpertLora
@@ -44,7 +44,7 @@ class AdaptedExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertUnit:
+class ExpertTarget:
     """One linear layer of every expert, on rows of pairs."""
 
     weight: Tensor
@@ -54,8 +54,8 @@ class ExpertUnit:
     """Float32 view of the gradient row of a full-parameter run."""
     adapted: tuple[AdaptedExperts, ...] = ()
 
-    def adapt(self, adapted: tuple[AdaptedExperts, ...]) -> ExpertUnit:
-        """Return the unit with adapters on some rows."""
+    def adapt(self, adapted: tuple[AdaptedExperts, ...]) -> ExpertTarget:
+        """Return the target with adapters on some rows."""
         return dataclasses.replace(self, adapted=adapted)
 
     def forward(self, x: Tensor, dispatch: Dispatch, groups: Groups) -> tuple[Tensor, GroupsSaved]:
@@ -108,9 +108,9 @@ class MoeSaved(NamedTuple):
 class MoeMlp:
     """`sum over the K chosen experts of weight * down(silu(gate(x)) * up(x))`."""
 
-    router: LinearUnit
-    gate_up: ExpertUnit
-    down: ExpertUnit
+    router: LinearTarget
+    gate_up: ExpertTarget
+    down: ExpertTarget
     num_chosen: int
     normalises: bool
     """Whether the weights of a token's experts are made to sum to 1."""

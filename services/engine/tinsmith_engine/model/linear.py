@@ -1,7 +1,8 @@
 """Linear layers that read the same input, fused: frozen or trained weights, and adapters of runs.
 
-A unit is one product for q, k and v (or gate and up), shared by all rows of a pass, plus the
-adapters of those rows that have one (`lora.py`). Its backward adds the parameter gradients straight
+A target is one product for q, k and v (or gate and up), shared by all rows of a pass. Added are
+the adapters of those rows that have one (`lora.py`). Its backward adds the parameter gradients
+straight
 to views of the runs' gradient rows; no gradient tensor of its own is ever made.
 """
 
@@ -13,25 +14,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tinsmith_engine.lora.lora import LoraUnit
+from tinsmith_engine.lora.lora import LoraTarget
 from tinsmith_engine.products.split_products import KSplit
 
 Saved = tuple[Tensor, ...]
-"""What a unit's backward needs of its forward, beside x: an entry for each adapted stack."""
+"""What a target's backward needs of its forward, beside x: an entry for each adapter group."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """Rows of a pass that wear the adapters of a stack of runs."""
+    """Rows of a pass that use the adapters of an adapter group of runs."""
 
     rows: slice
-    lora: LoraUnit
+    lora: LoraTarget
     accumulates: bool = True
     """Whether the runs' gradient rows hold something; if not they are overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
-class LinearUnit:
+class LinearTarget:
     """One fused linear layer as the rows of a pass see it."""
 
     weight: Tensor
@@ -43,8 +44,8 @@ class LinearUnit:
     bias_grad: Tensor | None = None
     adapted: tuple[AdaptedRows, ...] = ()
 
-    def adapt(self, adapted: tuple[AdaptedRows, ...]) -> LinearUnit:
-        """Return the unit with adapters on some of its rows."""
+    def adapt(self, adapted: tuple[AdaptedRows, ...]) -> LinearTarget:
+        """Return the target with adapters on some of its rows."""
         return dataclasses.replace(self, adapted=adapted)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Saved]:

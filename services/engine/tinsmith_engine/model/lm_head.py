@@ -1,9 +1,10 @@
 """Target log-probabilities and their gradient without a [N, V] tensor.
 
-Only rows that have a loss (in a forward pass, all rows of sequences) get logits, and logits exist
-for one chunk of rows at a time. Because the derivative of most losses with respect to a token's
-log-probability needs that log-probability alone, forward and backward of a chunk run back to back
-while its logits are in cache. A loss of whole sequences scores all chunks first, and computes their
+Only rows that have a loss get logits; in a forward pass, all rows of sequences. Logits exist for
+one chunk of rows at a time. The derivative of most losses with respect to a token's
+log-probability needs that log-probability alone. So forward and backward of a chunk run back to
+back while its logits are in cache. A loss of whole sequences scores all chunks first, and
+computes their
 logits again for the backward.
 
 Chunks mix the rows of many runs; each row of a chunk is computed as if it were alone.
@@ -18,15 +19,15 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from tinsmith_engine.lora.lora import LoraUnit
+from tinsmith_engine.lora.lora import LoraTarget
 from tinsmith_engine.losses.losses import TokenLoss
-from tinsmith_engine.model.linear import AdaptedRows, LinearUnit, Saved
+from tinsmith_engine.model.linear import AdaptedRows, LinearTarget, Saved
 from tinsmith_engine.products.ops import exponentials_, row_sums
 from tinsmith_engine.products.split_products import ROW_TILE, padded_rows
 
 # Memory of the logits of a chunk, at most 160 MB in float32. Products of fewer rows are slower.
 _CHUNK_NUMBERS = 40 << 20
-_MIN_CHUNK_ROWS, _MAX_CHUNK_ROWS = 32, 256
+_MIN_CHUNK_ROWS, _MAX_CHUNK_SLOTS = 32, 256
 
 
 class RowLosses(Protocol):
@@ -50,7 +51,7 @@ class HeadGroup:
     targets: Tensor
     """Target token ids, int64 [M, K]."""
     losses: RowLosses
-    lora: LoraUnit | None = None
+    lora: LoraTarget | None = None
     """The adapter of the unembedding, of the one run that the rows then belong to."""
 
 
@@ -63,7 +64,7 @@ class HeadScores(NamedTuple):
 
 def chunk_rows(vocab_size: int) -> int:
     """Return how many rows have logits at a time, at most: a function of the model alone."""
-    rows = max(_MIN_CHUNK_ROWS, min(_MAX_CHUNK_ROWS, _CHUNK_NUMBERS // vocab_size))
+    rows = max(_MIN_CHUNK_ROWS, min(_MAX_CHUNK_SLOTS, _CHUNK_NUMBERS // vocab_size))
     return rows - rows % ROW_TILE
 
 
@@ -74,12 +75,12 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 
 def run_head(
-    unit: LinearUnit, hidden: Tensor, groups: Sequence[HeadGroup], *, needs_gradient: bool
+    linear: LinearTarget, hidden: Tensor, groups: Sequence[HeadGroup], *, needs_gradient: bool
 ) -> tuple[list[HeadScores], Tensor | None]:
     """Score the targets of some rows and, if asked, go back through the unembedding.
 
     Args:
-        unit: The unembedding, [V, H].
+        linear: The unembedding, [V, H].
         hidden: Hidden states after the final norm, [N, H].
         groups: Which rows are scored, and how.
         needs_gradient: Whether to return the gradient of `hidden`, and to add the parameter
@@ -89,24 +90,24 @@ def run_head(
         The scores by group, and the gradient [N, H] or None.
     """
     dhidden = torch.zeros_like(hidden) if needs_gradient else None
-    scores = [_run_group(unit, hidden, group, dhidden) for group in groups]
+    scores = [_run_group(linear, hidden, group, dhidden) for group in groups]
     return scores, dhidden
 
 
 def _run_group(
-    unit: LinearUnit, hidden: Tensor, group: HeadGroup, dhidden: Tensor | None
+    linear: LinearTarget, hidden: Tensor, group: HeadGroup, dhidden: Tensor | None
 ) -> HeadScores:
     if not group.losses.is_of_sequence:
-        return _run_chunks(unit, hidden, group, group.losses, dhidden)
-    logprobs = _run_chunks(unit, hidden, group, NoLosses(), None).logprobs
+        return _run_chunks(linear, hidden, group, group.losses, dhidden)
+    logprobs = _run_chunks(linear, hidden, group, NoLosses(), None).logprobs
     losses = group.losses.of_all(logprobs)
     if dhidden is not None:
-        _run_chunks(unit, hidden, group, KnownLosses(losses), dhidden)
+        _run_chunks(linear, hidden, group, KnownLosses(losses), dhidden)
     return HeadScores(logprobs, losses.loss_NK)
 
 
 def _run_chunks(
-    unit: LinearUnit,
+    linear: LinearTarget,
     hidden: Tensor,
     group: HeadGroup,
     losses: RowLosses,
@@ -116,10 +117,10 @@ def _run_chunks(
     logprobs = hidden.new_empty(group.targets.shape, dtype=torch.float32)
     loss = torch.empty_like(logprobs)
     start = 0
-    for size in _chunks(num_rows, unit.split.row_tile, chunk_rows(unit.weight.shape[0])):
+    for size in _chunks(num_rows, linear.split.row_tile, chunk_rows(linear.weight.shape[0])):
         rows = slice(start, min(start + size, num_rows))
         start += size
-        chunk = _Chunk.of(unit, hidden, group, rows, size)
+        chunk = _Chunk.of(linear, hidden, group, rows, size)
         logprobs[rows] = chunk.logprobs[: rows.stop - rows.start]
         found = losses.of_rows(chunk.logprobs, rows)
         loss[rows] = found.loss_NK[: rows.stop - rows.start]
@@ -142,9 +143,9 @@ class _Chunk:
     """Rows that have logits at the moment."""
 
     def __init__(
-        self, unit: LinearUnit, hidden: Tensor, targets: Tensor, logits: Tensor, saved: Saved
+        self, linear: LinearTarget, hidden: Tensor, targets: Tensor, logits: Tensor, saved: Saved
     ) -> None:
-        self._unit, self._hidden, self._targets, self._saved = unit, hidden, targets, saved
+        self._target, self._hidden, self._targets, self._saved = linear, hidden, targets, saved
         highest = logits.amax(dim=1, keepdim=True)
         shifted = logits.float().sub_(highest)
         chosen = shifted.gather(1, targets)
@@ -154,7 +155,7 @@ class _Chunk:
 
     @classmethod
     def of(
-        cls, unit: LinearUnit, hidden: Tensor, group: HeadGroup, rows: slice, size: int
+        cls, linear: LinearTarget, hidden: Tensor, group: HeadGroup, rows: slice, size: int
     ) -> _Chunk:
         """Compute the logits of some rows of a group, filled up to `size` rows."""
         indices, targets = group.rows[rows], group.targets[rows]
@@ -164,10 +165,10 @@ class _Chunk:
             indices = torch.cat([indices, group.rows[:1].expand(missing)])
             targets = torch.cat([targets, group.targets[:1].expand(missing, -1)])
         if group.lora is not None:
-            unit = unit.adapt((AdaptedRows(slice(0, size), group.lora),))
+            linear = linear.adapt((AdaptedRows(slice(0, size), group.lora),))
         chosen = hidden.index_select(0, indices)
-        logits, saved = unit.forward(chosen)
-        return cls(unit, chosen, targets, logits, saved)
+        logits, saved = linear.forward(chosen)
+        return cls(linear, chosen, targets, logits, saved)
 
     def backward(self, dlogprobs: Tensor) -> Tensor:
         """Return the gradient of the hidden states for that of the log-probabilities [c, K]."""
@@ -176,7 +177,7 @@ class _Chunk:
         dlogits = self._exponentials.mul_(-totals / self._sums)
         rows = torch.arange(len(dlogits), device=dlogits.device)[:, None].expand_as(self._targets)
         dlogits.index_put_((rows, self._targets), dlogprobs, accumulate=True)
-        dx = self._unit.backward(dlogits.to(self._hidden.dtype), self._hidden, self._saved)
+        dx = self._target.backward(dlogits.to(self._hidden.dtype), self._hidden, self._saved)
         if dx is None:
             raise AssertionError("a unit that was asked for the input gradient returned none")
         return dx

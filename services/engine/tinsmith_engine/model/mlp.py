@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tinsmith_engine.model.linear import LinearUnit, Saved
+from tinsmith_engine.model.linear import LinearTarget, Saved
 from tinsmith_engine.products.ops import EAGER, Ops
 
 
@@ -31,8 +31,8 @@ class DenseSaved(NamedTuple):
 class DenseMlp:
     """`down(silu(gate(x)) * up(x))`."""
 
-    gate_up: LinearUnit
-    down: LinearUnit
+    gate_up: LinearTarget
+    down: LinearTarget
     ops: Ops = EAGER
 
     def forward(self, x: Tensor) -> tuple[Tensor, DenseSaved]:

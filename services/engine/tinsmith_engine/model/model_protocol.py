@@ -12,8 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from tinsmith_engine.arena.adapter_targets import UnitSpec
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.adapter_targets import TargetSpec
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.types import ImageInput
 from tinsmith_engine.model.lm_head import HeadGroup, HeadScores
 from tinsmith_engine.packing.moe_routing import Routes
@@ -24,11 +24,11 @@ BoundT = TypeVar("BoundT")
 
 @dataclass(frozen=True, slots=True)
 class RunTensors:
-    """The row of one run, or the rows of a stack of runs, for a model to bind to."""
+    """The row of one run, or the rows of an adapter group of runs, for a model to bind to."""
 
-    layout: RowLayout
+    layout: ParameterLayout
     theta_P: Tensor
-    """Float32 [P], or [R, P] for a stack of adapters."""
+    """Float32 [P], or [R, P] for an adapter group of adapters."""
     grad_P: Tensor | None
     """As theta; None for weights that are only read, such as a published version."""
     scale: float
@@ -38,11 +38,11 @@ class RunTensors:
 
 @dataclass(frozen=True, slots=True)
 class BoundRows(Generic[BoundT]):
-    """Rows of a pass, and the adapters that they wear."""
+    """Rows of a pass, and the adapters that they use."""
 
     rows: slice
     bound: BoundT
-    """What `bind` returned for a stack of R runs, whose rows have equal numbers."""
+    """What `bind` returned for an adapter group of R runs, whose rows have equal numbers."""
     accumulates: bool
     """Whether the runs' gradient rows hold something; if not they are overwritten."""
 
@@ -55,7 +55,7 @@ class Pass(Generic[BoundT]):
         rows: The tokens.
         weights: What `bind` returned for the base model, or for a full-parameter run, which is
             then alone in the pass.
-        adapted: The rows that wear adapters; others see the weights as they are.
+        adapted: The rows that use adapters; others see the weights as they are.
         heads: Which rows are scored, and how. `HeadGroup.lora` is filled in by `head_adapter`.
         images: Images, with the row of the first of their placeholders.
         routes: Filled in by `score`: which experts the tokens went to, by layer, if the model can
@@ -73,21 +73,21 @@ class Pass(Generic[BoundT]):
 class Model(Protocol, Generic[BoundT]):
     """A base model that runs can be bound to; `BoundT` is its own view of a run."""
 
-    lora_units: Sequence[UnitSpec]
-    full_layout: RowLayout
+    lora_targets: Sequence[TargetSpec]
+    full_layout: ParameterLayout
     row_quantum: int
     """A pass has a multiple of this many rows."""
-    stacks_runs: bool
+    groups_adapters: bool
     """Whether several runs may share one `BoundRows`."""
     trains_all: bool
     """Whether a run may train all weights: `full_layout` holds them."""
     other_modules: Sequence[str]
-    """Module paths of linear layers that take no adapter and are in no unit."""
+    """Module paths of linear layers that take no adapter and are in no target."""
 
     def first_layers(self) -> Model[BoundT]:
         """Return a smaller model that rounds as this one does, for the check at start."""
 
-    def initial_row(self) -> Tensor:
+    def initial_parameters(self) -> Tensor:
         """Return the base model's weights as a row of `full_layout`."""
 
     def bind(self, run: RunTensors | None) -> BoundT:
@@ -98,7 +98,7 @@ class Model(Protocol, Generic[BoundT]):
         """
 
     def head_adapter(self, bound: BoundT, index: int) -> Any:
-        """Return the adapter of the unembedding of one run of a stack, or None."""
+        """Return the adapter of the unembedding of one run of an adapter group, or None."""
 
     def score(self, one: Pass[BoundT], *, needs_gradient: bool) -> list[HeadScores]:
         """Score the heads of a pass; with `needs_gradient`, also add to the gradient rows."""

@@ -2,8 +2,8 @@
 
 An image arrives as bytes at a place between tokens. *Placing* it opens it, scales it as the model's
 published processor does, and puts the placeholder tokens that it stands for into the sequence. The
-bytes are a stranger's: formats are those of a list, sizes are read from the header and limited
-before anything is decoded, and whatever is wrong with an image is the request's fault, by name.
+bytes are a stranger's: formats are those of a list. Sizes are read from the header and limited
+before anything is decoded. A faulty image is the request's fault, by name.
 
 Pillow and numpy only: servicers validate images without torch.
 """

@@ -4,7 +4,7 @@ A token goes to K experts, which makes K *pairs* of token and expert. The pairs 
 out as rows of their own, sorted by expert; the block of an expert is filled up to what frozen
 products need. Adapters see *groups* within a block: the pairs of one run (or one tile of them, when
 decoding) and one expert. Rows of a group, and the number of rows that it is padded to, depend on
-the run's own tokens alone, so a run's bits do not depend on what else is in the pass.
+the run's own tokens alone. A run's bits do not depend on what else is in the pass.
 
 All of this is planned on the CPU, once for each layer.
 """
@@ -153,7 +153,7 @@ class Dispatch:
     def groups(
         self, tokens: slice, num_runs: int, num_experts: int, *, tile: int | None
     ) -> tuple[GroupBatch, ...]:
-        """Return the groups of the rows that a stack of runs has in the pass, by padded length.
+        """Return the groups of the rows that an adapter group has in the pass, by padded length.
 
         Args:
             tokens: Rows of the pass; each run has as many.

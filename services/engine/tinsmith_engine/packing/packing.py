@@ -5,9 +5,9 @@ between them. A segment begins at a multiple of 16 rows, because kernels treat t
 left over at the end of a block differently. Only attention is padded, each sequence to a length
 that depends on itself alone.
 
-What is decided here for an operation (its split, its rows, the padding of its sequences) depends on
-the operation alone, never on load or on other runs, because it changes the order of float
-additions: the same operation then gives the same bits whatever else is in the pass.
+Split, rows and padding of an operation depend on the operation alone, never on load or on other
+runs. They change the order of float additions: the same operation then gives the same bits
+whatever else is in the pass.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def padded_length(num_tokens: int) -> int:
 
 
 def split_batch(lengths: Sequence[int], micro_batch_tokens: int) -> list[list[int]]:
-    """Return the indices of the sequences of each micro-batch, sorted by length.
+    """Return the indices of the sequences of each microbatch, sorted by length.
 
-    A sequence longer than the budget gets a micro-batch of its own: sequences are never cut.
+    A sequence longer than the budget gets a microbatch of its own: sequences are never cut.
     """
     parts: list[list[int]] = []
     num_tokens = 0

@@ -1,8 +1,8 @@
 """Forward and backward of the decoder's elementwise parts, written out.
 
-The decoder keeps its own tape instead of an autograd graph: on CPU a graph costs more than the
-arithmetic of a small batch, and it would keep temporaries that these formulas do not need. Each
-backward takes what its forward returned. Reductions run in float32 whatever the dtype of the
+The decoder keeps its own saved activations instead of an autograd graph: on CPU a graph costs more
+than the arithmetic of a small batch, and it would keep temporaries that these formulas do not need.
+Each backward takes what its forward returned. Reductions run in float32 whatever the dtype of the
 activations.
 
 Vector kernels treat the numbers left over at the end of a thread's share one by one, and round an
@@ -157,15 +157,15 @@ def row_pieces(num_rows: int, width: int, num_threads: int) -> tuple[slice, ...]
 
     One piece, unless the number of threads is not a power of two.
     """
-    pieces = []
+    microbatches = []
     start = 0
     while start < num_rows:
         stop = num_rows
         while stop > start + 1 and not _ends_with_vectors(stop - start, width, num_threads):
             stop -= 1
-        pieces.append(slice(start, stop))
+        microbatches.append(slice(start, stop))
         start = stop
-    return tuple(pieces)
+    return tuple(microbatches)
 
 
 def _ends_with_vectors(num_rows: int, width: int, num_threads: int) -> bool:

@@ -2,8 +2,9 @@
 
 Decoding multiplies a handful of rows by every weight of the model. A library takes its kernel for a
 single row, which sums in another order, or one made for many rows, which is four times slower. This
-kernel takes 16 outputs at a time: it reads 16 x 16 numbers of the weight, turns them in registers,
-and adds 16 products to each row's sums, one after the other along K. A sum is thus one chain of
+kernel takes 16 outputs at a time: it reads 16 x 16 numbers of the weight and turns them in
+registers. It adds 16 products to each row's sums, one after the other along K. A sum is thus one
+chain of
 fused multiply-adds for each block of K, and blocks are added in order. That is what MKL does for
 many rows as well, in blocks of its own; `SmallProducts.fitting` finds their length by comparing
 bits. Where no length fits, the kernel is not used: it changes the time of a product, never its

@@ -1,13 +1,14 @@
 """Matrix products whose rows keep their bits whatever the rows beside them and the threads.
 
 A library splits the sum over K by the number of rows and of threads, and the order of a float sum
-changes its bits. Then what a tenant learns would depend on who else is in the pass, and a replay on
+changes its bits. Then what a tenant learns would depend on the other runs of the pass, and a
+replay on
 another machine would diverge. So K is cut here, from K alone: each block is short enough for the
 library to sum it in one sweep, and the blocks' sums are added in order, in float32. Tiles, threads
 and the number of rows are left to the library: they no longer touch the order of a sum.
 
-In bfloat16 some CPUs' kernels sum all of K in one sweep as they are, and torch cannot return their
-float32 sums, so there the whole product is tried first. `check_split` looks at what holds on this
+In bfloat16 some CPUs' kernels sum all of K in one sweep, and torch cannot return their float32
+sums. There the whole product is tried first. `check_split` looks at what holds on this
 machine with the model's own weights; it takes a second and searches nothing.
 """
 
@@ -166,8 +167,8 @@ def check_split(split: KSplit, factors: Sequence[Factor]) -> bool:
     """Return whether a split keeps the bits of rows on this machine.
 
     Rows are computed by themselves and in the middle of others that hold NaN, by the threads of
-    now and by another number: a kernel that reads beyond the end of a row and multiplies what it
-    finds there by zero has the right bits until the next row holds a NaN.
+    now and by another number: a kernel may read beyond the end of a row and multiply what it
+    finds there by zero. It has the right bits until the next row holds a NaN.
 
     Args:
         split: The split.

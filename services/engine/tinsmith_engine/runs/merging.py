@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tinsmith_engine.arena.adapter_targets import UnitSpec
+from tinsmith_engine.arena.adapter_targets import TargetSpec
 from tinsmith_engine.base.types import AdapterConfig, LoraConfig
 from tinsmith_engine.files.hub_files import load_hf_config, stored_tensors
 from tinsmith_engine.files.weight_files import (
@@ -77,7 +77,7 @@ class MergedModel:
         weights: The weights of the checkpoint: `adapter_model.safetensors` of an adapter,
             `model.safetensors` of a full-parameter run.
         config: What the checkpoint's run trained.
-        units: The modules of the base model that take adapters.
+        targets: The modules of the base model that take adapters.
         max_shard_bytes: Size at which another file is begun.
 
     Raises:
@@ -90,7 +90,7 @@ class MergedModel:
         directory: Path,
         weights: Path,
         config: AdapterConfig,
-        units: Sequence[UnitSpec],
+        specs: Sequence[TargetSpec],
         *,
         max_shard_bytes: int,
     ) -> None:
@@ -100,7 +100,7 @@ class MergedModel:
         base = {name: (path, entry) for name, path, entry in _base_tensors(directory)}
         self._unties = False
         if isinstance(config, LoraConfig):
-            self._sources = self._plan_adapter(base, config, units)
+            self._sources = self._plan_adapter(base, config, specs)
         else:
             self._sources = self._plan_full(base)
         self._shards = _plan_shards(self._sources, max_shard_bytes)
@@ -143,7 +143,7 @@ class MergedModel:
         self,
         base: Mapping[str, tuple[Path, TensorEntry]],
         config: LoraConfig,
-        units: Sequence[UnitSpec],
+        specs: Sequence[TargetSpec],
     ) -> dict[str, _Source]:
         hf_config = load_hf_config(self._directory)
         decoder = decoder_config(hf_config)
@@ -153,8 +153,8 @@ class MergedModel:
             names, fused = stored_names(decoder, base.keys()), fused_experts(decoder)
         num_rows = {
             f"{name}.weight": size
-            for unit in units
-            for name, size in zip(unit.names, unit.num_outputs, strict=True)
+            for spec in specs
+            for name, size in zip(spec.names, spec.num_outputs, strict=True)
         }
         part_of = {
             part: (whole, sum(num_rows[before] for before in parts[:index]))
@@ -165,8 +165,8 @@ class MergedModel:
         modules: dict[str, list[tuple[int, str]]] = {}
         is_tied = bool(getattr(hf_config.get_text_config(), "tie_word_embeddings", False))
         sources: dict[str, _Source] = {}
-        for unit in units:
-            for name in unit.names if unit.is_adapted_by(config) else ():
+        for spec in specs:
+            for name in spec.names if spec.is_adapted_by(config) else ():
                 weight = f"{name}.weight"
                 if name == _HEAD and is_tied:
                     sources[_HEAD_WEIGHT] = self._untied_head(base, names)

@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.adapter_targets import UnitSpec
-from tinsmith_engine.arena.rows import RowLayout
+from tinsmith_engine.arena.adapter_targets import TargetSpec
+from tinsmith_engine.arena.slots import ParameterLayout
 from tinsmith_engine.base.types import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import CheckpointIncompatibleError
 
 _PEFT_PREFIX = "base_model.model."
 
 
-def export_tensors(config: AdapterConfig, layout: RowLayout, theta_P: Tensor) -> dict[str, Tensor]:
+def export_tensors(
+    config: AdapterConfig, layout: ParameterLayout, theta_P: Tensor
+) -> dict[str, Tensor]:
     """Return float32 CPU copies of a run's weights under their public names."""
     prefix = _prefix(config)
     return {
@@ -31,7 +33,7 @@ def export_tensors(config: AdapterConfig, layout: RowLayout, theta_P: Tensor) ->
 
 
 def import_tensors_(
-    config: AdapterConfig, layout: RowLayout, theta_P: Tensor, tensors: Mapping[str, Tensor]
+    config: AdapterConfig, layout: ParameterLayout, theta_P: Tensor, tensors: Mapping[str, Tensor]
 ) -> None:
     """Fill a row from tensors under their public names; changes nothing if any of them is wrong.
 
@@ -61,13 +63,13 @@ def import_tensors_(
 
 def export_config(
     config: AdapterConfig,
-    units: Sequence[UnitSpec],
+    targets: Sequence[TargetSpec],
     base_model: str,
     other_modules: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return PEFT's adapter_config.json for an adapter; empty for a full-parameter run.
 
-    `other_modules` are linear layers of the model that are in no unit.
+    `other_modules` are linear layers of the model that are in no target.
     """
     if isinstance(config, FullConfig):
         return {}
@@ -81,16 +83,18 @@ def export_config(
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "target_modules": _target_modules(config, units, other_modules),
+        "target_modules": _target_modules(config, targets, other_modules),
     }
 
 
 def _target_modules(
-    config: LoraConfig, units: Sequence[UnitSpec], other_modules: Sequence[str]
+    config: LoraConfig, targets: Sequence[TargetSpec], other_modules: Sequence[str]
 ) -> list[str]:
     """Return last path components, or whole paths where a component alone would match too much."""
-    adapted = {name for unit in units if unit.is_adapted_by(config) for name in unit.names}
-    others = {name for unit in units if not unit.is_adapted_by(config) for name in unit.names}
+    adapted = {name for target in targets if target.is_adapted_by(config) for name in target.names}
+    others = {
+        name for target in targets if not target.is_adapted_by(config) for name in target.names
+    }
     others |= set(other_modules)
     suffixes = {name.rsplit(".", 1)[-1] for name in adapted}
     if suffixes & {name.rsplit(".", 1)[-1] for name in others}:

@@ -1,13 +1,14 @@
 """An adapter of another tool as the weights of a run.
 
 A run adapts all attention projections, all MLP projections, the unembedding, or any of these, at
-one rank. A PEFT adapter may leave modules of a kind out: these get A and B of zeros, which is the
-same model, and stays it in training, since the gradient of each is a product with the other. What a
+one rank. A PEFT adapter may leave modules of a kind out: these get A and B of zeros, which is
+the same model. It stays so in training, since the gradient of each is a product with the other.
+What a
 run cannot be is refused, and the error names the setting.
 
-Settings and header are checked against the base model first (`plan_import`); only then are numbers
-read (`read_import`), so that a hostile file makes nobody allocate more than an adapter of this
-model has.
+Settings and header are checked against the base model first (`plan_import`); only then are
+numbers read (`read_import`). A hostile file then cannot cause a larger allocation than an
+adapter of this model has.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tinsmith_engine.arena.adapter_targets import UnitSpec
+from tinsmith_engine.arena.adapter_targets import TargetSpec
 from tinsmith_engine.base.types import LoraConfig
 from tinsmith_engine.files.weight_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, TensorEntry
 from tinsmith_engine.runs.run_store import MAX_RANK
@@ -65,14 +66,14 @@ _HARMLESS_INITS = ("gaussian", "orthogonal", "eva")
 
 
 def plan_import(
-    settings: bytes, header: Mapping[str, TensorEntry], units: Sequence[UnitSpec]
+    settings: bytes, header: Mapping[str, TensorEntry], targets: Sequence[TargetSpec]
 ) -> LoraConfig:
     """Return the configuration of a run that is the same model as an adapter.
 
     Args:
         settings: The `adapter_config.json`.
         header: The tensors of its weights, as `read_header` returned them.
-        units: The modules of the base model that take adapters.
+        targets: The modules of the base model that take adapters.
 
     Raises:
         FileRefusedError: If the settings are not a JSON object.
@@ -81,7 +82,7 @@ def plan_import(
     """
     found = _parse_settings(settings)
     rank, alpha = _check_settings(found)
-    kinds = _check_tensors(header, units, rank)
+    kinds = _check_tensors(header, targets, rank)
     return LoraConfig(
         rank=rank,
         seed=0,
@@ -92,7 +93,7 @@ def plan_import(
     )
 
 
-def read_import(path: Path, config: LoraConfig, units: Sequence[UnitSpec]) -> dict[str, Tensor]:
+def read_import(path: Path, config: LoraConfig, targets: Sequence[TargetSpec]) -> dict[str, Tensor]:
     """Return the tensors of a planned import: float32, named and shaped as a run's own export.
 
     Raises:
@@ -103,10 +104,10 @@ def read_import(path: Path, config: LoraConfig, units: Sequence[UnitSpec]) -> di
     try:
         with safe_open(path, framework="pt") as stored:
             known = set(stored.keys())
-            for unit in units:
-                if not unit.is_adapted_by(config):
+            for target in targets:
+                if not target.is_adapted_by(config):
                     continue
-                for name, shape in _shapes_of(unit, config.rank).items():
+                for name, shape in _shapes_of(target, config.rank).items():
                     if name in known:
                         tensors[name] = stored.get_tensor(name).to(torch.float32).contiguous()
                     else:
@@ -176,14 +177,14 @@ def _check_settings(found: Mapping[str, Any]) -> tuple[int, float]:
 
 
 def _check_tensors(
-    header: Mapping[str, TensorEntry], units: Sequence[UnitSpec], rank: int
+    header: Mapping[str, TensorEntry], targets: Sequence[TargetSpec], rank: int
 ) -> set[str]:
     """Return which kinds of modules the tensors adapt."""
     shapes: dict[str, tuple[int, ...]] = {}
     kind_of: dict[str, str] = {}
-    for unit in units:
-        for name, shape in _shapes_of(unit, rank).items():
-            shapes[name], kind_of[name] = shape, unit.kind
+    for target in targets:
+        for name, shape in _shapes_of(target, rank).items():
+            shapes[name], kind_of[name] = shape, target.kind
     for name, entry in header.items():
         if name not in shapes:
             raise _incompatible(name, "is of no linear layer of the base model that takes adapters")
@@ -202,12 +203,12 @@ def _check_tensors(
     return {kind_of[name] for name in header}
 
 
-def _shapes_of(unit: UnitSpec, rank: int) -> dict[str, tuple[int, ...]]:
-    """Return PEFT's names of the tensors of a unit, with their shapes."""
+def _shapes_of(target: TargetSpec, rank: int) -> dict[str, tuple[int, ...]]:
+    """Return PEFT's names of the tensors of a target, with their shapes."""
     shapes: dict[str, tuple[int, ...]] = {
-        PEFT_PREFIX + name: (rank, unit.num_inputs) for name in unit.a_names
+        PEFT_PREFIX + name: (rank, target.num_inputs) for name in target.a_names
     }
-    for name, num_outputs in zip(unit.b_names, unit.num_outputs, strict=True):
+    for name, num_outputs in zip(target.b_names, target.num_outputs, strict=True):
         shapes[PEFT_PREFIX + name] = (num_outputs, rank)
     return shapes
 

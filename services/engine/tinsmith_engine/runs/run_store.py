@@ -1,6 +1,6 @@
 """Which runs exist and which rows they own.
 
-Rows of equal layout share an arena (`rows.py`).
+Rows of equal layout share an arena (`slots.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from tinsmith_engine.arena.adam import RowBound
+from tinsmith_engine.arena.adam import SlotBound
 from tinsmith_engine.arena.adapter_targets import initialise_lora_, lora_layout
-from tinsmith_engine.arena.rows import Arena, Row, RowLayout
+from tinsmith_engine.arena.slots import Arena, ParameterLayout, Slot
 from tinsmith_engine.base.types import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_engine.model.model_protocol import Model, RunTensors
 from tinsmith_runtime.errors import (
@@ -34,22 +34,22 @@ class Run:
     name: str
     config: AdapterConfig
     arena: Arena
-    row: Row
+    slot: Slot
     version: int = 0
     adam_steps: int = 0
     """Steps since the moments were zero: differs from `version` once weights were loaded."""
     has_gradient: bool = False
     grad_norm: float | None = None
-    """L2 norm of the gradient; None if nobody has looked."""
+    """L2 norm of the gradient; None if it is not known."""
     revision: int = field(default_factory=lambda: next(_REVISIONS))
-    """Changes with theta, for whoever keeps a copy of it. No two runs ever have the same one: a row
+    """Changes with theta, for holders of a copy of it. No two runs ever have the same one: a row
     passes from a run that is dropped to the next."""
-    bound_of_row: RowBound = field(default_factory=RowBound.unknown)
+    slot_bound: SlotBound = field(default_factory=SlotBound.unknown)
     bound: Any = None
     """Of a full-parameter run, what its model reads; made on first use."""
 
     @property
-    def layout(self) -> RowLayout:
+    def layout(self) -> ParameterLayout:
         """Where each tensor lies in the row."""
         return self.arena.layout
 
@@ -62,19 +62,19 @@ class Run:
         """Return the run as a model binds to it."""
         return RunTensors(
             layout=self.layout,
-            theta_P=self.row.theta_P,
-            grad_P=self.row.grad_P,
+            theta_P=self.slot.theta_P,
+            grad_P=self.slot.grad_P,
             scale=adapter_scale(self.config),
             is_full=self.is_full,
         )
 
     def note_new_theta(self) -> None:
         """Record that theta was written to by something else than a step."""
-        self.note_step(RowBound.unknown())
+        self.note_step(SlotBound.unknown())
 
-    def note_step(self, bound: RowBound) -> None:
+    def note_step(self, bound: SlotBound) -> None:
         """Record that theta was written to, and a bound of what the row holds now."""
-        self.bound_of_row = bound
+        self.slot_bound = bound
         self.revision = next(_REVISIONS)
         self.bound = None
 
@@ -98,7 +98,7 @@ def check_config(config: AdapterConfig, model: Model[Any]) -> None:
         raise InvalidFieldError("lora.alpha", f"must be positive and finite, got {config.alpha}")
     if not -(1 << 63) <= config.seed < 1 << 63:
         raise InvalidFieldError("lora.seed", f"must fit into 64 bits, got {config.seed}")
-    if not any(unit.is_adapted_by(config) for unit in model.lora_units):
+    if not any(target.is_adapted_by(config) for target in model.lora_targets):
         raise InvalidFieldError("lora", "trains no layer of this model")
 
 
@@ -108,7 +108,7 @@ class RunStore:
 
     model: Model[Any]
     device: torch.device
-    max_rows: int
+    max_resident_runs: int
     _runs: dict[str, Run] = field(default_factory=dict)
     _arenas: dict[tuple[object, ...], Arena] = field(default_factory=dict)
 
@@ -123,17 +123,17 @@ class RunStore:
         check_config(config, self.model)
         if name in self._runs:
             raise AlreadyExistsError(f"run {name} exists in this engine", run=name)
-        if len(self._runs) >= self.max_rows:
+        if len(self._runs) >= self.max_resident_runs:
             raise CapacityExhaustedError(
-                f"all {self.max_rows} places for runs are taken; release a run first",
-                max_rows=self.max_rows,
+                f"all {self.max_resident_runs} places for runs are taken; release a run first",
+                max_resident_runs=self.max_resident_runs,
             )
         arena = self._arena(config)
         run = Run(name, config, arena, arena.take())
         if isinstance(config, LoraConfig):
-            initialise_lora_(run.row.theta_P, run.layout, config.seed)
+            initialise_lora_(run.slot.theta_P, run.layout, config.seed)
         else:
-            run.row.theta_P.copy_(self.model.initial_row())
+            run.slot.theta_P.copy_(self.model.initial_parameters())
         self._runs[name] = run
         return run
 
@@ -144,7 +144,7 @@ class RunStore:
             RunNotFoundError: No run has this name.
         """
         run = self.get(name)
-        self._arena(run.config).give_back(run.row)
+        self._arena(run.config).give_back(run.slot)
         del self._runs[name]
 
     def get(self, name: str) -> Run:
@@ -161,7 +161,7 @@ class RunStore:
         """Return the names of all runs, in the order of their creation."""
         return list(self._runs)
 
-    def layout(self, config: AdapterConfig) -> RowLayout:
+    def layout(self, config: AdapterConfig) -> ParameterLayout:
         """Return the row layout of a configuration."""
         return self._arena(config).layout
 
@@ -169,7 +169,7 @@ class RunStore:
         key = _layout_key(config)
         if key not in self._arenas:
             layout = (
-                lora_layout(self.model.lora_units, config)
+                lora_layout(self.model.lora_targets, config)
                 if isinstance(config, LoraConfig)
                 else self.model.full_layout
             )

@@ -2,7 +2,7 @@
 
 Publishing copies the run's theta once; nothing ever writes to the copy, so a decode never reads a
 row that is being stepped. A version is held by its publisher until the same run publishes a newer
-one, and by every request and session that reads it; when nobody holds it, its memory is freed.
+one, and by every request and session that reads it; with the last holder its memory is freed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Held:
 
 @dataclass(slots=True)
 class VersionStore:
-    """All versions that somebody still needs."""
+    """All versions that have a holder."""
 
     _held: dict[int, _Held] = field(default_factory=dict)
     _newest: dict[str, Published] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class VersionStore:
         """Hold a version until a matching `release`.
 
         Raises:
-            VersionNotLoadedError: Nobody held the version any more.
+            VersionNotLoadedError: The version had no holder any more.
         """
         self._get(published).num_holders += 1
 

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
 from torch import Tensor
 
-from tinsmith_engine.lora.lora import LoraUnit
-from tinsmith_engine.model.decoder_weights import LAYER_UNITS, AdapterWeights, DecoderWeights
-from tinsmith_engine.model.experts import AdaptedExperts, ExpertUnit
-from tinsmith_engine.model.linear import LinearUnit, Saved
+from tinsmith_engine.lora.lora import LoraTarget
+from tinsmith_engine.model.decoder_weights import LAYER_TARGETS, AdapterWeights, DecoderWeights
+from tinsmith_engine.model.experts import AdaptedExperts, ExpertTarget
+from tinsmith_engine.model.linear import LinearTarget, Saved
 from tinsmith_engine.model.mlp import DenseMlp
 from tinsmith_engine.products.split_products import KSplit
 
@@ -39,13 +39,13 @@ class AdapterTiles:
     """Row that fills each place of the tiles, int64 [tiles * 4]; places left over repeat one."""
     places: Tensor
     """Where each row of the batch lies in the tiles, int64 [N]; anywhere for one that does not."""
-    is_worn: Tensor | None
+    is_used: Tensor | None
     """1 for rows that take part and 0 for others, [N, 1]; None if all do."""
 
 
 @dataclass(frozen=True, slots=True)
-class UnitMix:
-    """The stacked adapters of one linear unit."""
+class TargetMix:
+    """The adapters of one linear target."""
 
     tiles: AdapterTiles
     a: Tensor
@@ -68,16 +68,16 @@ class UnitMix:
         ]
         added = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
         spread = added.flatten(0, 1).index_select(0, tiles.places)
-        if tiles.is_worn is not None:
-            spread *= tiles.is_worn
+        if tiles.is_used is not None:
+            spread *= tiles.is_used
         y += spread
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeUnit(LinearUnit):
-    """A unit for decode batches."""
+class DecodeTarget(LinearTarget):
+    """A target for decode batches."""
 
-    mixes: tuple[UnitMix, ...] = ()
+    mixes: tuple[TargetMix, ...] = ()
 
     def forward(self, x: Tensor) -> tuple[Tensor, Saved]:
         """Return y [N, out] for x [N, in]."""
@@ -95,7 +95,7 @@ def decode_weights(
     Args:
         base: The frozen weights of every row.
         adapters: The bound adapter versions that take part.
-        adapter_of_row: Which of them each row wears, filling included; None for the base alone.
+        adapter_of_row: Which of them each row uses, filling included; None for the base alone.
     """
     runs = _runs_of_rows(adapter_of_row)
     shapes: dict[tuple[object, ...], list[int]] = {}
@@ -105,30 +105,30 @@ def decode_weights(
         (_tiles(members, adapter_of_row, base.embedding), members) for members in shapes.values()
     ]
 
-    def unit(plain: LinearUnit, index: int) -> LinearUnit:
+    def target(plain: LinearTarget, index: int) -> LinearTarget:
         mixes = []
         for tiles, members in tilings:
-            if adapters[members[0]].units[index] is not None:
+            if adapters[members[0]].targets[index] is not None:
                 mixes.append(_mix(tiles, [adapter.linear(index) for adapter in adapters]))
         return dataclasses.replace(_plain(plain), mixes=tuple(mixes))
 
-    def experts(plain: ExpertUnit, index: int) -> ExpertUnit:
-        worn = [(rows, adapters[adapter].experts(index)) for adapter, rows in runs]
-        return ExpertUnit(
+    def experts(plain: ExpertTarget, index: int) -> ExpertTarget:
+        used = [(rows, adapters[adapter].experts(index)) for adapter, rows in runs]
+        return ExpertTarget(
             weight=plain.weight,
             split=plain.split,
-            adapted=tuple(AdaptedExperts(rows, lora) for rows, lora in worn if lora is not None),
+            adapted=tuple(AdaptedExperts(rows, lora) for rows, lora in used if lora is not None),
         )
 
     layers = []
     for index, layer in enumerate(base.layers):
-        first, mlp = index * LAYER_UNITS, layer.mlp
+        first, mlp = index * LAYER_TARGETS, layer.mlp
         layers.append(
             dataclasses.replace(
                 layer,
-                qkv=unit(layer.qkv, first),
-                o=unit(layer.o, first + 1),
-                mlp=DenseMlp(unit(mlp.gate_up, first + 2), unit(mlp.down, first + 3), mlp.ops)
+                qkv=target(layer.qkv, first),
+                o=target(layer.o, first + 1),
+                mlp=DenseMlp(target(mlp.gate_up, first + 2), target(mlp.down, first + 3), mlp.ops)
                 if isinstance(mlp, DenseMlp)
                 else dataclasses.replace(
                     mlp,
@@ -139,16 +139,16 @@ def decode_weights(
                 ),
             )
         )
-    head = unit(base.head, len(base.layers) * LAYER_UNITS)
+    head = target(base.head, len(base.layers) * LAYER_TARGETS)
     return dataclasses.replace(base, layers=tuple(layers), head=head)
 
 
-def _plain(unit: LinearUnit) -> DecodeUnit:
-    return DecodeUnit(weight=unit.weight, split=unit.split, bias=unit.bias)
+def _plain(target: LinearTarget) -> DecodeTarget:
+    return DecodeTarget(weight=target.weight, split=target.split, bias=target.bias)
 
 
 def _runs_of_rows(adapter_of_row: Sequence[int | None]) -> list[tuple[int, slice]]:
-    """Return which neighbouring rows wear which adapter."""
+    """Return which neighbouring rows use which adapter."""
     found = []
     for adapter, group in groupby(range(len(adapter_of_row)), key=lambda row: adapter_of_row[row]):
         rows = list(group)
@@ -158,8 +158,8 @@ def _runs_of_rows(adapter_of_row: Sequence[int | None]) -> list[tuple[int, slice
 
 
 def _shape(adapter: AdapterWeights) -> tuple[object, ...]:
-    """Return what must be equal for adapters to be stacked: which units they adapt, and rank."""
-    return tuple(None if unit is None else unit.b[0].shape[-1] for unit in adapter.units)
+    """Return what must be equal for adapters to be stacked: which targets they adapt, and rank."""
+    return tuple(None if target is None else target.b[0].shape[-1] for target in adapter.targets)
 
 
 def _tiles(
@@ -169,9 +169,9 @@ def _tiles(
     sources: list[int] = []
     places = [0] * len(adapter_of_row)
     for adapter in members:
-        worn_by = [row for row, worn in enumerate(adapter_of_row) if worn == adapter]
-        for start in range(0, len(worn_by), _LORA_TILE):
-            part = worn_by[start : start + _LORA_TILE]
+        used_by = [row for row, used in enumerate(adapter_of_row) if used == adapter]
+        for start in range(0, len(used_by), _LORA_TILE):
+            part = used_by[start : start + _LORA_TILE]
             for place, row in enumerate(part, start=len(sources)):
                 places[row] = place
             sources.extend(part + [part[0]] * (_LORA_TILE - len(part)))
@@ -180,33 +180,33 @@ def _tiles(
         # A lone product is shared out between the threads in another way than those of a batch.
         adapters *= 2
         sources *= 2
-    is_worn = torch.tensor([[worn in members] for worn in adapter_of_row])
+    is_used = torch.tensor([[used in members] for used in adapter_of_row])
     return AdapterTiles(
         adapters=tuple(adapters),
         sources=torch.tensor(sources, device=like.device),
         places=torch.tensor(places, device=like.device),
-        is_worn=None if bool(is_worn.all()) else is_worn.to(like),
+        is_used=None if bool(is_used.all()) else is_used.to(like),
     )
 
 
-def _mix(tiles: AdapterTiles, units: Sequence[LoraUnit | None]) -> UnitMix:
-    worn = [_given(units[adapter]).run(0) for adapter in tiles.adapters]
-    scales = torch.tensor([lora.scale for lora in worn], dtype=worn[0].a.dtype)
-    num_parts, rank = len(worn[0].b), worn[0].b[0].shape[-1]
+def _mix(tiles: AdapterTiles, targets: Sequence[LoraTarget | None]) -> TargetMix:
+    used = [_given(targets[adapter]).run(0) for adapter in tiles.adapters]
+    scales = torch.tensor([lora.scale for lora in used], dtype=used[0].a.dtype)
+    num_parts, rank = len(used[0].b), used[0].b[0].shape[-1]
     filling = -rank % _RANK_STEP
-    a = torch.cat([lora.a for lora in worn]).view(len(worn), num_parts, rank, -1)
-    return UnitMix(
+    a = torch.cat([lora.a for lora in used]).view(len(used), num_parts, rank, -1)
+    return TargetMix(
         tiles=tiles,
         a=F.pad(a, (0, 0, 0, filling)).flatten(1, 2).transpose(1, 2),
         b=tuple(
-            F.pad(torch.cat([lora.b[part] for lora in worn]), (0, filling)).transpose(1, 2)
+            F.pad(torch.cat([lora.b[part] for lora in used]), (0, filling)).transpose(1, 2)
             for part in range(num_parts)
         ),
-        scales=scales.view(-1, 1, 1).to(worn[0].a.device),
+        scales=scales.view(-1, 1, 1).to(used[0].a.device),
     )
 
 
-def _given(unit: LoraUnit | None) -> LoraUnit:
-    if unit is None:
+def _given(target: LoraTarget | None) -> LoraTarget:
+    if target is None:
         raise AssertionError("adapters of one shape adapt the same units")
-    return unit
+    return target

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from tinsmith_engine.base.types import ImageInput, Published
 from tinsmith_engine.loading.hf_fallback import FallbackModel
-from tinsmith_engine.lora.lora import LoraUnit
+from tinsmith_engine.lora.lora import LoraTarget
 from tinsmith_engine.model.decoder import Bound, Decoder
-from tinsmith_engine.model.decoder_weights import AdapterWeights, DecoderWeights, wear
-from tinsmith_engine.model.linear import AdaptedRows, LinearUnit
+from tinsmith_engine.model.decoder_weights import AdapterWeights, DecoderWeights, use_adapters
+from tinsmith_engine.model.linear import AdaptedRows, LinearTarget
 from tinsmith_engine.model.lm_head import chunk_rows
 from tinsmith_engine.model.model_protocol import BoundRows
 from tinsmith_engine.packing.images import rope_positions
@@ -33,7 +33,7 @@ from tinsmith_engine.sampling.kv_cache import DecodeAttention, KvCache, PrefillA
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRow:
+class DecodeSequence:
     """A sequence whose next token is wanted."""
 
     slot: int
@@ -74,7 +74,7 @@ class Decoding(Protocol):
     def clear(self, slots: Sequence[int]) -> None:
         """Empty slots whose numbers may not be finite."""
 
-    def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
+    def decode(self, rows: Sequence[DecodeSequence]) -> Tensor:
         """Return next-token logits [rows, V], float32."""
 
 
@@ -131,16 +131,18 @@ class CachedDecoding:
 
     def _prompt_weights(
         self, weights: Published | None, rows: PackedRows
-    ) -> tuple[DecoderWeights, LoraUnit | None]:
+    ) -> tuple[DecoderWeights, LoraTarget | None]:
         """Return the weights of a prompt's rows, and the adapter of the unembedding."""
         bound: Bound = self._base if weights is None else self._versions.bound(weights)
         if isinstance(bound, DecoderWeights):
-            return wear(bound, [], rows.token_rows), None
-        worn: BoundRows[Bound] = BoundRows(rows.segments[0], bound, accumulates=True)
-        return wear(self._base, [worn], rows.token_rows), self._decoder.head_adapter(bound, 0)
+            return use_adapters(bound, [], rows.token_rows), None
+        used: BoundRows[Bound] = BoundRows(rows.segments[0], bound, accumulates=True)
+        return use_adapters(self._base, [used], rows.token_rows), self._decoder.head_adapter(
+            bound, 0
+        )
 
     def _chunks(
-        self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor, first: int, last: int
+        self, weights: DecoderWeights, head: LinearTarget, hidden: Tensor, first: int, last: int
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield logits of rows, computed in chunks as the trainer's head does."""
         step = chunk_rows(self._decoder.config.vocab_size)
@@ -150,14 +152,14 @@ class CachedDecoding:
             yield start, logits
 
     def _head_rows(
-        self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor, start: int, stop: int
+        self, weights: DecoderWeights, head: LinearTarget, hidden: Tensor, start: int, stop: int
     ) -> Tensor:
         num_rows = weights.head.split.rows_for(stop - start)
         filling = hidden[start : start + 1].expand(num_rows - (stop - start), -1)
         chunk = torch.cat([hidden[start:stop], filling])
         return self._logits(weights, head, chunk)[: stop - start]
 
-    def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
+    def decode(self, rows: Sequence[DecodeSequence]) -> Tensor:
         """Return next-token logits [rows, V], float32.
 
         Rows on the base model and on adapters share their passes; a full-parameter version has
@@ -175,7 +177,7 @@ class CachedDecoding:
             del self._composed[serial]
         return logits
 
-    def _decode_part(self, serial: int | None, rows: Sequence[DecodeRow]) -> Tensor:
+    def _decode_part(self, serial: int | None, rows: Sequence[DecodeSequence]) -> Tensor:
         num_rows = self._decoder.split.rows_for(len(rows))
         weights = self._compose(serial, rows, num_rows)
         filling = [0] * (num_rows - len(rows))
@@ -193,13 +195,13 @@ class CachedDecoding:
             return self._logits(weights, weights.head, hidden)[: len(rows)]
 
     def _compose(
-        self, serial: int | None, rows: Sequence[DecodeRow], num_rows: int
+        self, serial: int | None, rows: Sequence[DecodeSequence], num_rows: int
     ) -> DecoderWeights:
-        worn = [_serial(row.weights) for row in rows]
-        # Filling rows wear what the last row wears: a batch of one adapter stays one.
-        worn += [worn[-1]] * (num_rows - len(rows))
+        used = [_serial(row.weights) for row in rows]
+        # Filling rows use what the last row uses: a batch of one adapter stays one.
+        used += [used[-1]] * (num_rows - len(rows))
         key, weights = self._composed.get(serial, ([], None))
-        if weights is not None and key == worn:
+        if weights is not None and key == used:
             return weights
         if serial is not None:
             published = rows[0].weights
@@ -213,9 +215,9 @@ class CachedDecoding:
             weights = decode_weights(
                 self._base,
                 [self._adapters(one) for one in published_list],
-                [None if one is None else order[one] for one in worn],
+                [None if one is None else order[one] for one in used],
             )
-        self._composed[serial] = (worn, weights)
+        self._composed[serial] = (used, weights)
         return weights
 
     def _adapters(self, published: Published) -> AdapterWeights:
@@ -229,7 +231,7 @@ class CachedDecoding:
             return None
         return published.serial
 
-    def _logits(self, weights: DecoderWeights, head: LinearUnit, hidden: Tensor) -> Tensor:
+    def _logits(self, weights: DecoderWeights, head: LinearTarget, hidden: Tensor) -> Tensor:
         eps = self._decoder.config.rms_eps
         normed, _ = self._decoder.ops.rms_norm(hidden, weights.final_norm.weight, eps)
         return head.forward(normed)[0].float()
@@ -262,7 +264,7 @@ class RecomputeDecoding:
     def clear(self, slots: Sequence[int]) -> None:
         """Do nothing: no slot holds anything."""
 
-    def decode(self, rows: Sequence[DecodeRow]) -> Tensor:
+    def decode(self, rows: Sequence[DecodeSequence]) -> Tensor:
         """Return next-token logits [rows, V], float32."""
         return torch.stack([self._logits(row.weights, row.tokens)[-1] for row in rows])
 
@@ -276,6 +278,6 @@ def _serial(published: Published | None) -> int | None:
     return None if published is None else published.serial
 
 
-def _adapted_head(head: LinearUnit, lora: LoraUnit) -> LinearUnit:
+def _adapted_head(head: LinearTarget, lora: LoraTarget) -> LinearTarget:
     """Return the unembedding with one run's adapter on all rows."""
     return head.adapt((AdaptedRows(slice(None), lora),))

@@ -1,8 +1,9 @@
 """Keys and values of the sequences that are being sampled, and attention to them.
 
-A cache has a slot for each sequence; its length grows with the longest sequence in it. A decoding
-row attends to its own slot, padded to a multiple that depends on its own length alone, in one call
-with the rows of equal padded length. Each row of such a call is computed by itself, so neighbours
+A cache has a slot for each sequence; its length grows with the longest sequence in it. A
+decoding row attends to its own slot, padded to a multiple that depends on its own length alone.
+Rows of equal padded length share one call. Each row of such a call is computed by itself, so
+neighbours
 change no bit of it. What lies behind a row's length is finite (zeros, or what an earlier sequence
 left; a slot with other numbers is cleared before it is used again) and masked.
 """

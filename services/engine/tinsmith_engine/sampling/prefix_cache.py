@@ -6,7 +6,7 @@ and scope takes a copy, and the logits that were computed after the prompt: the 
 have computed itself.
 
 Only whole prompts are reused. The rest of a prompt behind a known prefix would have to attend to
-the cache, in products of other shapes than those of a prompt read in one piece, which round
+the cache. Products then have other shapes than those of a prompt read in one pass, which round
 differently: the result would depend on what happened to be known.
 
 A scope keeps a project from finding out, by the time that its request takes, what others sampled.

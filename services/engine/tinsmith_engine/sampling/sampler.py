@@ -2,9 +2,9 @@
 
 `step` admits waiting requests into free slots, then makes one token for every active sequence. A
 prompt is read once for all of its samples, and not again while a slot still holds it
-(`prompt_cache.py`). Sequences come and go without touching their neighbours: shapes, random numbers
-and attention of a row depend on the row alone, so a request gives the same bits in a full batch as
-by itself.
+(`prompt_cache.py`). Sequences come and go without touching their neighbours: shapes, random
+numbers and attention of a row depend on the row alone. A request gives the same bits in a full
+batch as by itself.
 
 A request holds the version that it samples from. One that follows its run may be given a newer
 version between two steps: the keys and values of its earlier tokens stay, and each token carries
@@ -27,7 +27,7 @@ from tinsmith_engine.model.lm_head import log_probabilities
 from tinsmith_engine.packing.images import rope_shift
 from tinsmith_engine.sampling.decode_step import (
     CachedDecoding,
-    DecodeRow,
+    DecodeSequence,
     Decoding,
     RecomputeDecoding,
 )
@@ -84,7 +84,7 @@ class _Group:
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _Sequence:
     """One sequence that is being sampled."""
 
     order: _Order
@@ -113,25 +113,25 @@ class Sampler:
 
     Args:
         engine: Holds the model and the versions. Called by the same single thread.
-        max_rows: How many sequences are sampled at a time.
+        max_sequences: How many sequences are sampled at a time.
         max_prefill_tokens: Prompt tokens read in one step, so that long prompts do not hold up
             the sequences that are being sampled; a longer prompt gets a step of its own.
     """
 
     def __init__(
-        self, engine: Engine, *, max_rows: int = 64, max_prefill_tokens: int = 4096
+        self, engine: Engine, *, max_sequences: int = 64, max_prefill_tokens: int = 4096
     ) -> None:
         self._info, self._versions = engine.info, engine.versions
         self._is_outdated = engine.is_outdated
         self._max_prefill_tokens = max_prefill_tokens
-        self._decoding = _decoding(engine, max_rows)
-        self._max_rows = max_rows
-        self._free = list(range(max_rows))
+        self._decoding = _decoding(engine, max_sequences)
+        self._max_sequences = max_sequences
+        self._free = list(range(max_sequences))
         self._unclean: set[int] = set()
         """Slots that may hold numbers which are not finite."""
         self._prompts = PromptCache()
         self._waiting: deque[_Group] = deque()
-        self._active: list[_Row] = []
+        self._active: list[_Sequence] = []
         self._orders: dict[int, _Order] = {}
         self._following: dict[int, _Order] = {}
         self._num_requests = 0
@@ -156,7 +156,7 @@ class Sampler:
         Raises:
             InvalidArgumentError: See `validate_sample_request`.
             SequenceTooLongError: The prompt exceeds the context of the model.
-            VersionNotLoadedError: Nobody holds the request's version any more.
+            VersionNotLoadedError: The request's version has no holder any more.
         """
         request = place_prompt(request, self._info, "prompt_tokens")
         validate_sample_request(request, self._info)
@@ -167,8 +167,8 @@ class Sampler:
         self._orders[order.id] = order
         if request.follows_run and request.weights is not None:
             self._following[order.id] = order
-        for first in range(0, request.num_samples, self._max_rows):
-            samples = range(first, min(first + self._max_rows, request.num_samples))
+        for first in range(0, request.num_samples, self._max_sequences):
+            samples = range(first, min(first + self._max_sequences, request.num_samples))
             self._waiting.append(_Group(order, samples))
         return order.id
 
@@ -177,8 +177,8 @@ class Sampler:
         order = self._orders.get(request_id)
         if order is None:
             return
-        self._free += [row.slot for row in self._active if row.order is order]
-        self._active = [row for row in self._active if row.order is not order]
+        self._free += [sequence.slot for sequence in self._active if sequence.order is order]
+        self._active = [sequence for sequence in self._active if sequence.order is not order]
         self._waiting = deque(group for group in self._waiting if group.order is not order)
         self._forget(order)
 
@@ -192,7 +192,7 @@ class Sampler:
             follow its run, or the weights that it has.
 
         Raises:
-            VersionNotLoadedError: Nobody holds the version any more; the request keeps its own.
+            VersionNotLoadedError: The version has no holder any more; the request keeps its own.
         """
         order = self._following.get(request_id)
         if order is None or order.weights is None or order.weights == weights:
@@ -209,22 +209,31 @@ class Sampler:
 
     def progress(self, request_id: int) -> list[SampledSequence]:
         """Return the sequences of a request that are still growing, as far as they are."""
-        return [_sequence(row, None) for row in self._active if row.order.id == request_id]
+        return [
+            _sequence(sequence, None)
+            for sequence in self._active
+            if sequence.order.id == request_id
+        ]
 
     def forget_prompts(self) -> None:
         """Read every prompt anew, as after a failure that may have left damage."""
         self._prompts.clear()
-        self._unclean.update(range(self._max_rows))
+        self._unclean.update(range(self._max_sequences))
 
     def step(self) -> list[SampledSequence]:
         """Admit what fits, make one token for every active sequence, return what finished."""
         finished = self._admit()
         if self._active:
-            rows = self._active
+            sequences = self._active
             logits = self._decoding.decode(
-                [DecodeRow(row.slot, row.order.weights, row.tokens, row.rope_shift) for row in rows]
+                [
+                    DecodeSequence(
+                        sequence.slot, sequence.order.weights, sequence.tokens, sequence.rope_shift
+                    )
+                    for sequence in sequences
+                ]
             )
-            finished += self._take_tokens(rows, logits)
+            finished += self._take_tokens(sequences, logits)
         return finished
 
     def _admit(self) -> list[SampledSequence]:
@@ -241,16 +250,16 @@ class Sampler:
         order, request = group.order, group.order.request
         slots, last = self._read_prompt(order, len(group.samples))
         shift = rope_shift(request.images)
-        rows = [
-            _Row(order, sample, slot, list(request.prompt_tokens), shift)
+        sequences = [
+            _Sequence(order, sample, slot, list(request.prompt_tokens), shift)
             for sample, slot in zip(group.samples, slots, strict=True)
         ]
-        self._active = self._active + rows
+        self._active = self._active + sequences
         if self._limit(request) == 0:
             if not last.isfinite().all():
                 self._distrust(slots)
-            return [self._finish(row, "length") for row in rows]
-        return self._take_tokens(rows, last.expand(len(rows), -1))
+            return [self._finish(sequence, "length") for sequence in sequences]
+        return self._take_tokens(sequences, last.expand(len(sequences), -1))
 
     def _read_prompt(self, order: _Order, num_samples: int) -> tuple[list[int], Tensor]:
         """Put a prompt into slots; return them and the logits [1, V] after it."""
@@ -318,46 +327,50 @@ class Sampler:
         room = self._info.max_context_tokens - len(request.prompt_tokens)
         return min(request.max_tokens, room)
 
-    def _take_tokens(self, rows: Sequence[_Row], logits_RV: Tensor) -> list[SampledSequence]:
-        chosen_R = pick(logits_RV, [row.rule() for row in rows])
+    def _take_tokens(
+        self, sequences: Sequence[_Sequence], logits_RV: Tensor
+    ) -> list[SampledSequence]:
+        chosen_R = pick(logits_RV, [sequence.rule() for sequence in sequences])
         log_softmax_RV = log_probabilities(logits_RV)
         logprobs_R = log_softmax_RV.gather(1, chosen_R[:, None])[:, 0]
         finished = []
-        for index, (row, token, logprob) in enumerate(
-            zip(rows, chosen_R.tolist(), logprobs_R.tolist(), strict=True)
+        for index, (sequence, token, logprob) in enumerate(
+            zip(sequences, chosen_R.tolist(), logprobs_R.tolist(), strict=True)
         ):
-            topk = _likeliest(log_softmax_RV[index], row.order.request.topk_sample_logprobs)
-            reason = self._take(row, SampledToken(token, logprob, row.order.version, topk))
+            topk = _likeliest(log_softmax_RV[index], sequence.order.request.topk_sample_logprobs)
+            reason = self._take(
+                sequence, SampledToken(token, logprob, sequence.order.version, topk)
+            )
             if reason is not None:
-                finished.append(self._finish(row, reason))
+                finished.append(self._finish(sequence, reason))
         return finished
 
-    def _take(self, row: _Row, sampled: SampledToken) -> str | None:
+    def _take(self, sequence: _Sequence, sampled: SampledToken) -> str | None:
         if not np.isfinite(sampled.logprob):
             return "error"
-        order, request = row.order, row.order.request
-        row.tokens.append(sampled.token)
-        row.logprobs.append(sampled.logprob)
-        row.versions.append(sampled.version)
-        row.topk.append(sampled.topk)
+        order, request = sequence.order, sequence.order.request
+        sequence.tokens.append(sampled.token)
+        sequence.logprobs.append(sampled.logprob)
+        sequence.versions.append(sampled.version)
+        sequence.topk.append(sampled.topk)
         if order.listener is not None:
-            order.listener.token(row.sample_index, sampled)
-        if sampled.token in request.stop_tokens or _has_stop_string(row):
+            order.listener.token(sequence.sample_index, sampled)
+        if sampled.token in request.stop_tokens or _has_stop_string(sequence):
             return "stop"
-        return "length" if len(row.logprobs) >= self._limit(request) else None
+        return "length" if len(sequence.logprobs) >= self._limit(request) else None
 
-    def _finish(self, row: _Row, reason: str) -> SampledSequence:
-        order = row.order
-        self._active = [other for other in self._active if other is not row]
-        self._free.append(row.slot)
+    def _finish(self, sequence: _Sequence, reason: str) -> SampledSequence:
+        order = sequence.order
+        self._active = [other for other in self._active if other is not sequence]
+        self._free.append(sequence.slot)
         if reason == "error":
-            self._distrust([row.slot])
+            self._distrust([sequence.slot])
         if order.listener is not None:
-            order.listener.end(row.sample_index, reason)
+            order.listener.end(sequence.sample_index, reason)
         order.num_unfinished -= 1
         if order.num_unfinished == 0:
             self._forget(order)
-        return _sequence(row, reason)
+        return _sequence(sequence, reason)
 
     def _forget(self, order: _Order) -> None:
         del self._orders[order.id]
@@ -366,33 +379,33 @@ class Sampler:
             self._versions.release(order.weights)
 
 
-def rows_within(engine: Engine, cache_bytes: int) -> int | None:
+def sequences_within(engine: Engine, cache_bytes: int) -> int | None:
     """Return how many sequences of usual length a cache of this size holds.
 
     None where the model is sampled without a cache.
     """
     if not isinstance(engine.model, Decoder):
         return None
-    dtype = engine.model.initial_row().dtype
-    per_row = cache_bytes_per_token(engine.model.config, dtype) * _USUAL_TOKENS
-    return max(cache_bytes // per_row, 1)
+    dtype = engine.model.initial_parameters().dtype
+    per_sequence = cache_bytes_per_token(engine.model.config, dtype) * _USUAL_TOKENS
+    return max(cache_bytes // per_sequence, 1)
 
 
-def _decoding(engine: Engine, max_rows: int) -> Decoding:
+def _decoding(engine: Engine, max_sequences: int) -> Decoding:
     if isinstance(engine.model, Decoder):
-        return CachedDecoding(engine.model, engine.base, engine.versions, max_rows)
+        return CachedDecoding(engine.model, engine.base, engine.versions, max_sequences)
     if isinstance(engine.model, FallbackModel):
         return RecomputeDecoding(engine.model, engine.versions)
     raise TypeError(f"no sampler for a {type(engine.model).__name__}")
 
 
-def _has_stop_string(row: _Row) -> bool:
-    request = row.order.request
+def _has_stop_string(sequence: _Sequence) -> bool:
+    request = sequence.order.request
     if not request.stop_strings or request.decode_text is None:
         return False
     longest = max(len(text) for text in request.stop_strings)
     # Earlier tokens were looked at before: a new match ends in the newest token.
-    window = row.completion[-(longest * _TOKENS_PER_CHARACTER + _SPARE_TOKENS) :]
+    window = sequence.completion[-(longest * _TOKENS_PER_CHARACTER + _SPARE_TOKENS) :]
     text = request.decode_text(window)
     return any(stop in text for stop in request.stop_strings)
 
@@ -406,16 +419,16 @@ def _likeliest(log_softmax_V: Tensor, count: int) -> list[tuple[int, float]]:
     return list(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-def _sequence(row: _Row, reason: str | None) -> SampledSequence:
-    order = row.order
+def _sequence(sequence: _Sequence, reason: str | None) -> SampledSequence:
+    order = sequence.order
     return SampledSequence(
         request_id=order.id,
-        sample_index=row.sample_index,
-        tokens=row.completion,
-        logprobs=np.asarray(row.logprobs, dtype=np.float32),
-        versions=list(row.versions),
+        sample_index=sequence.sample_index,
+        tokens=sequence.completion,
+        logprobs=np.asarray(sequence.logprobs, dtype=np.float32),
+        versions=list(sequence.versions),
         finish_reason=reason,
         prompt=order.prompt,
-        topk=list(row.topk) if order.request.topk_sample_logprobs > 0 else None,
+        topk=list(sequence.topk) if order.request.topk_sample_logprobs > 0 else None,
         num_cached_prompt_tokens=order.num_cached_tokens,
     )

@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, temperature, top-k, top-p, by numbers that depend on nobody.
+"""From logits to tokens: greedy, temperature, top-k, top-p, by numbers of the sample alone.
 
 Each token of each sample has one uniform number, a hash of (seed, sample, token index), and is
 found by inverting the cumulative distribution. There is no generator whose state could depend on

@@ -1,9 +1,10 @@
-"""One operation's batch on its way through the passes: pieces in, results out.
+"""One operation's batch on its way through the passes: microbatches in, results out.
 
-A job knows the order of its pieces, collects what each pass finds for its sequences, and holds what
-is needed to leave its run as it was if the operation fails: a copy of the gradient that was pending
-before it. The loss is summed in float64 over the whole batch in its own order, so it does not
-depend on the split.
+A job knows the order of its microbatches and collects what each pass finds for its sequences.
+For the case that the operation fails, it holds what restores its run: a copy of the gradient
+that
+was pending before it. The loss is summed in float64 over the whole batch in its own order, so it
+does not depend on the split.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from tinsmith_engine.arena.adam import grad_norm
 from tinsmith_engine.base.loss_specs import LossSpec, full_config, spec_of, token_settings
-from tinsmith_engine.base.types import BatchRequest, CustomFound, Datum, FloatArray, ForwardResult
+from tinsmith_engine.base.types import BatchRequest, BatchResult, CustomFound, Datum, FloatArray
 from tinsmith_engine.losses.batch_losses import LossRows, OfSequence
 from tinsmith_engine.losses.losses import metrics
 from tinsmith_engine.packing.moe_routing import Routes
@@ -40,7 +41,7 @@ class Job:
         run: Whose weights are used; None for the base model.
         micro_batch_tokens: How the batch is split.
         starts_fresh: Whether this process computes a part of the gradient that does not continue
-            what the run accumulated before (`distributed.lanes`).
+            what the run accumulated before (`distributed.microbatch_assignment`).
         outcome: What became of it, once it ended.
     """
 
@@ -48,8 +49,8 @@ class Job:
     run: Run | None
     micro_batch_tokens: int
     starts_fresh: bool = False
-    outcome: ForwardResult | TinsmithError | None = None
-    _pieces: list[list[int]] = field(default_factory=list)
+    outcome: BatchResult | TinsmithError | None = None
+    _microbatches: list[list[int]] = field(default_factory=list)
     _num_done: int = 0
     _logprobs: dict[int, FloatArray] = field(default_factory=dict)
     _losses: dict[int, FloatArray] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class Job:
 
     @property
     def accumulates(self) -> bool:
-        """Whether the run's gradient row holds something that the next piece adds to."""
+        """Whether the run's gradient row holds something that the next microbatch adds to."""
         if self.run is None:
             return False
         return self._num_done > 0 or (self.run.has_gradient and not self.starts_fresh)
@@ -72,26 +73,26 @@ class Job:
     def begin(self) -> None:
         """Split the batch, and remember the gradient that a failure must leave behind."""
         lengths = [datum.tokens_T.size for datum in self.request.batch]
-        self._pieces = split_batch(lengths, self.micro_batch_tokens)
+        self._microbatches = split_batch(lengths, self.micro_batch_tokens)
         self._num_done = 0
         self._experts = {}
         self._of_sequences = {}
         if self.run is not None and self.request.is_backward and self.run.has_gradient:
-            self._gradient_before = self.run.row.grad_P.clone()
+            self._gradient_before = self.run.slot.grad_P.clone()
 
     @property
     def is_begun(self) -> bool:
         """Whether `begin` was called."""
-        return bool(self._pieces)
+        return bool(self._microbatches)
 
     @property
-    def pieces(self) -> list[list[int]]:
-        """The datums of each piece that is left."""
-        return self._pieces[self._num_done :]
+    def microbatches(self) -> list[list[int]]:
+        """The datums of each microbatch that is left."""
+        return self._microbatches[self._num_done :]
 
-    def rows_of(self, piece: Sequence[int]) -> int:
-        """Return how many rows the segment of a piece takes."""
-        return segment_rows([self.request.batch[index].tokens_T.size for index in piece])
+    def rows_of(self, microbatch: Sequence[int]) -> int:
+        """Return how many rows the segment of a microbatch takes."""
+        return segment_rows([self.request.batch[index].tokens_T.size for index in microbatch])
 
     def scored(self, index: int) -> NDArray[np.bool_]:
         """Return which tokens of a datum the head computes, bool [T]."""
@@ -140,30 +141,30 @@ class Job:
         if of_sequence is not None and is_active.any():
             self._of_sequences[index] = of_sequence
 
-    def found(self, piece: Sequence[int]) -> list[_FoundDatum]:
-        """Return what a pass found for the datums of a piece, for another process."""
+    def found(self, microbatch: Sequence[int]) -> list[_FoundDatum]:
+        """Return what a pass found for the datums of a microbatch, for another process."""
         return [
             (self._logprobs[index], self._losses[index], self._of_sequences.get(index))
-            for index in piece
+            for index in microbatch
         ]
 
-    def take_found(self, piece: Sequence[int], found: Sequence[_FoundDatum]) -> None:
-        """Keep what a pass of another process found for the datums of a piece."""
-        for index, (logprobs, losses, of_sequence) in zip(piece, found, strict=True):
+    def take_found(self, microbatch: Sequence[int], found: Sequence[_FoundDatum]) -> None:
+        """Keep what a pass of another process found for the datums of a microbatch."""
+        for index, (logprobs, losses, of_sequence) in zip(microbatch, found, strict=True):
             self._logprobs[index], self._losses[index] = logprobs, losses
             if of_sequence is not None:
                 self._of_sequences[index] = of_sequence
 
     def note_experts(self, routes: Mapping[int, Routes], tokens: slice) -> None:
-        """Keep which experts of each layer saw the tokens of a piece."""
+        """Keep which experts of each layer saw the tokens of a microbatch."""
         for layer, found in routes.items():
             seen = found.seen(tokens)
             self._experts[layer] = seen | self._experts.get(layer, seen)
 
-    def end_piece(self) -> None:
-        """Go on to the next piece; after the last one, end."""
+    def end_microbatch(self) -> None:
+        """Go on to the next microbatch; after the last one, end."""
         self._num_done += 1
-        if self._num_done == len(self._pieces):
+        if self._num_done == len(self._microbatches):
             self._end()
 
     def fail(self, error: TinsmithError) -> None:
@@ -174,11 +175,11 @@ class Job:
     def undo(self) -> None:
         """Leave the run's gradient as it was before, bit for bit; the job can begin again."""
         if self._gradient_before is not None and self.run is not None:
-            self.run.row.grad_P.copy_(self._gradient_before)
+            self.run.slot.grad_P.copy_(self._gradient_before)
             self.run.grad_norm = None
         # Without a gradient before, the row counts as empty whatever it holds.
         self._gradient_before = None
-        self._pieces = []
+        self._microbatches = []
         self._num_done = 0
 
     def _end(self) -> None:
@@ -192,9 +193,9 @@ class Job:
         is_finite = math.isfinite(found["loss:sum"])
         run = self.run if self.request.is_backward else None
         if run is not None:
-            norm = grad_norm(run.row.grad_P)
+            norm = grad_norm(run.slot.grad_P)
             # A square may overflow where no number does.
-            is_finite &= math.isfinite(norm) or is_finite_row(run.row.grad_P)
+            is_finite &= math.isfinite(norm) or is_all_finite(run.slot.grad_P)
         if not is_finite:
             name = self.request.run
             whose = "the base model" if name is None else f"run {name}"
@@ -211,7 +212,7 @@ class Job:
             run.has_gradient, run.grad_norm = True, norm
             self._gradient_before = None
         in_order = range(len(self.request.batch))
-        self.outcome = ForwardResult([self._logprobs[index] for index in in_order], found)
+        self.outcome = BatchResult([self._logprobs[index] for index in in_order], found)
 
     def _custom_fault(self) -> CustomLossRefusedError | None:
         """Return why the first datum whose custom loss could not be computed has none."""
@@ -272,7 +273,7 @@ class Job:
         return found
 
 
-def is_finite_row(numbers_P: Tensor) -> bool:
+def is_all_finite(numbers_P: Tensor) -> bool:
     """Return whether all numbers are finite."""
     lowest, highest = torch.aminmax(numbers_P)
     return bool(torch.isfinite(lowest)) and bool(torch.isfinite(highest))

@@ -1,7 +1,7 @@
 """The engine: runs on one base model, and what can be done with them.
 
-Plain and synchronous; exactly one thread calls it (`thread.EngineThread`). Batches of many runs are
-computed together (`pass_runner.py`), their optimizer steps as well, and yet the bits of a run do
+Plain and synchronous; exactly one thread calls it (`thread.EngineThread`). Batches of many runs
+are computed together (`pass_runner.py`), their optimizer steps as well. Yet the bits of a run do
 not depend on which other runs exist or on what ran beside it. An operation that fails leaves its
 run as it found it: gradients are restored from a copy, not by subtraction.
 """
@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.adam import RowBound, RowStep, adamw_, grad_norm
+from tinsmith_engine.arena.adam import SlotBound, SlotStep, adamw_, grad_norm
 from tinsmith_engine.base.types import (
     AdamParams,
     AdapterConfig,
     BatchRequest,
+    BatchResult,
     Datum,
-    ForwardResult,
     FullConfig,
     ModelInfo,
     OptimStepResult,
@@ -37,7 +37,7 @@ from tinsmith_engine.model.model_protocol import RunTensors
 from tinsmith_engine.runs.peft_export import export_config, export_tensors, import_tensors_
 from tinsmith_engine.runs.run_store import Run, RunStore, adapter_scale, check_config, same_layout
 from tinsmith_engine.runs.weight_versions import VersionStore
-from tinsmith_engine.training.batch_jobs import is_finite_row
+from tinsmith_engine.training.batch_jobs import is_all_finite
 from tinsmith_engine.training.batch_validation import prepare_request, validate_adam
 from tinsmith_engine.training.exactness import NUM_PROBE_RUNS, check_exactness
 from tinsmith_engine.training.pass_runner import PassRunner
@@ -61,7 +61,12 @@ class Engine:
     """All runs on one base model."""
 
     def __init__(
-        self, loaded: LoadedModel, *, max_rows: int, micro_batch_tokens: int, pass_rows: int
+        self,
+        loaded: LoadedModel,
+        *,
+        max_resident_runs: int,
+        micro_batch_tokens: int,
+        max_pass_tokens: int,
     ) -> None:
         self.info: ModelInfo = loaded.info
         self.model = loaded.model
@@ -73,9 +78,9 @@ class Engine:
             loaded.device,
             copies_on_bind=loaded.info.dtype != "float32",
             micro_batch_tokens=micro_batch_tokens,
-            pass_rows=pass_rows,
+            max_pass_tokens=max_pass_tokens,
         )
-        self._runs = RunStore(loaded.model, loaded.device, max_rows)
+        self._runs = RunStore(loaded.model, loaded.device, max_resident_runs)
         self._published_revisions: dict[str, tuple[Published, int]] = {}
 
     @classmethod
@@ -85,12 +90,12 @@ class Engine:
         *,
         dtype: str = "float32",
         device: str = "cpu",
-        max_rows: int = 64,
+        max_resident_runs: int = 64,
         max_sequence_tokens: int = 32_768,
         num_threads: int | None = None,
         micro_batch_tokens: int = 2048,
-        pass_rows: int = 8192,
-        tape_rows: int = 16_384,
+        max_pass_tokens: int = 8192,
+        checkpoint_activations_over_tokens: int = 16_384,
         exact: bool | None = None,
         compiled: bool | None = None,
     ) -> Engine:
@@ -100,14 +105,15 @@ class Engine:
             model_dir: A directory in Hugging Face layout, or a hub id.
             dtype: `float32` or `bfloat16`, for the base model. What is trained is float32.
             device: A torch device.
-            max_rows: How many runs may exist at a time.
+            max_resident_runs: How many runs may exist at a time.
             max_sequence_tokens: Longest sequence accepted, if the model allows as much.
             num_threads: Threads of an operation; None leaves torch's own choice.
-            micro_batch_tokens: Tokens in one piece of a batch; a longer sequence is a piece of its
-                own. Part of the numerics fingerprint.
-            pass_rows: Tokens of all runs in one pass. Changes no bit.
-            tape_rows: A pass with more tokens keeps only the input of each layer for the backward,
-                and computes the rest again: gradient checkpointing. Changes no bit.
+            micro_batch_tokens: Tokens in one microbatch of a batch; a longer sequence is a
+                microbatch of its own. Part of the numerics fingerprint.
+            max_pass_tokens: Tokens of all runs in one pass. Changes no bit.
+            checkpoint_activations_over_tokens: A pass with more tokens keeps only the input of each
+                layer for the backward, and computes the rest again: gradient checkpointing. Changes
+                no bit.
             exact: Whether a run's bits must not depend on what is computed beside it, nor on the
                 number of threads. None keeps that promise where the machine can, and else says in
                 the log and in `info.exactness` that it does not.
@@ -129,15 +135,15 @@ class Engine:
             max_sequence_tokens=max_sequence_tokens,
             num_threads=num_threads,
             micro_batch_tokens=micro_batch_tokens,
-            tape_rows=tape_rows,
+            checkpoint_activations_over_tokens=checkpoint_activations_over_tokens,
             compiled=torch.device(device).type == "cuda" if compiled is None else compiled,
         )
-        sizes = {"micro_batch_tokens": micro_batch_tokens, "pass_rows": pass_rows}
+        sizes = {"micro_batch_tokens": micro_batch_tokens, "max_pass_tokens": max_pass_tokens}
         loaded = load(exact=exact)
         try:
             if loaded.info.exactness == "exact":
                 probed = dataclasses.replace(loaded, model=loaded.model.first_layers())
-                check_exactness(cls(probed, max_rows=NUM_PROBE_RUNS, **sizes))
+                check_exactness(cls(probed, max_resident_runs=NUM_PROBE_RUNS, **sizes))
         except ExactnessUnavailableError as error:
             if exact:
                 raise
@@ -145,7 +151,7 @@ class Engine:
             # Given up before the weights are read again: two copies may not fit.
             del loaded, probed
             loaded = load(exact=False)
-        return cls(loaded, max_rows=max_rows, **sizes)
+        return cls(loaded, max_resident_runs=max_resident_runs, **sizes)
 
     # Runs.
 
@@ -188,7 +194,7 @@ class Engine:
 
     # Training.
 
-    def compute(self, requests: Sequence[BatchRequest]) -> list[ForwardResult | TinsmithError]:
+    def compute(self, requests: Sequence[BatchRequest]) -> list[BatchResult | TinsmithError]:
         """Score batches of any runs, and add gradients to their runs, in packed passes.
 
         Requests of one run take effect in their order. Each entry of the result is what its request
@@ -198,7 +204,7 @@ class Engine:
             For each request its result, or the error that `forward` or `forward_backward` would
             raise; a request that failed left its run's gradient as it was before it.
         """
-        found: list[ForwardResult | TinsmithError | None] = [None] * len(requests)
+        found: list[BatchResult | TinsmithError | None] = [None] * len(requests)
         valid: list[tuple[int, BatchRequest, Run | None]] = []
         for index, request in enumerate(requests):
             try:
@@ -213,7 +219,7 @@ class Engine:
 
     def forward(
         self, run: str | None, batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float]
-    ) -> ForwardResult:
+    ) -> BatchResult:
         """Score a batch under a run's weights, or under the base model's if `run` is None.
 
         Raises:
@@ -230,7 +236,7 @@ class Engine:
 
     def forward_backward(
         self, run: str, batch: Sequence[Datum], loss: str, loss_config: Mapping[str, float]
-    ) -> ForwardResult:
+    ) -> BatchResult:
         """Score a batch and add its gradient to the run's.
 
         Raises:
@@ -281,7 +287,7 @@ class Engine:
             raise NoGradientError(
                 f"run {run} has no gradient; call forward_backward first", run=run
             )
-        norm = grad_norm(state.row.grad_P) if state.grad_norm is None else state.grad_norm
+        norm = grad_norm(state.slot.grad_P) if state.grad_norm is None else state.grad_norm
         self.clear_gradient(run)
         if not math.isfinite(norm) or not _step(state, params, norm):
             raise NonFiniteLossError(
@@ -307,9 +313,9 @@ class Engine:
     def export_state(self, run: str) -> RunState:
         """Return a copy of all of a run's numbers."""
         state = self._runs.get(run)
-        tensors = {"theta": state.row.theta_P, "m": state.row.m_P, "v": state.row.v_P}
+        tensors = {"theta": state.slot.theta_P, "m": state.slot.m_P, "v": state.slot.v_P}
         if state.has_gradient:
-            tensors["grad"] = state.row.grad_P
+            tensors["grad"] = state.slot.grad_P
         return RunState(
             config=state.config,
             version=state.version,
@@ -334,9 +340,9 @@ class Engine:
             )
         self._check_state(state)
         target = self._runs.get(run) if self.has_run(run) else self._runs.create(run, state.config)
-        row = target.row
+        slot = target.slot
         for name, numbers_P in zip(
-            _STATE_TENSORS, (row.theta_P, row.m_P, row.v_P, row.grad_P), strict=True
+            _STATE_TENSORS, (slot.theta_P, slot.m_P, slot.v_P, slot.grad_P), strict=True
         ):
             if name in state.tensors:
                 numbers_P.copy_(state.tensors[name])
@@ -357,9 +363,9 @@ class Engine:
         """
         state = self._runs.get(run)
         return (
-            export_tensors(state.config, state.layout, state.row.theta_P),
+            export_tensors(state.config, state.layout, state.slot.theta_P),
             export_config(
-                state.config, self.model.lora_units, self._source, self.model.other_modules
+                state.config, self.model.lora_targets, self._source, self.model.other_modules
             ),
         )
 
@@ -374,8 +380,8 @@ class Engine:
                 not finite or of another shape; the run is unchanged.
         """
         state = self._runs.get(run)
-        import_tensors_(state.config, state.layout, state.row.theta_P, tensors)
-        for numbers_P in (state.row.grad_P, state.row.m_P, state.row.v_P):
+        import_tensors_(state.config, state.layout, state.slot.theta_P, tensors)
+        for numbers_P in (state.slot.grad_P, state.slot.m_P, state.slot.v_P):
             numbers_P.zero_()
         state.adam_steps = 0
         state.has_gradient = False
@@ -387,7 +393,7 @@ class Engine:
         """Copy a run's weights to an immutable version and return its handle.
 
         Publishing unchanged weights again returns the handle there is. The engine holds the newest
-        version of a run; whoever needs an older one holds it with `versions.acquire`.
+        version of a run; users of an older one hold it with `versions.acquire`.
         """
         state = self._runs.get(run)
         published, revision = self._published_revisions.get(run, (None, -1))
@@ -450,7 +456,7 @@ def _host_copy(numbers_P: Tensor) -> Tensor:
     return copy_P.copy_(numbers_P)
 
 
-def _result(outcome: ForwardResult | TinsmithError) -> ForwardResult:
+def _result(outcome: BatchResult | TinsmithError) -> BatchResult:
     if isinstance(outcome, TinsmithError):
         raise outcome
     return outcome
@@ -458,21 +464,21 @@ def _result(outcome: ForwardResult | TinsmithError) -> ForwardResult:
 
 def _step(run: Run, params: AdamParams, norm: float) -> bool:
     """Apply a step; if the row would not stay finite, leave it as it was and return False."""
-    row = run.row
-    one = RowStep(row, run.adam_steps + 1, params, norm)
-    bound = run.bound_of_row
+    slot = run.slot
+    one = SlotStep(slot, run.adam_steps + 1, params, norm)
+    bound = run.slot_bound
     if not (math.isfinite(bound.largest) and math.isfinite(bound.moment_ratio)):
-        bound = RowBound.of(row)
+        bound = SlotBound.of(slot)
     # Squares of a finite norm are finite, so the moments stay finite as well.
     after = bound.after(params)
     if after.largest < _SAFE:
         adamw_([one])
         run.note_step(after)
         return True
-    changed = (row.theta_P, row.m_P, row.v_P)
+    changed = (slot.theta_P, slot.m_P, slot.v_P)
     before = [numbers_P.clone() for numbers_P in changed]
     adamw_([one])
-    if all(is_finite_row(numbers_P) for numbers_P in changed):
+    if all(is_all_finite(numbers_P) for numbers_P in changed):
         run.note_new_theta()
         return True
     for numbers_P, old_P in zip(changed, before, strict=True):

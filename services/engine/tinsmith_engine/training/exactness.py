@@ -1,10 +1,11 @@
-"""The check at start: does a run get the same bits whoever else is in the pass?
+"""The check at start: does a run get the same bits beside any other runs?
 
-Exactness is built in (sums cut by their own length, shapes that depend on an operation alone,
-padding of one's own), but it also rests on kernels that this code does not own. So before an engine
-serves anything it trains small adapters on the model's first layers, alone and together, in two
-orders and with another number of threads, and compares every bit of gradients and
-log-probabilities. It is a check of a second or two, with the model's own weights and widths; it
+Exactness is built in: sums cut by their own length, shapes that depend on an operation alone,
+padding from the sequence itself. It also rests on kernels that this code does not own. So before
+an engine serves anything it trains small adapters on the model's first layers. It does so alone
+and together, in two orders and with another number of threads. It compares every bit of
+gradients and log-probabilities. It is a check of a second or two, with the model's own weights
+and widths; it
 searches nothing.
 """
 
@@ -15,14 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tinsmith_engine.base.types import BatchRequest, Datum, ForwardResult, LoraConfig
+from tinsmith_engine.base.types import BatchRequest, BatchResult, Datum, LoraConfig
 from tinsmith_engine.loading.base_model import REMEDY
 from tinsmith_runtime.errors import ExactnessUnavailableError
 
 if TYPE_CHECKING:
     from tinsmith_engine.training.engine import Engine
 
-# Ranks and sequence lengths: equal segments that stack, ragged ones, and one of several sequences.
+# Ranks and lengths: equal segments that form a group, ragged ones, and one of several sequences.
 _TENANTS = (
     (8, (17,)),
     (8, (20,)),
@@ -81,7 +82,7 @@ def _bits(engine: Engine, requests: list[BatchRequest]) -> list[bytes]:
     """Return log-probabilities and gradient of each request."""
     found = []
     for request, result in zip(requests, engine.compute(requests), strict=True):
-        if not isinstance(result, ForwardResult):
+        if not isinstance(result, BatchResult):
             raise result
         run = str(request.run)
         gradient = engine.export_state(run).tensors["grad"]

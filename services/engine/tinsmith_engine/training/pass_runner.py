@@ -1,15 +1,15 @@
 """Computes the batches of many runs in packed passes.
 
-All pieces that are next in their runs go through the model together, as many as a pass holds; then
-the pieces after them. Forward passes need no order and take what fits. A full-parameter run has
-weights of its own and so passes of its own; so has a loss that a client wrote, which nobody shall
-wait for in the middle of a pass.
+All microbatches that are next in their runs go through the model together, as many as a pass holds;
+then the microbatches after them. Forward passes need no order and take what fits. A full-parameter
+run has weights of its own and so passes of its own; so has a loss that a client wrote, for which
+no other run waits in the middle of a pass.
 
 What fails is an operation, never its neighbours. A non-finite loss or gradient is found by run. An
 exception of a pass (out of memory, a bug) does not say whose it is: every operation that had not
-ended is undone and computed again by itself, where memory that does not suffice splits the batch
-further, down to single sequences. What is computed again gives the same bits, except where the
-split had to change; the result then says so, for whoever replays it.
+ended is undone and computed again by itself. There a lack of memory splits the batch further,
+down to single sequences. What is computed again gives the same bits, except where the
+split had to change; the result then says so, for a replay.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ import numpy as np
 import torch
 
 from tinsmith_engine.base.memory import is_out_of_memory
-from tinsmith_engine.base.types import BatchRequest, ForwardResult, IntArray, LoraConfig
+from tinsmith_engine.base.types import BatchRequest, BatchResult, IntArray, LoraConfig
 from tinsmith_engine.losses.batch_losses import CustomLosses, MixedLosses, SequenceLosses, losses_of
 from tinsmith_engine.model.lm_head import HeadGroup
 from tinsmith_engine.model.model_protocol import BoundRows, Model, Pass, RunTensors
 from tinsmith_engine.packing.images import rope_positions
 from tinsmith_engine.packing.packing import PackedRows, pack
 from tinsmith_engine.runs.run_store import Run, adapter_scale
-from tinsmith_engine.training.adapter_groups import Wearer, fill_passes, stack_wearers
+from tinsmith_engine.training.adapter_groups import AdapterUse, fill_passes, group_adapters
 from tinsmith_engine.training.batch_jobs import Job
 from tinsmith_runtime.errors import InternalError, OutOfMemoryError, TinsmithError
 from tinsmith_runtime.rpc.error_codec import internal_error
 
 logger = logging.getLogger(__name__)
 
-_MAX_BOUND_STACKS = 64
+_MAX_BOUND_GROUPS = 64
 
 Segment = tuple[Job, list[int]]
-"""A job and the datums of its piece."""
+"""A job and the datums of its microbatch."""
 
 
 class PassRunner:
@@ -50,8 +50,8 @@ class PassRunner:
         model: The model.
         device: Where it computes.
         copies_on_bind: Whether bound adapters are copies, to be made anew when theta changes.
-        micro_batch_tokens: Tokens of one piece of a batch.
-        pass_rows: Rows of a pass; a larger piece is a pass of its own.
+        micro_batch_tokens: Tokens of one microbatch of a batch.
+        max_pass_tokens: Rows of a pass; a larger microbatch is a pass of its own.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class PassRunner:
         *,
         copies_on_bind: bool,
         micro_batch_tokens: int,
-        pass_rows: int,
+        max_pass_tokens: int,
     ) -> None:
         self._model = model
         self._device = device
         self._copies_on_bind = copies_on_bind
         self._micro_batch_tokens = micro_batch_tokens
-        self._pass_rows = pass_rows
+        self._max_pass_tokens = max_pass_tokens
         self._base = model.bind(None)
-        self._stacks: OrderedDict[tuple[object, ...], Any] = OrderedDict()
+        self._bound_groups: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
     @property
     def base(self) -> Any:
@@ -78,7 +78,7 @@ class PassRunner:
 
     def run(
         self, requests: Sequence[tuple[BatchRequest, Run | None]]
-    ) -> list[ForwardResult | TinsmithError]:
+    ) -> list[BatchResult | TinsmithError]:
         """Compute valid requests, those of one run in order; see `Engine.compute`."""
         jobs = [
             Job(request, run, request.micro_batch_tokens or self._micro_batch_tokens)
@@ -99,11 +99,11 @@ class PassRunner:
             self._run_alone(job)
         return [self._outcome(job) for job in jobs]
 
-    def _outcome(self, job: Job) -> ForwardResult | TinsmithError:
+    def _outcome(self, job: Job) -> BatchResult | TinsmithError:
         if job.outcome is None:
             raise AssertionError("a job that was run has ended")
         has_own_split = job.micro_batch_tokens != self._micro_batch_tokens
-        if isinstance(job.outcome, ForwardResult) and has_own_split:
+        if isinstance(job.outcome, BatchResult) and has_own_split:
             job.outcome.micro_batch_tokens = job.micro_batch_tokens
         return job.outcome
 
@@ -115,7 +115,9 @@ class PassRunner:
             for job in wave:
                 if not job.is_begun:
                     self._begin_backward(job)
-            segments = [(job, piece) for job in wave for piece in self._next_pieces(job)]
+            segments = [
+                (job, microbatch) for job in wave for microbatch in self._next_microbatches(job)
+            ]
             self._run_segments(segments, needs_gradient=True)
             waiting = [job for job in waiting if job.outcome is None]
 
@@ -123,15 +125,15 @@ class PassRunner:
         segments = []
         for job in jobs:
             job.begin()
-            segments += [(job, piece) for piece in job.pieces]
+            segments += [(job, microbatch) for microbatch in job.microbatches]
         self._run_segments(segments, needs_gradient=False)
 
     def _run_segments(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
-        """Compute segments, no two of a run if they have a gradient, and end their pieces."""
+        """Compute segments, no two of a run if they have a gradient, and end their microbatches."""
         for part in self._passes(segments):
             self._run_pass(part, needs_gradient=needs_gradient)
             for job, _ in part:
-                job.end_piece()
+                job.end_microbatch()
 
     def _run_alone(self, job: Job) -> None:
         while job.outcome is None:
@@ -169,30 +171,30 @@ class PassRunner:
             extra={"micro_batch_tokens": job.micro_batch_tokens},
         )
 
-    def _next_pieces(self, job: Job) -> list[list[int]]:
-        """Return the pieces of a job that are computed beside each other: here the next one."""
-        return job.pieces[:1]
+    def _next_microbatches(self, job: Job) -> list[list[int]]:
+        """Return the microbatches that are computed beside each other: here the next one."""
+        return job.microbatches[:1]
 
     def _begin_backward(self, job: Job) -> None:
         job.begin()
-        self._clear_row(job)
+        self._clear_gradient(job)
 
-    def _clear_row(self, job: Job) -> None:
-        """Empty the gradient row for a first piece that adds to it rather than overwrites it."""
+    def _clear_gradient(self, job: Job) -> None:
+        """Empty the gradient slot if a first microbatch adds to it and does not overwrite it."""
         run = job.run
         if run is not None and not job.accumulates and not self._overwrites(run):
-            run.row.grad_P.zero_()
+            run.slot.grad_P.zero_()
 
     def _overwrites(self, run: Run) -> bool:
-        """Whether the first piece of a gradient writes every number of the row."""
+        """Whether the first microbatch of a gradient writes every number of the row."""
         return (
-            self._model.stacks_runs
+            self._model.groups_adapters
             and isinstance(run.config, LoraConfig)
             and not run.config.train_unembedding
         )
 
-    def _adds_to_row(self, job: Job, run: Run) -> bool:
-        """Whether the gradient of the next piece is added to the row rather than put there."""
+    def _adds_to_gradient(self, job: Job, run: Run) -> bool:
+        """Whether the gradient of the next microbatch is added to the row rather than put there."""
         return job.accumulates or not (job.request.is_backward and self._overwrites(run))
 
     def _passes(self, segments: Sequence[Segment]) -> list[list[Segment]]:
@@ -200,32 +202,35 @@ class PassRunner:
         alone = [[one] for one in segments if _is_alone(one[0])]
         shared = [one for one in segments if not _is_alone(one[0])]
         sized = ((one, one[0].rows_of(one[1])) for one in shared)
-        return alone + fill_passes(sized, self._pass_rows)
+        return alone + fill_passes(sized, self._max_pass_tokens)
 
     def _run_pass(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
-        stacks = stack_wearers(
-            [self._wearer(job, piece) for job, piece in segments],
-            stacks_runs=self._model.stacks_runs,
+        groups = group_adapters(
+            [self._adapter_use(job, microbatch) for job, microbatch in segments],
+            groups_adapters=self._model.groups_adapters,
         )
-        segments = [segments[index] for stack in stacks for index in stack]
+        segments = [segments[index] for group in groups for index in group]
         rows = pack(
-            [[job.request.batch[index].tokens_T for index in piece] for job, piece in segments],
+            [
+                [job.request.batch[index].tokens_T for index in microbatch]
+                for job, microbatch in segments
+            ],
             quantum=self._model.row_quantum,
             device=self._device,
             positions=_rope_positions(segments),
         )
         images = [
             (first + image.position, image)
-            for (job, piece), sequences in zip(segments, rows.sequences, strict=True)
-            for index, (first, _) in zip(piece, sequences, strict=True)
+            for (job, microbatch), sequences in zip(segments, rows.sequences, strict=True)
+            for index, (first, _) in zip(microbatch, sequences, strict=True)
             for image in job.request.batch[index].images
         ]
         adapted, first = [], 0
-        for stack in stacks:
-            members = [job for job, _ in segments[first : first + len(stack)]]
-            worn = self._bound_rows(members, rows, first)
-            adapted += [worn] if worn is not None else []
-            first += len(stack)
+        for group in groups:
+            members = [job for job, _ in segments[first : first + len(group)]]
+            used = self._bound_rows(members, rows, first)
+            adapted += [used] if used is not None else []
+            first += len(group)
         one = segments[0][0].run
         weights = self._bound_full(one) if one is not None and one.is_full else self._base
         heads = _Heads(self._model, segments, rows, adapted, self._device)
@@ -238,44 +243,46 @@ class PassRunner:
             job.note_experts(one_pass.routes, slice(start, stop))
             start = stop
 
-    def _wearer(self, job: Job, piece: Sequence[int]) -> Wearer | None:
+    def _adapter_use(self, job: Job, microbatch: Sequence[int]) -> AdapterUse | None:
         run = job.run
         if run is None or run.is_full:
             return None
-        return Wearer(
+        return AdapterUse(
             run.arena,
-            run.row.index,
+            run.slot.index,
             adapter_scale(run.config),
-            self._adds_to_row(job, run),
-            job.rows_of(piece),
+            self._adds_to_gradient(job, run),
+            job.rows_of(microbatch),
         )
 
     def _bound_rows(
         self, members: Sequence[Job], rows: PackedRows, first: int
     ) -> BoundRows[Any] | None:
-        """Return the rows of a stack, whose segments begin with the given one."""
+        """Return the rows of an adapter group, whose segments begin with the given one."""
         runs = [job.run for job in members if job.run is not None and not job.run.is_full]
         if not runs:
             return None
         place = slice(rows.segments[first].start, rows.segments[first + len(runs) - 1].stop)
-        # The members of a stack are alike in this.
-        return BoundRows(place, self._bound_stack(runs), self._adds_to_row(members[0], runs[0]))
+        # The members of an adapter group are alike in this.
+        return BoundRows(
+            place, self._bound_group(runs), self._adds_to_gradient(members[0], runs[0])
+        )
 
-    def _bound_stack(self, runs: Sequence[Run]) -> Any:
+    def _bound_group(self, runs: Sequence[Run]) -> Any:
         revisions = tuple(run.revision for run in runs) if self._copies_on_bind else ()
-        indices = [run.row.index for run in runs]
+        indices = [run.slot.index for run in runs]
         scale = adapter_scale(runs[0].config)
         key = (id(runs[0].arena), tuple(indices), scale, revisions)
-        bound = self._stacks.get(key)
+        bound = self._bound_groups.get(key)
         if bound is None:
             theta_RP, grad_RP = runs[0].arena.stack(indices)
             bound = self._model.bind(
                 RunTensors(runs[0].layout, theta_RP, grad_RP, scale, is_full=False)
             )
-            self._stacks[key] = bound
-            while len(self._stacks) > _MAX_BOUND_STACKS:
-                self._stacks.popitem(last=False)
-        self._stacks.move_to_end(key)
+            self._bound_groups[key] = bound
+            while len(self._bound_groups) > _MAX_BOUND_GROUPS:
+                self._bound_groups.popitem(last=False)
+        self._bound_groups.move_to_end(key)
         return bound
 
     def _bound_full(self, run: Run) -> Any:
@@ -304,8 +311,8 @@ class _Heads:
         self._losses: list[MixedLosses | SequenceLosses | CustomLosses] = []
         self.groups: list[HeadGroup] = []
         loras = _head_adapters(model, rows, adapted)
-        for segment, (job, piece) in enumerate(segments):
-            for index, (start, _) in zip(piece, rows.sequences[segment], strict=True):
+        for segment, (job, microbatch) in enumerate(segments):
+            for index, (start, _) in zip(microbatch, rows.sequences[segment], strict=True):
                 is_scored = job.scored(index)
                 if not is_scored.any():
                     nothing = np.zeros((0, 1), dtype=np.float32)
@@ -364,14 +371,14 @@ def _head_adapters(
 ) -> dict[object, Any]:
     """Return the adapter of the unembedding by segment, where there is one."""
     found: dict[object, Any] = {}
-    for worn in adapted:
+    for used in adapted:
         members = [
             index
             for index, one in enumerate(rows.segments)
-            if worn.rows.start <= one.start < worn.rows.stop
+            if used.rows.start <= one.start < used.rows.stop
         ]
         for place, segment in enumerate(members):
-            lora = model.head_adapter(worn.bound, place)
+            lora = model.head_adapter(used.bound, place)
             if lora is not None:
                 found[segment] = lora
     return found
@@ -379,7 +386,7 @@ def _head_adapters(
 
 def _rope_positions(segments: Sequence[Segment]) -> list[list[IntArray]] | None:
     """Return the positions of each sequence where some have images, [3, T] each."""
-    batches = [[job.request.batch[index] for index in piece] for job, piece in segments]
+    batches = [[job.request.batch[index] for index in microbatch] for job, microbatch in segments]
     if not any(datum.images for batch in batches for datum in batch):
         return None
     return [

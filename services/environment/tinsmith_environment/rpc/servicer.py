@@ -16,6 +16,7 @@ from tinsmith_environment.rpc import codec
 from tinsmith_runtime.errors import InstanceNotFoundError, NotFoundError, TinsmithError
 from tinsmith_runtime.rpc.auth import Caller, current_caller
 from tinsmith_runtime.rpc.error_codec import internal_error
+from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import current_body, decode_name_part, digest_of, parse_name
 
 logger = logging.getLogger(__name__)
@@ -51,10 +52,15 @@ class EnvironmentServicer(environment_pb2_grpc.EnvironmentServiceServicer):
         current_caller().require_project(
             project, lambda: NotFoundError(f"{request.parent} does not exist", parent=project)
         )
+        specs, token = take_page(
+            f"{request.parent}/environments",
+            self._environments.specs,
+            lambda spec: spec.name,
+            request,
+        )
         return environment_pb2.ListEnvironmentsResponse(
-            environments=[
-                codec.encode_environment(project, spec) for spec in self._environments.specs
-            ]
+            environments=[codec.encode_environment(project, spec) for spec in specs],
+            next_page_token=token,
         )
 
     async def CreateInstance(

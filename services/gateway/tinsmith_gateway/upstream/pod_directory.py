@@ -30,6 +30,7 @@ from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
 _CALL_TIMEOUT_S = 10.0
 _WORKERS_TTL_S = 2.0
 _MAX_ENTRIES = 100_000
+_PAGE_SIZE = 1_000
 _ROLES = {
     "trainer": scheduler_pb2.Worker.ROLE_TRAINER,
     "sampler": scheduler_pb2.Worker.ROLE_SAMPLER,
@@ -115,12 +116,18 @@ class Directory:
         return await asyncio.shield(task)
 
     async def _list(self, role: str) -> list[RoleWorker]:
-        request = scheduler_pb2.ListWorkersRequest(role=_ROLES[role])
+        request = scheduler_pb2.ListWorkersRequest(role=_ROLES[role], page_size=_PAGE_SIZE)
+        workers: list[RoleWorker] = []
         async with typed_errors("scheduler"):
-            listed = await self._call(self._stub.ListWorkers, request)
-        workers = [
-            RoleWorker(each.name, each.address, each.pool, each.project) for each in listed.workers
-        ]
+            while True:
+                listed = await self._call(self._stub.ListWorkers, request)
+                workers += [
+                    RoleWorker(each.name, each.address, each.pool, each.project)
+                    for each in listed.workers
+                ]
+                if not listed.next_page_token:
+                    break
+                request.page_token = listed.next_page_token
         if workers:
             self._workers[role] = (self._clock() + _WORKERS_TTL_S, workers)
         return workers

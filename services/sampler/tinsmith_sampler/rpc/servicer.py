@@ -16,6 +16,7 @@ from tinsmith_runtime.errors import (
     SamplingSessionNotFoundError,
 )
 from tinsmith_runtime.rpc.auth import current_caller
+from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import parse_name
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.metrics import REQUEST_SECONDS
@@ -105,6 +106,12 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         current_caller().require_project(
             project.project, lambda: NotFoundError(f"{request.parent} does not exist")
         )
+        page, token = take_page(
+            f"{project}/loadedWeights",
+            self._service.loaded(str(project)),
+            lambda loaded: f"{loaded.source}@{loaded.version:020d}",
+            request,
+        )
         return sampler_pb2.ListLoadedWeightsResponse(
             weights=[
                 sampler_pb2.LoadedWeights(
@@ -112,8 +119,9 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
                     version=loaded.version,
                     num_active_sequences=loaded.num_requests,
                 )
-                for loaded in self._service.loaded(str(project))
-            ]
+                for loaded in page
+            ],
+            next_page_token=token,
         )
 
 

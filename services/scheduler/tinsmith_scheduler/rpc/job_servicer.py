@@ -11,6 +11,7 @@ from tinsmith.names import JobName, KeyName, ProjectName
 from tinsmith.v1 import job_pb2, job_pb2_grpc
 from tinsmith_runtime.errors import JobsDisabledError, NotFoundError
 from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
+from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import decode_identity, parse_name
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.auth.api_keys import Keys
@@ -146,9 +147,14 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.ListTrainingJobReportsRequest, context: Context
     ) -> job_pb2.ListTrainingJobReportsResponse:
         current_caller().require_scope(POD_SCOPE)
-        reports = await self._reports.list(job_codec.decode_identities(request))
+        reports, token = take_page(
+            "trainingJobReports",
+            await self._reports.list(job_codec.decode_identities(request)),
+            lambda report: f"{report.job}@{report.uid}",
+            request,
+        )
         return job_pb2.ListTrainingJobReportsResponse(
-            reports=[job_codec.encode_report(report) for report in reports]
+            reports=[job_codec.encode_report(report) for report in reports], next_page_token=token
         )
 
     async def DeleteTrainingJobReport(

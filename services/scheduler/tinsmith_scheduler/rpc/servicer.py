@@ -24,6 +24,7 @@ from tinsmith.names import (
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.errors import NotFoundError
 from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller, current_caller
+from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import check_text, decode_identity, parse_name
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.auth.audit import AuditTrail
@@ -319,14 +320,21 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.ListWorkersResponse:
         """List the workers that are alive."""
         current_caller().require_scope(POD_SCOPE)
-        workers = self._domain.workers.alive(worker_codec.decode_role(request))
+        role = worker_codec.decode_role(request)
+        workers, token = take_page(
+            f"workers/{role}",
+            self._domain.workers.alive(role),
+            lambda worker: worker.name,
+            request,
+        )
         return scheduler_pb2.ListWorkersResponse(
             workers=[
                 worker_codec.encode_listed_worker(
                     worker, heartbeat_interval_s=self._config.worker_heartbeat_interval_s
                 )
-                for worker in sorted(workers, key=lambda worker: worker.name)
-            ]
+                for worker in workers
+            ],
+            next_page_token=token,
         )
 
     async def HeartbeatWorker(

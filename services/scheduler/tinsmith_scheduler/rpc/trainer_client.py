@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +27,7 @@ from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
 from tinsmith_scheduler.rpc.codec import decode_adapter, encode_adapter
 from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
+_PAGE_SIZE = 1_000
 _LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
 _MODES = {
     ReleaseMode.PARK: trainer_control_pb2.ReleaseRunRequest.MODE_PARK,
@@ -80,15 +82,23 @@ class GrpcTrainers:
     ) -> list[RunStanding]:
         """Return how the runs of a project stand that have operations under way."""
         request = trainer_control_pb2.ListRunStatusesRequest(
-            parent=f"projects/{project}/trainingRuns/-"
+            parent=f"projects/{project}/trainingRuns/-", page_size=_PAGE_SIZE
         )
-        answer: trainer_control_pb2.ListRunStatusesResponse = await self._call(
-            address, "ListRunStatuses", request, _CONTROL, timeout_s=timeout_s
-        )
-        return [
-            RunStanding(each.run, each.num_pending_operations, each.waiting_for)
-            for each in answer.statuses
-        ]
+        standings: list[RunStanding] = []
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            # A deadline that has passed is a call's deadline too: the error keeps its type.
+            remaining_s = max(deadline_s - time.monotonic(), 1e-3)
+            answer: trainer_control_pb2.ListRunStatusesResponse = await self._call(
+                address, "ListRunStatuses", request, _CONTROL, timeout_s=remaining_s
+            )
+            standings += [
+                RunStanding(each.run, each.num_pending_operations, each.waiting_for)
+                for each in answer.statuses
+            ]
+            if not answer.next_page_token:
+                return standings
+            request.page_token = answer.next_page_token
 
     async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
         """Return what a trainer knows of a checkpoint."""

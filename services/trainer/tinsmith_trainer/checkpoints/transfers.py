@@ -243,7 +243,7 @@ class CheckpointWork:
                 self._host.directories[record.base_model],
                 weights,
                 config,
-                engine.model.lora_units,
+                engine.model.lora_targets,
                 max_shard_bytes=self._shard_bytes,
             )
             # Each byte is written twice: here, and into the store.
@@ -302,7 +302,7 @@ class CheckpointWork:
                     file=file.name,
                 )
         engine = self._host.engine(run.base_model)
-        units = engine.model.lora_units
+        units = engine.model.lora_targets
         # In this order: nothing of the weights is allocated before all of it is known to fit.
         header = read_header_of(paths[ADAPTER_FILE])
         config = plan_import(paths[ADAPTER_CONFIG_FILE].read_bytes(), header, units)

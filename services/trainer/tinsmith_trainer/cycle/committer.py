@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from tinsmith_engine import ForwardResult, OptimStepResult
+from tinsmith_engine import BatchResult, OptimStepResult
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     StorageBusyError,
@@ -225,7 +225,7 @@ class Committer:
             split = None
             if isinstance(answer, OptimStepResult):
                 version = answer.version
-            elif isinstance(answer, ForwardResult):
+            elif isinstance(answer, BatchResult):
                 split = answer.micro_batch_tokens or None
                 if isinstance(entry.operation.work, ForwardWork):
                     TRAINED_TOKENS.inc(entry.operation.num_tokens)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from tinsmith_engine import (
     AdamParams,
     BatchRequest,
+    BatchResult,
     Engine,
-    ForwardResult,
     OptimStepResult,
 )
 from tinsmith_runtime.errors import GradientIncompleteError, TinsmithError
@@ -23,7 +23,7 @@ from tinsmith_trainer.execution.slices import Slice
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
 from tinsmith_trainer.runs.run_queue import QueuedOperation
 
-Answer = ForwardResult | OptimStepResult | TinsmithError
+Answer = BatchResult | OptimStepResult | TinsmithError
 """What the engine says of one operation."""
 
 
@@ -95,7 +95,7 @@ def request_of(
 
 def note_batches(
     results: Sequence[SliceResult],
-    answers: Sequence[ForwardResult | TinsmithError],
+    answers: Sequence[BatchResult | TinsmithError],
     duration_s: float,
 ) -> None:
     """Give each slice what the engine said of its batches, which were sent in this order."""

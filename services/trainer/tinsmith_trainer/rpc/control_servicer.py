@@ -10,6 +10,7 @@ from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
+from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import parse_name
 from tinsmith_trainer.ownership.adoption import RunAdoption
 from tinsmith_trainer.ownership.lease import Lease
@@ -80,6 +81,12 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
     ) -> trainer_control_pb2.ListRunStatusesResponse:
         current_caller().require_scope(POD_SCOPE)
         project = training_codec.decode_all_runs(request.parent).project
+        pending = [
+            run for run in self._registry.runs if run.queue and run.name.split("/")[1] == project
+        ]
+        page, token = take_page(
+            f"{request.parent}/statuses", pending, lambda run: run.name, request
+        )
         return trainer_control_pb2.ListRunStatusesResponse(
             statuses=[
                 trainer_pb2.RunStatus(
@@ -89,9 +96,9 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
                     waiting_for=waiting_for(self._registry, run),
                     resident=run.state.is_resident,
                 )
-                for run in self._registry.runs
-                if run.queue and run.name.split("/")[1] == project
-            ]
+                for run in page
+            ],
+            next_page_token=token,
         )
 
     async def ResumeRun(

@@ -15,10 +15,10 @@ from tinsmith.tensors import encode_tensor
 from tinsmith.v1 import checkpoint_pb2, trainer_pb2, trajectories_pb2
 from tinsmith_engine import (
     AdamParams,
+    BatchResult,
     CustomInput,
     CustomLoss,
     Datum,
-    ForwardResult,
     OptimStepResult,
 )
 from tinsmith_engine.contract.codec import (
@@ -327,7 +327,7 @@ def decode_checkpoint_id(run: str, checkpoint_id: str) -> str:
 
 def _encode_result(kind: Kind, result: Result, store_uri: str) -> Message:
     match result:
-        case ForwardResult():
+        case BatchResult():
             outputs = [
                 trainer_pb2.DatumOutput(logprobs=encode_tensor(logprobs_T))
                 for logprobs_T in result.logprobs

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tinsmith_engine import AdamParams, CustomLoss, Datum, ForwardResult, OptimStepResult
+from tinsmith_engine import AdamParams, BatchResult, CustomLoss, Datum, OptimStepResult
 from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.ledger import CheckpointRecord
 
@@ -79,7 +79,7 @@ class LoadResult:
     version: int
 
 
-Result = ForwardResult | OptimStepResult | CheckpointRecord | LoadResult
+Result = BatchResult | OptimStepResult | CheckpointRecord | LoadResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,12 +17,12 @@ from tests.fakes.traced_losses import trace
 from tests.unit.engine.conftest import make_batch, randomise_b
 
 from tinsmith_engine import AdamParams, Datum, Engine, FullConfig, LoraConfig
-from tinsmith_engine.base.types import BatchRequest, ForwardResult
+from tinsmith_engine.base.types import BatchRequest, BatchResult
 from tinsmith_engine.distributed.leader_commands import Leader, follow
 from tinsmith_engine.distributed.process_group import Ranks, end_process
 from tinsmith_engine.distributed.sharded_decoder import ShardedDecoder
-from tinsmith_engine.distributed.sharded_engine import RankedEngine
-from tinsmith_engine.distributed.sharded_loading import load_ranked_engine
+from tinsmith_engine.distributed.sharded_engine import ShardedEngine
+from tinsmith_engine.distributed.sharded_loading import load_sharded_engine
 from tinsmith_runtime.errors import RanksLostError, TinsmithError
 
 MICRO_BATCH_TOKENS = 64
@@ -88,7 +88,7 @@ def collect(
     """Log-probabilities, losses and pending gradients after some requests."""
     found = {}
     for one, result in zip(requests, engine.compute(requests), strict=True):
-        assert isinstance(result, ForwardResult), result
+        assert isinstance(result, BatchResult), result
         for index, logprobs in enumerate(result.logprobs):
             found[f"{prefix}{one.run}/logprobs/{index}"] = torch.from_numpy(logprobs)
         names = sorted(result.metrics)
@@ -122,14 +122,16 @@ def train(engine: Engine) -> dict[str, torch.Tensor]:
     return found
 
 
-def load(ranks: Ranks, model_dir: Path, **settings: Any) -> RankedEngine:
-    return load_ranked_engine(
-        ranks, model_dir, **{"micro_batch_tokens": MICRO_BATCH_TOKENS, "max_rows": 8} | settings
+def load(ranks: Ranks, model_dir: Path, **settings: Any) -> ShardedEngine:
+    return load_sharded_engine(
+        ranks,
+        model_dir,
+        **{"micro_batch_tokens": MICRO_BATCH_TOKENS, "max_resident_runs": 8} | settings,
     )
 
 
 @contextmanager
-def leading(ranks: Ranks, engine: RankedEngine) -> Iterator[bool]:
+def leading(ranks: Ranks, engine: ShardedEngine) -> Iterator[bool]:
     """Lead as rank 0 for the time of the block, which then holds True; follow as another rank."""
     if not ranks.is_first:
         follow(ranks, {"base": engine})
@@ -207,7 +209,7 @@ def _errors(engine: Engine) -> dict[str, str]:
     return kinds
 
 
-def _failing_passes(ranks: Ranks, engine: RankedEngine, folder: Path) -> None:
+def _failing_passes(ranks: Ranks, engine: ShardedEngine, folder: Path) -> None:
     """Rank 1 alone runs out of memory, or into a bug, in the middle of a pass."""
     decoder: Any = engine.model
     original = decoder._layer
@@ -233,7 +235,7 @@ def _failing_passes(ranks: Ranks, engine: RankedEngine, folder: Path) -> None:
             if leads:
                 results = engine.compute([requests["small"], big])
                 kinds[kind] = [type(one).__name__ for one in results]
-                if isinstance(results[1], ForwardResult):
+                if isinstance(results[1], BatchResult):
                     kinds[kind].append(str(results[1].micro_batch_tokens))
                     found["large"] = engine.export_state("large").tensors["grad"]
                 found[f"small-{kind}"] = engine.export_state("small").tensors["grad"]
@@ -251,7 +253,12 @@ def _other_bases(ranks: Ranks, folder: Path) -> None:
         if leads:
             write(folder, "replicated.safetensors", train(engine))
     engine = load(
-        ranks, folder / "untied", shard_base=True, dtype="bfloat16", tape_rows=16, max_rows=8
+        ranks,
+        folder / "untied",
+        shard_base=True,
+        dtype="bfloat16",
+        checkpoint_activations_over_tokens=16,
+        max_resident_runs=8,
     )
     with leading(ranks, engine) as leads:
         if leads:
@@ -285,7 +292,7 @@ def lost(ranks: Ranks, folder: Path) -> None:
             end_process(4)
 
 
-def _diverging(ranks: Ranks, engine: RankedEngine) -> str:
+def _diverging(ranks: Ranks, engine: ShardedEngine) -> str:
     """The same call gives another outcome on rank 1; return what is said about it."""
     if ranks.rank == 1:
         engine._runs.get("small").has_gradient = True
@@ -375,7 +382,7 @@ def _full_errors(engine: Engine) -> dict[str, Any]:
     return {"kinds": kinds, "is_kept": is_kept}
 
 
-def _full_files(engine: RankedEngine, folder: Path) -> None:
+def _full_files(engine: ShardedEngine, folder: Path) -> None:
     collect(engine, full_requests(1)[:1])
     saved = engine.export_state("full")
     write(folder, "saved.safetensors", saved.tensors)

@@ -126,7 +126,7 @@ def test_the_number_of_ranks_is_part_of_the_fingerprint(sharded: Path, engine: E
 def test_errors_are_typed_and_of_one_operation(sharded: Path) -> None:
     assert facts(sharded)["errors"] == {
         "bad": "NonFiniteLossError",
-        "good": "ForwardResult",
+        "good": "BatchResult",
         "unknown": "RunNotFoundError",
         "fault": "CustomLossRefusedError",
         "twice": "AlreadyExistsError",
@@ -137,8 +137,8 @@ def test_a_pass_that_fails_on_one_rank_fails_on_all(
     sharded: Path, reference: dict[str, torch.Tensor]
 ) -> None:
     assert json.loads((sharded / "failing.json").read_text()) == {
-        "memory": ["ForwardResult", "ForwardResult", "65"],
-        "fault": ["ForwardResult", "InternalError"],
+        "memory": ["BatchResult", "BatchResult", "65"],
+        "fault": ["BatchResult", "InternalError"],
     }
     found = load_file(sharded / "failing.safetensors")
     alone = load_file(sharded / "alone.safetensors")

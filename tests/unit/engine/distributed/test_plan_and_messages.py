@@ -16,20 +16,20 @@ from tinsmith_runtime.errors import RunNotFoundError
 
 
 def test_pieces_of_one_operation_go_to_lanes_in_turns() -> None:
-    lanes = Loads(2).place_lanes([64, 64, 32])
-    assert (lanes.num_lanes, lanes.owners) == (2, [0, 1])
-    assert Loads(4).place_lanes([64, 64]).owners == [0, 1]
+    lanes = Loads(2).assign([64, 64, 32])
+    assert (lanes.num_partials, lanes.owners) == (2, [0, 1])
+    assert Loads(4).assign([64, 64]).owners == [0, 1]
 
 
 def test_operations_of_one_piece_are_spread_over_the_ranks() -> None:
     loads = Loads(4)
-    assert [loads.place_lanes([64]).first_rank for _ in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [loads.assign([64]).first_rank for _ in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 def test_a_neighbour_moves_lanes_and_not_their_order() -> None:
     loads = Loads(2)
-    loads.place_lanes([100])
-    lanes = loads.place_lanes([64, 64, 64])
+    loads.assign([100])
+    lanes = loads.assign([64, 64, 64])
     assert lanes.owners == [1, 0]
     assert loads.rows == [164, 128]
 
