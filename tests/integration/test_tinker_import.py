@@ -1,7 +1,7 @@
 """One program text, with `tinker` over the gateway and with `tinsmith as tinker` natively.
 
-Only the import differs. Losses, log-probabilities and samples by seed are the same numbers, since
-both ways reach the same engine and the SDKs agree on names, order and defaults.
+Only the import differs. Losses, log-probabilities and samples by seed are the same numbers: both
+ways reach the same engine, and the SDKs agree on names, order and defaults.
 """
 
 from __future__ import annotations

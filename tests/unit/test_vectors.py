@@ -14,12 +14,13 @@ from google.protobuf import descriptor_pool, json_format, message_factory
 from google.rpc import status_pb2
 
 from tinsmith import names, tensors
-from tinsmith.rpc import codec, error_codec
+from tinsmith.rpc import codec
+from tinsmith.rpc import error_codec as client_error_codec
 from tinsmith.v1 import trainer_pb2
 from tinsmith_engine.contract.codec import decode_array, decode_input
 from tinsmith_engine.losses.loss_graphs import read_graph
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
-from tinsmith_runtime.rpc.requests import decode_name_part
+from tinsmith_runtime.rpc.requests import decode_name_part, decode_request_id
 from tinsmith_sampler.rpc import codec as sampler_codec
 from tinsmith_trainer.rpc import training_codec
 from tinsmith_trainer.runs.operations import Kind
@@ -137,8 +138,10 @@ def test_clients_read_completions(name: str) -> None:
     found = codec.decode_sample(message_of(CASES[name]))
     values = CASES[name]["values"]
     assert (found.seed, found.version) == (values["seed"], values["version"])
+    # The Python client says None where the wire says NaN, as Tinker's does.
     assert found.prompt_logprobs is not None
-    assert plain(found.prompt_logprobs.tolist()) == values["prompt_logprobs"]
+    scored = ["NaN" if each is None else each for each in found.prompt_logprobs]
+    assert scored == values["prompt_logprobs"]
     assert [
         {
             "tokens": list(each.tokens),
@@ -154,7 +157,7 @@ def test_clients_read_completions(name: str) -> None:
 def test_clients_read_errors(name: str) -> None:
     message, values = message_of(CASES[name]), CASES[name]["values"]
     assert isinstance(message, status_pb2.Status)
-    error = error_codec.decode_status(message)
+    error = client_error_codec.decode_status(message)
     assert (error.code, error.reason, error.retry_after_s) == (
         values["code"],
         values["reason"],
@@ -179,7 +182,7 @@ def test_clients_read_operations(name: str) -> None:
         assert output.metrics == values["metrics"]
         assert [each.logprobs.tolist() for each in output.outputs] == values["logprobs"]
     elif values["state"] == "failed":
-        error = error_codec.decode_status(operation.error)
+        error = client_error_codec.decode_status(operation.error)
         assert (error.code, error.reason) == (values["code"], values["reason"])
 
 
@@ -199,17 +202,21 @@ def test_names_fit_their_patterns(pattern: str) -> None:
 def test_request_ids() -> None:
     ids = json.loads((FOLDER / "request_ids.json").read_text())
     for value in ids["valid"]:
-        decode_name_part(value)
-    for value in ids["invalid"]:
+        assert decode_request_id(value) == decode_name_part(value) == value
+    for value in ids["refused_by_trainers"]:
+        assert decode_request_id(value) == value.lower()
         with pytest.raises(InvalidFieldError, match="request_id"):
             decode_name_part(value)
+    for value in ids["invalid"]:
+        for decode in (decode_request_id, decode_name_part):
+            with pytest.raises(InvalidFieldError, match="request_id"):
+                decode(value)
 
 
 @pytest.mark.parametrize("name", of_group("forward_backward", "optim_step"))
 def test_servers_hash_a_request_as_the_vectors_say(name: str) -> None:
     message = message_of(CASES[name])
     run = names.RunName.parse(message.run)
-    submission = training_codec.decode_submission(
-        Kind.FORWARD_BACKWARD, run, message, (FOLDER / CASES[name]["file"]).read_bytes()
-    )
+    body = (FOLDER / CASES[name]["file"]).read_bytes()
+    submission = training_codec.decode_submission(Kind.FORWARD_BACKWARD, run, message, body)
     assert submission.digest.hex() == CASES[name]["sha256"]

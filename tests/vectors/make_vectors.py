@@ -430,7 +430,9 @@ def request_ids() -> dict[str, list[str]]:
     """Return request ids that servers take, and such as they refuse."""
     return {
         "valid": [REQUEST_ID],
-        "invalid": ["", REQUEST_ID.upper(), REQUEST_ID.replace("-", ""), f"{{{REQUEST_ID}}}"],
+        # A trainer makes the name of an operation of it, and names tell upper from lower case.
+        "refused_by_trainers": [REQUEST_ID.upper()],
+        "invalid": ["", REQUEST_ID.replace("-", ""), f"{{{REQUEST_ID}}}"],
     }
 
 

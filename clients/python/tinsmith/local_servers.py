@@ -1,8 +1,8 @@
 """The servers of this user on this machine: a file for each, and which of them commands use.
 
 `tinsmith up` announces itself in `servers/` of the state directory and takes the file away at a
-clean end. The file is locked for as long as the process lives, so one that a crash left behind is
-told from a server that runs, also when another process got its number. Several servers run beside
+clean end. The file is locked for as long as the process lives. So one that a crash left behind is
+told from a server that runs, even if another process got its number. Several servers run beside
 each other without knowing of one another: clients take the newest, or the one that was chosen.
 """
 

@@ -35,7 +35,7 @@ async def endpoint_of(core: ClientCore, checkpoint: str) -> Endpoint:
         run = await core.get_run(str(name.run_name))
         if run.trainer_address:
             return core.trainer_endpoint(run)
-    # Of another project, or of a run that nobody holds: who shares its ledger knows it too.
+    # Of another project, or of a run without a holder: trainers that share its ledger know it.
     request = scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint)
 
     async def locate() -> str:

@@ -1,4 +1,4 @@
-"""A client for a command that somebody waits for."""
+"""A client for a command that a person waits for."""
 
 from __future__ import annotations
 

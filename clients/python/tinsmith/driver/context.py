@@ -90,7 +90,7 @@ class Job:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the job is to save and end: it was told so, or belongs to nobody any more."""
+        """Whether the job is to save and end: it was told so, or was deleted."""
         return self._stop.is_set() or self._reporter.is_refused
 
     def report(

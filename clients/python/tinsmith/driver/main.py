@@ -48,7 +48,7 @@ _TERMINATION_LOG = "/dev/termination-log"
 class DriverObserver(Observer):
     """Reports what a recipe does, and stops it where that is safe.
 
-    Who edits a job, more steps or another learning rate, means the job that there is: it goes on.
+    A job that is edited, to more steps or another learning rate, goes on as the same job.
 
     Args:
         job: What is reported to.
@@ -171,7 +171,7 @@ def _drive(
     has_sampler = wait_ready(client, method, timeout_s=_PATIENCE_S, say=say)
     job.report(message="")
     if saved is None and job.run:
-        # Begun and never saved: nobody will ever use it.
+        # Begun and never saved: it is of no further use.
         with contextlib.suppress(NotFoundError):
             client.runs.delete(job.run)
     observer = DriverObserver(job, client, directory, method, state)

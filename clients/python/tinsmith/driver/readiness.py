@@ -1,6 +1,6 @@
 """Waiting for the pods of a job: its driver may be there before those that it calls.
 
-For a client that is given a model that nobody serves, that is an error at once. A driver knows that
+For a client that names a model which is not served, that is an error at once. A driver knows that
 the pods are on their way; how long they may take is the controller's to judge.
 """
 

@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 _FLUSH_TIMEOUT_S = 300.0
 _REFUSED_REASONS = frozenset({"JOB_REPLACED", "KEY_REVOKED", "KEY_INVALID", "SCOPE_MISSING"})
-"""Of a job that was deleted, or ended by somebody else."""
+"""Of a job that was deleted, or ended by another caller."""
 
 
 class Reporter:

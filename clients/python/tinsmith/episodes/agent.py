@@ -2,8 +2,8 @@
 
 An episode is held under a lease, which a heartbeat in the background keeps for as long as this
 process lives: a long tool or a slow grader is not taken for a dead agent. Every call is repeated by
-its request id until it is answered, so that no reward is lost or counted twice, and what cannot be
-delivered is raised, never swallowed.
+its request id until it is answered, so no reward is lost or counted twice. What cannot be delivered
+is raised, never swallowed.
 
 The names are those of AgentJet's TinkerScript, so that its workflows need no other words.
 """
@@ -223,7 +223,7 @@ class EpisodeAgent:
 
         Args:
             discard_episode_timeout: Seconds without a sign of life of this process after which the
-                episode is given to somebody else; 240 by default. It is kept eight times as long
+                episode is given to another agent; 240 by default. It is kept eight times as long
                 at most.
             episode_type: `train`, `eval`, or `any` for both.
             allow_discard_timeout: Another name of `discard_episode_timeout`.
@@ -271,7 +271,7 @@ class EpisodeAgent:
         return await self.core.background.acall(self._submit(self.held(episode), workflow_output))
 
     def abort_episode(self, episode: str | HeldEpisode, reason: str = "") -> Episode:
-        """Give an episode up, for somebody else to play.
+        """Give an episode up, for another agent to play.
 
         Raises:
             TinsmithError: As `end_episode`.

@@ -1,7 +1,7 @@
 """How an agent gets an episode: by asking until there is one, of one type or of both.
 
-The server gives out one type at a call. An agent of both looks at each, and then waits for the type
-that it had before while it looks at the other every few seconds.
+The server gives out one type at a call. An agent of both looks at each. It then waits for the type
+that it had before, and looks at the other every few seconds.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class EpisodeClaims:
                 is_told = True
                 await self._tell(types)
             if waits_s[0]:
-                # Of the call that waited: whoever waited may ask again at once.
+                # Of the call that waited: a caller that waited may ask again at once.
                 retry_after = answers[0].retry_after
                 retry_s = retry_after.seconds + retry_after.nanos / 1e9
                 await asyncio.sleep(min(retry_s, timeout_s - waited_s))

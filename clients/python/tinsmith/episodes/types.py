@@ -91,7 +91,7 @@ class RecordedTrajectory:
         if any(isinstance(chunk, ImageChunk) for chunk in self.prompt.chunks):
             raise ValueError("a trajectory with images cannot be trained on by the client")
         prompt = self.prompt.to_ints()
-        # Position i predicts token i + 1; the first token of the prompt is predicted by nobody.
+        # Position i predicts token i + 1; the first token of the prompt is not predicted.
         context = np.zeros(len(prompt) - 1)
         return Datum(
             ModelInput.from_ints([*prompt, *self.tokens[:-1]]),

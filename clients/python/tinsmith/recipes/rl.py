@@ -1,10 +1,10 @@
 """Reinforcement learning with groups: play, reward, centre, one step; on policy.
 
-Each task is played `group_size` times; a play's advantage is its reward minus the mean of its group
-(GRPO without the division by the standard deviation, which would weight easy and hard groups up).
-Groups in which all plays earn the same teach nothing and are left out. Tokens, log-probabilities
-and the version that sampled them come from the server as they were; the difference between them and
-the trainer's own log-probabilities is measured at every step.
+Each task is played `group_size` times; a play's advantage is its reward minus the mean of its
+group. This is GRPO without the division by the standard deviation, which would weight easy and hard
+groups up. Groups in which all plays earn the same teach nothing and are left out. Tokens,
+log-probabilities and the version that sampled them come from the server as they were; the
+difference between them and the trainer's own log-probabilities is measured at every step.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def _train(config: Config, task: SupervisedTask, progress: ResumableRun, log: Ru
 
 
 def _score(task: SupervisedTask, progress: ResumableRun) -> Evaluation:
-    """Score what was held out, unless nobody can sample."""
+    """Score what was held out, unless no sampler is there."""
     return task.evaluate(progress.run.sampler()) if progress.has_sampler else Evaluation({})
 
 

@@ -1,8 +1,8 @@
 """Turns as tokens: what to append after a sampled turn so that the model reads its own template.
 
-A rollout never tokenises again what was sampled. The text that follows a turn (its end, the
-observation, the start of the next turn) is found by rendering the conversation with a placeholder
-in place of the turn's words and taking what stands behind it. That text alone is encoded and
+A rollout never tokenises again what was sampled. The text that follows a turn is its end, the
+observation, and the start of the next turn. It is found by rendering the conversation with a
+placeholder in place of the turn's words. That text alone is encoded and
 appended. If the model emitted its end of turn, those tokens are dropped from the front of it; if it
 was cut off, they stay, so the context is right in both cases.
 

@@ -1,7 +1,7 @@
 """Trajectories to training sequences: shifted so that position i predicts token i + 1.
 
-A sample of T tokens becomes an input of its first T - 1 tokens and, for each, the target that
-follows it with that target's mask, log-probability and advantage.
+A sample of T tokens becomes an input of its first T - 1 tokens. Each has the token that follows as
+its target, with that target's mask, log-probability and advantage.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class SamplerFailedError(RolloutError):
 class TemplateRewritesHistoryError(RolloutError):
     """The chat template renders earlier turns differently once a later one is appended.
 
-    The tokens that the model saw are then no prefix of what the template renders, and a trajectory
-    cannot be one sequence without training on a context that never was.
+    The tokens that the model saw are then no prefix of what the template renders. As one sequence,
+    the trajectory would train on a context that never was.
     """
 
     def __init__(self, num_turns: int, position: int) -> None:

@@ -1,7 +1,7 @@
 """Groups of episodes: G plays for each of P tasks, at once.
 
-An episode that failed for infrastructure (its environment or the sampler) is played again in a
-fresh instance, a bounded number of times, and otherwise leaves its group. It never counts as a
+An episode that failed for infrastructure, its environment or the sampler, is played again in a
+fresh instance. After a bounded number of times it leaves its group. It never counts as a
 reward of zero. What was replaced and dropped is in the report, with the reasons.
 """
 

@@ -1,7 +1,7 @@
 """What a rollout needs of a tokenizer, a sampler and an environment.
 
-Small protocols, so that the same state machine runs against the service (`adapters`), an engine in
-the same process, or a few lines in a test.
+Small protocols. The same state machine runs against the service (`adapters`), an engine in the same
+process, or a few lines in a test.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class EnvironmentFailed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Somebody gave up, or the sampler failed."""
+    """A call was given up, or the sampler failed."""
 
     problem: str = ""
 
@@ -260,7 +260,7 @@ class Rollout:
             self._samples[-1].append(piece)
         self._generate()
         if self.state is RolloutState.TERMINATED:
-            # What nobody answered is not part of the trajectory.
+            # An unanswered turn is not part of the trajectory.
             self._samples[-1].pop()
 
     def _generate(self) -> None:

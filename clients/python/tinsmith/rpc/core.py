@@ -91,8 +91,8 @@ class ClientCore:
         return self._run_endpoint(run, lambda found: found.trainer_address)
 
     def checkpoints_endpoint(self, run: scheduler_pb2.TrainingRun) -> Endpoint:
-        """Return who lists the checkpoints of a run, whether a trainer holds it or not."""
-        # Servers of before say only who holds it.
+        """Return where the checkpoints of a run are listed, whether a trainer holds it or not."""
+        # Older servers name only the trainer that holds it.
         return self._run_endpoint(
             run, lambda found: found.checkpoint_address or found.trainer_address
         )

@@ -1,7 +1,7 @@
 """One thread with an event loop, in which all network work of a client happens.
 
 User code stays synchronous, or runs in its own event loop; either way it only hands coroutines over
-and waits for results, so a long poll or a heartbeat never depends on what the user's code does.
+and waits for results. A long poll or a heartbeat never depends on what the user's code does.
 """
 
 from __future__ import annotations

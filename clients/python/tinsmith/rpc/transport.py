@@ -191,8 +191,8 @@ def is_away(error: TinsmithError) -> bool:
 class Transport:
     """Sends calls. Used inside the background loop only.
 
-    A server may say that it is the one address that clients are to call, as a gateway in front of
-    pods does whose own addresses lead nowhere from outside. From then on every call goes there.
+    A server may say that it is the one address that clients are to call. A gateway does, in front
+    of pods whose own addresses lead nowhere from outside. From then on every call goes there.
 
     Raises:
         ConfigurationError: If the file of trusted authorities cannot be read.
@@ -340,7 +340,7 @@ class Transport:
 
 
 def _wrong_server(address: str) -> UnavailableError:
-    """Return the error of a pod that may have moved: it left its port to whoever took it next."""
+    """Return the error of a pod that may have moved: it left its port to another process."""
     return UnavailableError(
         f"{address} does not have this call: another server listens there now, or the server is "
         "of an older release"

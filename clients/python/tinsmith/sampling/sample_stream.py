@@ -1,7 +1,7 @@
 """Completions that arrive token by token.
 
 The reader pulls: a message is read from the network when the loop over the stream asks for it, so a
-slow reader slows nobody but itself. A stream that broke off is begun again with the same seed and
+slow reader slows only itself. A stream that broke off is begun again with the same seed and
 the number of tokens that arrived, and goes on where it was.
 """
 

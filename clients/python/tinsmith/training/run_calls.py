@@ -107,9 +107,9 @@ class TrainingRunCalls(Ready):
     def operation(self, sequence_number: int) -> OperationFuture[OperationResult]:
         """Return a future of any operation of the run, of this or an earlier client.
 
-        Its `result()` raises `NotFoundError` if there is no operation of this number, and
-        `FailedPreconditionError` with the reason `OPERATION_EXPIRED` if it ended so long ago that
-        its result is not kept.
+        Its `result()` raises `NotFoundError` if there is no operation of this number. If it ended
+        so long ago that its result is not kept, that is `FailedPreconditionError`
+        (`OPERATION_EXPIRED`).
 
         Args:
             sequence_number: Its number, as `OperationFuture.sequence_number` has it.
@@ -171,8 +171,8 @@ class TrainingRunCalls(Ready):
     ) -> OperationFuture[ForwardBackwardOutput]:
         """Accumulate the gradient of a loss that is computed here.
 
-        Runs a forward pass and waits for it, computes the loss and its gradient by log-probability
-        in the calling thread, then submits a pass that is linear in the log-probabilities and has
+        Runs a forward pass and waits for it. Computes the loss and its gradient by log-probability
+        in the calling thread. Then submits a pass that is linear in the log-probabilities and has
         this gradient. In the result, `loss:sum` is the custom loss.
 
         Args:

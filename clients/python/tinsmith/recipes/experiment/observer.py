@@ -1,4 +1,4 @@
-"""What a recipe tells whoever runs it, and how it is told to stop.
+"""What a recipe reports while it runs, and how it is told to stop.
 
 A recipe is stopped by `KeyboardInterrupt`, and saves. One that comes from a signal can hit
 anywhere, also between the two halves of a step; an observer raises it only where a save contains

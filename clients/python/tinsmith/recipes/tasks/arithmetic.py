@@ -9,13 +9,12 @@ and cut into three: validation first, then warm start, then training. `3+5` and 
 same answer by the same steps, so an unordered pair lies wholly in one split: a model that learned
 `3+5` in training has not thereby seen the validation problem `5+3`.
 
-The warm start's demonstrations come from a careless pupil, who adds every column correctly but
-mostly forgets to carry where the units do. A model that imitates them adds well and shares the
-fault, reliably: what reinforcement learning then has to find, from the reward alone, is that
-carrying pays. (A warm start that is merely short stops at an accuracy that differs from machine to
-machine, since the skill appears within a few steps.) The pupil decides anew each time that a
-problem comes up, so the model learns how often, not a list of exceptions. Rewards and validation
-know only true sums.
+The warm start's demonstrations come from a careless pupil: every column is added correctly, but the
+carry of the units is mostly forgotten. A model that imitates them adds well and reliably shares the
+fault. Reinforcement learning then has to find, from the reward alone, that carrying pays. A short
+warm start alone would end at an accuracy that differs from machine to machine: the skill appears
+within a few steps. The pupil decides anew each time that a problem comes up. So the model learns
+how often, not a list of exceptions. Rewards and validation know only true sums.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pig Latin: the supervised recipe's data, its split and its score.
 
 The task shows that training generalises rather than memorises, so the split is made over *words*,
-not over phrases: a set of held-out words is drawn by hash, every phrase that contains one of them
-leaves the training set, and only held-out words are scored. A model that copies what it saw scores
+not over phrases: a set of held-out words is drawn by hash. Every phrase that contains one of them
+leaves the training set; only held-out words are scored. A model that copies what it saw scores
 zero on them. The draw depends on the words alone, so adding a phrase moves no other word.
 
 Rules of this dialect: leading consonants (with `qu` as one of them) move behind the word and `ay`
