@@ -7,15 +7,10 @@ continue after a serial number instead.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
-from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_runtime.rpc.requests import decode_page_size, digest_of
-
-_DIGEST_BYTES = 8
+from tinsmith_runtime.rpc.requests import decode_key_token, decode_page_size, encode_key_token
 
 Entry = TypeVar("Entry")
 
@@ -46,32 +41,9 @@ def take_page(
         InvalidFieldError: If the size is out of range, or the token is none of this list.
     """
     size = decode_page_size(request.page_size)
-    after = _decode_token(list_name, request.page_token)
+    after = decode_key_token(list_name, request.page_token)
     keyed = sorted(((key(entry), entry) for entry in entries), key=lambda pair: pair[0])
     rest = [pair for pair in keyed if after is None or pair[0] > after]
     shown = rest[:size]
-    token = _encode_token(list_name, shown[-1][0]) if len(rest) > size else ""
+    token = encode_key_token(list_name, shown[-1][0]) if len(rest) > size else ""
     return [entry for _, entry in shown], token
-
-
-def _encode_token(list_name: str, last_key: str) -> str:
-    body = last_key.encode()
-    return base64.urlsafe_b64encode(_digest(list_name, body) + body).decode().rstrip("=")
-
-
-def _decode_token(list_name: str, token: str) -> str | None:
-    if not token:
-        return None
-    try:
-        content = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        content = b""
-    digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    # The digest is no secret: every list shows only what its caller may see, whatever the token.
-    if digest != _digest(list_name, body):
-        raise InvalidFieldError("page_token", "is not a next_page_token of this list")
-    return body.decode()
-
-
-def _digest(list_name: str, body: bytes) -> bytes:
-    return digest_of(list_name.encode() + b"\0" + body)[:_DIGEST_BYTES]

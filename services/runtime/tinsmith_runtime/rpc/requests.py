@@ -14,7 +14,6 @@ clients serialise deterministically and repeat a call with the same release of p
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import math
 import uuid
@@ -192,15 +191,8 @@ def decode_page_size(value: int) -> int:
 
 
 def encode_page_token(list_name: str, serial: int | None) -> str:
-    """Return the token that continues a list after an entry; empty at the end of the list.
-
-    The digest ties a token to its list. It is no secret: every list is filtered by project,
-    whatever the token says.
-    """
-    if serial is None:
-        return ""
-    body = str(serial).encode()
-    return base64.urlsafe_b64encode(_page_digest(list_name, body) + body).decode().rstrip("=")
+    """Return the token that continues a list after an entry; empty at the end of the list."""
+    return "" if serial is None else encode_key_token(list_name, str(serial))
 
 
 def decode_page_token(list_name: str, token: str) -> int | None:
@@ -209,17 +201,41 @@ def decode_page_token(list_name: str, token: str) -> int | None:
     Raises:
         InvalidFieldError: If the token was not made for this list.
     """
+    key = decode_key_token(list_name, token)
+    if key is None:
+        return None
+    if not (key.isascii() and key.isdigit() and len(key) <= _MAX_SERIAL_DIGITS):
+        raise InvalidFieldError("page_token", "is not a next_page_token of this list")
+    return int(key)
+
+
+def encode_key_token(list_name: str, key: str) -> str:
+    """Return the token that continues a list after the entry of a key.
+
+    The digest ties a token to its list. It is no secret: every list shows only what its caller may
+    see, whatever the token says.
+    """
+    body = key.encode()
+    return base64.urlsafe_b64encode(_page_digest(list_name, body) + body).decode().rstrip("=")
+
+
+def decode_key_token(list_name: str, token: str) -> str | None:
+    """Return the key in a token, None for an empty token.
+
+    Raises:
+        InvalidFieldError: If the token was not made for this list.
+    """
     if not token:
         return None
     try:
         content = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        content = b""
-    digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    is_serial = body.isdigit() and len(body) <= _MAX_SERIAL_DIGITS
-    if not is_serial or digest != _page_digest(list_name, body):
+        digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        key = body.decode()
+    except ValueError:
+        digest, body, key = b"", b"", ""
+    if digest != _page_digest(list_name, body):
         raise InvalidFieldError("page_token", "is not a next_page_token of this list")
-    return int(body)
+    return key
 
 
 def _page_digest(list_name: str, body: bytes) -> bytes:
