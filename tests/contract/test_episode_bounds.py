@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from tests.fakes.coordinator_rig import (
+from tests.fakes.coordinator_harness import (
     POD,
     PROJECT,
     CoordinatorRig,

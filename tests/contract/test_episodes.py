@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from tests.fakes.coordinator_rig import (
+from tests.fakes.coordinator_harness import (
     POD,
     PROJECT,
     CoordinatorRig,

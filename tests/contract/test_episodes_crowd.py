@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from bench.episode_crowd import AgentCrowd, Habits
 from bench.episode_pods import EpisodePods, episode_pods
-from tests.fakes.coordinator_rig import (
+from tests.fakes.coordinator_harness import (
     Episode,
     claim_request,
     create_request,

@@ -24,7 +24,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tests.fakes.certificates import Certificates, make_certificates
-from tests.fakes.gateway_rig import RUN, TIMEOUT_S, GatewayRig, running_gateway
+from tests.fakes.gateway_harness import RUN, TIMEOUT_S, GatewayRig, running_gateway
 
 from tinsmith_gateway import app as gateway_app
 from tinsmith_gateway.endpoint import Call, endpoint

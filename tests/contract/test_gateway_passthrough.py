@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.fakes.gateway_rig import (
+from tests.fakes.gateway_harness import (
     PROJECT,
     RUN,
     TIMEOUT_S,

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from tests.fakes.openai_rig import (
+from tests.fakes.openai_harness import (
     ALIAS,
     BASE_MODEL,
     EXACT,

@@ -15,7 +15,14 @@ import openai
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.fakes.openai_rig import BASE_MODEL, EXACT, MESSAGES, OpenAiRig, scripted, text_of_stream
+from tests.fakes.openai_harness import (
+    BASE_MODEL,
+    EXACT,
+    MESSAGES,
+    OpenAiRig,
+    scripted,
+    text_of_stream,
+)
 from tests.fakes.scripted_sampler import (
     MAX_CONTEXT,
     SCRIPTED_MODEL,

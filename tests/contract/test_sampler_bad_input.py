@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from tests.fakes.sampler_rig import (
+from tests.fakes.sampler_harness import (
     PROMPT,
     SamplerRig,
     code_of,

@@ -14,7 +14,7 @@ import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
-from tests.fakes.sampler_rig import (
+from tests.fakes.sampler_harness import (
     BASE_MODEL,
     PROMPT,
     TIMEOUT_S,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.fakes.sampler_rig import (
+from tests.fakes.sampler_harness import (
     BASE_MODEL,
     SamplerRig,
     running_sampler,

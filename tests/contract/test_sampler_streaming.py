@@ -12,7 +12,7 @@ import grpc.aio
 import numpy as np
 import pytest
 import pytest_asyncio
-from tests.fakes.sampler_rig import (
+from tests.fakes.sampler_harness import (
     PROMPT,
     SamplerRig,
     as_floats,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf import duration_pb2, field_mask_pb2
 from tests.fakes.scheduler import bearer
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     POD,
     TIMEOUT_S,
     Metadata,

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from google.longrunning import operations_pb2
 from tests.fakes.scheduler import bearer
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     POD,
     TIMEOUT_S,
     RunClient,

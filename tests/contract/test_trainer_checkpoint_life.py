@@ -15,7 +15,7 @@ import pytest_asyncio
 import torch
 from google.protobuf import duration_pb2, field_mask_pb2
 from safetensors.torch import load, save
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     POD,
     TIMEOUT_S,
     RunClient,

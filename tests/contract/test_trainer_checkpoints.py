@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from safetensors.numpy import load_file
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     POD,
     TIMEOUT_S,
     RunClient,

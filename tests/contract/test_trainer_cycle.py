@@ -12,7 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     BASE_MODEL,
     POD,
     TIMEOUT_S,

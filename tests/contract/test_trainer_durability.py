@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.fakes.traced_losses import encode_custom, trace
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     POD,
     TIMEOUT_S,
     RunClient,

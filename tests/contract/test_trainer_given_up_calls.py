@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.fakes.trainer_rig import POD, TrainerRig, running_trainer
+from tests.fakes.trainer_harness import POD, TrainerRig, running_trainer
 
 from tinsmith.v1 import trainer_control_pb2
 from tinsmith_engine.host import EngineHost

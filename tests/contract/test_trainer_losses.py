@@ -22,7 +22,7 @@ from tests.fakes.traced_losses import (
     ref,
     trace,
 )
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     RunClient,
     TrainerRig,
     code_of,

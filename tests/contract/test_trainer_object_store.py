@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     POD,
     TIMEOUT_S,
     RunClient,

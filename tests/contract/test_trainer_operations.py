@@ -13,7 +13,7 @@ import pytest_asyncio
 from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2
 from tests.fakes.scheduler import bearer
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     POD,
     TIMEOUT_S,
     RunClient,

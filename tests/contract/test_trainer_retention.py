@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from google.longrunning import operations_pb2
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     POD,
     TIMEOUT_S,
     RunClient,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.trainer_rig import (
+from tests.fakes.trainer_harness import (
     POD,
     RunClient,
     TrainerRig,

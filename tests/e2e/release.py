@@ -12,7 +12,7 @@ from typing import Any
 import helm_python
 
 from tests.e2e.cluster import Json, TestCluster, path
-from tests.fakes.chart_rig import CHART, ROOT, merge
+from tests.fakes.chart_harness import CHART, ROOT, merge
 
 CEL_VERSION = (1, 25)
 """Helm applies definitions on the server, and before this version servers refuse rules in CEL."""

@@ -18,7 +18,7 @@ import yaml
 import tinsmith
 from tests.e2e.cluster import FakeNode, Image, TestCluster, path
 from tests.e2e.release import CEL_VERSION, DEPLOYMENTS, Release, new_release
-from tests.fakes.chart_rig import (
+from tests.fakes.chart_harness import (
     ROOT,
     VALUE_SETS,
     load_values,

@@ -21,7 +21,7 @@ from tests.e2e.deployment import (
     install_resources,
     scheduler_process,
 )
-from tests.fakes.chart_rig import load_values, of_kind, render
+from tests.fakes.chart_harness import load_values, of_kind, render
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, running_s3_server
 from tinsmith.names import DEFAULT_PROJECT

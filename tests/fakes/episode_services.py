@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.coordinator_rig import MovedClock
+from tests.fakes.coordinator_harness import MovedClock
 
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod

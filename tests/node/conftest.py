@@ -15,7 +15,7 @@ from tests.e2e.cluster.control_plane import ControlPlane
 from tests.e2e.deployment import Jobs
 from tests.e2e.release import DEPLOYMENTS, Release, new_release
 from tests.e2e.training import TrainingDeployment, provide_model
-from tests.fakes.chart_rig import merge
+from tests.fakes.chart_harness import merge
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, running_s3_server
 from tests.node.container_node import FOLDER, ContainerNode

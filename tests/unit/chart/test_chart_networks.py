@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.fakes.chart_rig import (
+from tests.fakes.chart_harness import (
     PODS,
     Manifest,
     load_values,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.dockerfiles import IMAGES
-from tests.fakes.chart_rig import (
+from tests.fakes.chart_harness import (
     COMPONENT,
     PODS,
     VALUE_SETS,

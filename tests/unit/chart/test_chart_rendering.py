@@ -9,7 +9,7 @@ import helm_python
 import jsonschema
 import pytest
 import yaml
-from tests.fakes.chart_rig import (
+from tests.fakes.chart_harness import (
     CHART,
     ROOT,
     VALUE_SETS,

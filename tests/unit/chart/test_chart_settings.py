@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.chart_rig import (
+from tests.fakes.chart_harness import (
     PODS,
     VALUE_SETS,
     Manifest,

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from tests.fakes.chart_rig import (
+from tests.fakes.chart_harness import (
     PODS,
     ROOT,
     VALUE_SETS,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.fakes.trainer_rig import make_datum
+from tests.fakes.trainer_harness import make_datum
 
 from tinsmith_runtime.observability.logs import JsonFormatter, bind_log_fields, configure_logging
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2
-from tests.fakes.trainer_rig import make_datum, metadata_of, new_id
+from tests.fakes.trainer_harness import make_datum, metadata_of, new_id
 
 from tinsmith import names
 from tinsmith.v1 import checkpoint_pb2, trainer_pb2
