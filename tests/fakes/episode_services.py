@@ -41,6 +41,10 @@ class Services:
 
     def start_coordinator(self) -> None:
         """Start the coordinator on another port, and wait until it is listed."""
+        self._run(self._start_coordinator())
+
+    async def _start_coordinator(self) -> None:
+        # In the loop: a pod opens its channel when it is built.
         self.coordinator = CoordinatorPod(
             CoordinatorConfig(
                 data_dir=self._folder,
@@ -51,8 +55,8 @@ class Services:
             ),
             clock=self.clock,
         )
-        self._run(self.coordinator.start())
-        self._run(self.coordinator.wait_listed(20))
+        await self.coordinator.start()
+        await self.coordinator.wait_listed(20)
 
     def stop_coordinator(self) -> None:
         """Stop the coordinator."""
