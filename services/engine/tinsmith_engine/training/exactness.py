@@ -5,23 +5,28 @@ padding from the sequence itself. It also rests on kernels that this code does n
 an engine serves anything it trains small adapters on the model's first layers. It does so alone
 and together, in two orders and with another number of threads. It compares every bit of
 gradients and log-probabilities. It is a check of a second or two, with the model's own weights
-and widths; it
-searches nothing.
+and widths; it searches nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from tinsmith_engine.base.types import BatchRequest, BatchResult, Datum, LoraConfig
+from tinsmith_engine.base.types import (
+    AdapterConfig,
+    BatchRequest,
+    BatchResult,
+    Datum,
+    LoraConfig,
+    ModelInfo,
+    RunState,
+)
 from tinsmith_engine.loading.base_model import REMEDY
-from tinsmith_runtime.errors import ExactnessUnavailableError
-
-if TYPE_CHECKING:
-    from tinsmith_engine.training.engine import Engine
+from tinsmith_runtime.errors import ExactnessUnavailableError, TinsmithError
 
 # Ranks and lengths: equal segments that form a group, ragged ones, and one of several sequences.
 _TENANTS = (
@@ -35,7 +40,28 @@ NUM_PROBE_RUNS = len(_TENANTS)
 _SCORED_TOKENS = 3
 
 
-def check_exactness(engine: Engine) -> None:
+class _ProbedEngine(Protocol):
+    """What the check needs of an engine; the methods are those of `Engine`."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def create_run(self, run: str, config: AdapterConfig) -> None: ...
+
+    def drop_run(self, run: str) -> None: ...
+
+    def compute(self, requests: Sequence[BatchRequest]) -> list[BatchResult | TinsmithError]: ...
+
+    def export_state(self, run: str) -> RunState: ...
+
+    def clear_gradient(self, run: str) -> None: ...
+
+    def adapter_tensors(self, run: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
+
+    def load_adapter_tensors(self, run: str, tensors: Mapping[str, torch.Tensor]) -> None: ...
+
+
+def check_exactness(engine: _ProbedEngine) -> None:
     """Train probe adapters alone and together, in an engine with room for `NUM_PROBE_RUNS`.
 
     Raises:
@@ -70,7 +96,7 @@ def check_exactness(engine: Engine) -> None:
             engine.drop_run(str(request.run))
 
 
-def _compare(engine: Engine, alone: list[bytes], found: list[bytes], how: str) -> None:
+def _compare(engine: _ProbedEngine, alone: list[bytes], found: list[bytes], how: str) -> None:
     if alone != found:
         raise ExactnessUnavailableError(
             f"a run gets other bits {how} than alone on this machine "
@@ -78,7 +104,7 @@ def _compare(engine: Engine, alone: list[bytes], found: list[bytes], how: str) -
         )
 
 
-def _bits(engine: Engine, requests: list[BatchRequest]) -> list[bytes]:
+def _bits(engine: _ProbedEngine, requests: list[BatchRequest]) -> list[bytes]:
     """Return log-probabilities and gradient of each request."""
     found = []
     for request, result in zip(requests, engine.compute(requests), strict=True):
@@ -100,7 +126,7 @@ def _datum(num_tokens: int, vocab_size: int, *, seed: int) -> Datum:
     return Datum(tokens[:-1], tokens[1:], {"weights": weights})
 
 
-def _fill_b(engine: Engine, run: str, seed: int) -> None:
+def _fill_b(engine: _ProbedEngine, run: str, seed: int) -> None:
     """Give an adapter a B, without which A has no gradient."""
     tensors, _ = engine.adapter_tensors(run)
     generator = torch.Generator().manual_seed(seed)
