@@ -93,6 +93,16 @@ class _Pending:
     accepted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """An operation with its number, on its way into the background loop."""
+
+    number: int
+    pending: _Pending
+    call: OrderedCall
+    request: OrderedRequest
+
+
 class OperationStream:
     """Submits the operations of one run and delivers their results.
 
@@ -123,7 +133,8 @@ class OperationStream:
         self._endpoint = endpoint
         self._run = run
         self._lock = threading.Lock()
-        self._next_number = next_sequence_number
+        self._submitted: collections.deque[_Submitted] = collections.deque()
+        self._next_unstarted = next_sequence_number
         # Both are behind the lock: what the caller can know of operations above the mark.
         self._observed_mark = next_sequence_number - 1
         self._outcomes: dict[int, Outcome] = {}
@@ -163,15 +174,18 @@ class OperationStream:
                 reason="BATCH_TOO_LARGE",
             )
         with self._lock:
-            number = self._next_number
+            last = self._submitted[-1].number if self._submitted else self._next_unstarted - 1
+            number = last + 1
             request.sequence_number = number
             if isinstance(request, trainer_pb2.OptimStepRequest):
                 request.observed_sequence_number = self._advance_observed_mark()
             future: OperationFuture[T] = self._new_future(number, call.kind)
             pending = _Pending(call, request, future, decode)
-            self._background.post(lambda: self._start(number, pending, call, request))
             self._outcomes[number] = future.outcome
-            self._next_number += 1
+            # The one step that uses the number up: a signal's exception (Ctrl-C) strikes before or
+            # after it, and in neither case does a number go out twice or not at all.
+            self._submitted.append(_Submitted(number, pending, call, request))
+        self._background.post(self._start_submitted)
         return future
 
     def resume(self, number: int, kind: str, decode: Callable[[Any], T]) -> OperationFuture[T]:
@@ -287,6 +301,16 @@ class OperationStream:
         for number in [n for n in self._outcomes if n <= self._observed_mark]:
             del self._outcomes[number]
         return self._observed_mark
+
+    def _start_submitted(self) -> None:
+        """Start what was submitted, in order; more than one if a caller was interrupted."""
+        while True:
+            with self._lock:
+                if not self._submitted:
+                    return
+                next_up = self._submitted.popleft()
+                self._next_unstarted = next_up.number + 1
+            self._start(next_up.number, next_up.pending, next_up.call, next_up.request)
 
     def _start(
         self, number: int, pending: _Pending, call: OrderedCall, request: OrderedRequest
