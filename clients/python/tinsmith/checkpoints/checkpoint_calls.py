@@ -13,6 +13,7 @@ from tinsmith.names import name_of
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call, future
+from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.training.run_catalog import all_runs
 from tinsmith.training.training_run import TrainingRun
@@ -23,7 +24,6 @@ _EXPORT_FORMATS = {
     "peft": checkpoint_pb2.CheckpointExport.FORMAT_PEFT,
     "merged": checkpoint_pb2.CheckpointExport.FORMAT_MERGED,
 }
-_PAGE_SIZE = 1000
 _ACTIVE = scheduler_pb2.TrainingRun.STATE_ACTIVE
 _MOVING = scheduler_pb2.TrainingRun.STATE_MOVING
 
@@ -303,19 +303,15 @@ class CheckpointCalls:
         return codec.decode_checkpoint(answer)
 
     async def _list_at(self, endpoint: Endpoint, parent: str) -> list[Checkpoint]:
-        found: list[Checkpoint] = []
-        token = ""
-        while True:
-            request = checkpoint_pb2.ListCheckpointsRequest(
-                parent=parent, page_size=_PAGE_SIZE, page_token=token
-            )
-            answer = await self._core.transport.call(
-                endpoint, lambda c: c.checkpoint.ListCheckpoints, request
-            )
-            found.extend(codec.decode_checkpoint(message) for message in answer.checkpoints)
-            token = answer.next_page_token
-            if not token:
-                return found
+        pages = read_pages(
+            self._core.transport,
+            endpoint,
+            lambda c: c.checkpoint.ListCheckpoints,
+            checkpoint_pb2.ListCheckpointsRequest(parent=parent),
+        )
+        return [
+            codec.decode_checkpoint(message) async for page in pages for message in page.checkpoints
+        ]
 
 
 def _created_at(checkpoint: Checkpoint) -> float:

@@ -11,15 +11,14 @@ from typing import Any
 from google.protobuf import json_format, struct_pb2
 
 from tinsmith import names, tensors
-from tinsmith.errors import FailedPreconditionError
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.futures import ResultFuture
+from tinsmith.rpc.lists import read_pages
+from tinsmith.rpc.located_service import LocatedService
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.types import ImageChunk
-from tinsmith.v1 import environment_pb2, scheduler_pb2, trajectories_pb2
-
-_PAGE_SIZE = 1_000
+from tinsmith.v1 import environment_pb2, trajectories_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,24 +130,12 @@ class EnvironmentCalls:
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
-        self._found: Endpoint | None = None
-
-    async def _endpoint(self) -> Endpoint:
-        if self._found is None:
-            address = await self._locate()
-            if not address:
-                raise FailedPreconditionError(
-                    "the server has no environment service", remedy="start an environment worker"
-                )
-            self._found = Endpoint(address, self._locate)
-        return self._found
-
-    async def _locate(self) -> str:
-        request = scheduler_pb2.GetCapabilitiesRequest(parent=self._core.project)
-        answer = await self._core.transport.call(
-            self._core.scheduler, lambda c: c.scheduler.GetCapabilities, request
+        self._service = LocatedService(
+            core,
+            lambda server: server.environment_address,
+            missing="the server has no environment service",
+            remedy="start an environment worker",
         )
-        return answer.environment_address
 
     @call
     async def _list(self) -> list[Environment]:
@@ -157,25 +144,21 @@ class EnvironmentCalls:
         Raises:
             FailedPreconditionError: If the server has no environment service.
         """
-        request = environment_pb2.ListEnvironmentsRequest(
-            parent=self._core.project, page_size=_PAGE_SIZE
+        pages = read_pages(
+            self._core.transport,
+            await self._service.endpoint(),
+            lambda c: c.environment.ListEnvironments,
+            environment_pb2.ListEnvironmentsRequest(parent=self._core.project),
         )
-        found: list[Environment] = []
-        while True:
-            answer = await self._core.transport.call(
-                await self._endpoint(), lambda c: c.environment.ListEnvironments, request
+        return [
+            Environment(
+                name=environment.name,
+                description=environment.description,
+                default_config=json_format.MessageToDict(environment.default_config),
             )
-            found += [
-                Environment(
-                    name=environment.name,
-                    description=environment.description,
-                    default_config=json_format.MessageToDict(environment.default_config),
-                )
-                for environment in answer.environments
-            ]
-            if not answer.next_page_token:
-                return found
-            request.page_token = answer.next_page_token
+            async for page in pages
+            for environment in page.environments
+        ]
 
     @call
     async def _create_instance(
@@ -202,7 +185,7 @@ class EnvironmentCalls:
         request = environment_pb2.CreateInstanceRequest(
             parent=environment, request_id=str(uuid.uuid4()), seed=seed, config=struct
         )
-        endpoint = await self._endpoint()
+        endpoint = await self._service.endpoint()
         answer = await self._core.transport.call(
             endpoint, lambda c: c.environment.CreateInstance, request
         )

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 
 from tinsmith.episodes.agent import EpisodeAgent
 from tinsmith.episodes.types import STATES, Episode, EpisodeSpec, decode_episode, encode_spec
-from tinsmith.errors import FailedPreconditionError, TinsmithError
+from tinsmith.errors import TinsmithError
 from tinsmith.names import EpisodeName
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
-from tinsmith.rpc.transport import Backoff, Endpoint, is_away
+from tinsmith.rpc.lists import read_pages
+from tinsmith.rpc.located_service import LocatedService
+from tinsmith.rpc.transport import Backoff, is_away
 from tinsmith.sampling.sampler import Sampler
-from tinsmith.v1 import episode_pb2, scheduler_pb2
+from tinsmith.v1 import episode_pb2
 
 _MAX_REQUEST_EPISODES = 1000
 _MAX_REQUEST_BYTES = 16 * 2**20
 _MAX_CANCELLED = 1000
-_PAGE_SIZE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,12 @@ class EpisodeCalls:
 
     def __init__(self, core: ClientCore) -> None:
         self._core = core
-        self._found: Endpoint | None = None
+        self._service = LocatedService(
+            core,
+            lambda server: server.coordinator_address,
+            missing="the server has no coordinator",
+            remedy="start a coordinator worker",
+        )
 
     def watch(
         self, queue: str = "default", *, after_revision: int = 0, timeout_s: float | None = None
@@ -72,25 +78,8 @@ class EpisodeCalls:
             max_held: Episodes that clients of this id may hold at once; 0 for no limit.
         """
         return EpisodeAgent(
-            self._core, self._endpoint, queue=queue, client_id=client_id, max_held=max_held
+            self._core, self._service.endpoint, queue=queue, client_id=client_id, max_held=max_held
         )
-
-    async def _endpoint(self) -> Endpoint:
-        if self._found is None:
-            address = await self._locate()
-            if not address:
-                raise FailedPreconditionError(
-                    "the server has no coordinator", remedy="start a coordinator worker"
-                )
-            self._found = Endpoint(address, self._locate)
-        return self._found
-
-    async def _locate(self) -> str:
-        request = scheduler_pb2.GetCapabilitiesRequest(parent=self._core.project)
-        answer = await self._core.transport.call(
-            self._core.scheduler, lambda c: c.scheduler.GetCapabilities, request
-        )
-        return answer.coordinator_address
 
     @call
     async def _create(
@@ -134,7 +123,7 @@ class EpisodeCalls:
                 parent=self._core.project, request_id=str(uuid.uuid4()), episodes=batch
             )
             answer = await self._core.transport.call(
-                await self._endpoint(), lambda c: c.episode.CreateEpisodes, request
+                await self._service.endpoint(), lambda c: c.episode.CreateEpisodes, request
             )
             created += [decode_episode(message) for message in answer.episodes]
         return created
@@ -150,7 +139,7 @@ class EpisodeCalls:
             name=episode_name(self._core, episode), include_trajectories=include_trajectories
         )
         answer = await self._core.transport.call(
-            await self._endpoint(), lambda c: c.episode.GetEpisode, request
+            await self._service.endpoint(), lambda c: c.episode.GetEpisode, request
         )
         return decode_episode(answer)
 
@@ -162,23 +151,16 @@ class EpisodeCalls:
             queue: Restricts the list to a queue.
             states: Restricts it to states, such as `dead`.
         """
-        found: list[Episode] = []
-        page_token = ""
-        while True:
-            request = episode_pb2.ListEpisodesRequest(
-                parent=self._core.project,
-                page_size=_PAGE_SIZE,
-                page_token=page_token,
-                queue=queue,
-                states=[STATES[word] for word in states],
-            )
-            answer = await self._core.transport.call(
-                await self._endpoint(), lambda c: c.episode.ListEpisodes, request
-            )
-            found += [decode_episode(message) for message in answer.episodes]
-            page_token = answer.next_page_token
-            if not page_token:
-                return found
+        request = episode_pb2.ListEpisodesRequest(
+            parent=self._core.project, queue=queue, states=[STATES[word] for word in states]
+        )
+        pages = read_pages(
+            self._core.transport,
+            await self._service.endpoint(),
+            lambda c: c.episode.ListEpisodes,
+            request,
+        )
+        return [decode_episode(message) async for page in pages for message in page.episodes]
 
     @call
     async def _cancel_queue(self, queue: str = "default") -> CancelledQueue:
@@ -204,7 +186,7 @@ class EpisodeCalls:
 
     async def _send_cancel(self, request: episode_pb2.CancelEpisodesRequest) -> CancelledQueue:
         answer = await self._core.transport.call(
-            await self._endpoint(), lambda c: c.episode.CancelEpisodes, request
+            await self._service.endpoint(), lambda c: c.episode.CancelEpisodes, request
         )
         return CancelledQueue(answer.num_cancelled, answer.revision)
 
@@ -212,7 +194,7 @@ class EpisodeCalls:
         self, queue: str, revision: int, timeout_s: float | None
     ) -> AsyncGenerator[Episode, None]:
         deadline_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        endpoint = await self._endpoint()
+        endpoint = await self._service.endpoint()
         backoff = Backoff(self._core.settings.retry)
         while (left_s := deadline_s - time.monotonic()) > 0:
             request = episode_pb2.WatchEpisodesRequest(

@@ -20,13 +20,13 @@ from tinsmith.jobs.data import find_data
 from tinsmith.jobs.json_form import JobFormatError, parse_manifest, parse_spec, to_json
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
+from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.transport import Backoff, Connection
 from tinsmith.settings import local_address
 from tinsmith.v1 import job_pb2
 
 FINISHED_PHASES = frozenset({"Succeeded", "Failed", "Cancelled"})
 
-_PAGE_SIZE = 1000
 _STREAM_TIMEOUT_S = 3600.0
 _STREAM_PAUSE_S = 0.2
 
@@ -145,17 +145,13 @@ class JobCalls:
     @call
     async def _list(self) -> list[JobInfo]:
         """Return the jobs of the project."""
-        found: list[JobInfo] = []
-        token = ""
-        while True:
-            request = job_pb2.ListTrainingJobsRequest(
-                parent=self._core.project, page_size=_PAGE_SIZE, page_token=token
-            )
-            answer = await self._call(lambda c: c.job.ListTrainingJobs, request)
-            found.extend(map(_decode_job, answer.training_jobs))
-            token = answer.next_page_token
-            if not token:
-                return found
+        pages = read_pages(
+            self._core.transport,
+            self._core.scheduler,
+            lambda c: c.job.ListTrainingJobs,
+            job_pb2.ListTrainingJobsRequest(parent=self._core.project),
+        )
+        return [_decode_job(message) async for page in pages for message in page.training_jobs]
 
     @call
     async def _cancel(self, name: str) -> JobInfo:

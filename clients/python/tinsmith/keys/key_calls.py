@@ -9,10 +9,9 @@ from tinsmith.names import KeyName, ProjectName
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
+from tinsmith.rpc.lists import read_pages
 from tinsmith.types import ApiKey, NewApiKey
 from tinsmith.v1 import scheduler_pb2
-
-_PAGE_SIZE = 1000
 
 
 class KeyCalls:
@@ -63,19 +62,13 @@ class KeyCalls:
         Raises:
             PermissionDeniedError: If the client's key may not manage keys.
         """
-        found: list[ApiKey] = []
-        token = ""
-        while True:
-            request = scheduler_pb2.ListKeysRequest(
-                parent=self._project_name(project), page_size=_PAGE_SIZE, page_token=token
-            )
-            answer = await self._core.transport.call(
-                self._core.scheduler, lambda c: c.scheduler.ListKeys, request
-            )
-            found.extend(codec.decode_key(message) for message in answer.keys)
-            token = answer.next_page_token
-            if not token:
-                return found
+        pages = read_pages(
+            self._core.transport,
+            self._core.scheduler,
+            lambda c: c.scheduler.ListKeys,
+            scheduler_pb2.ListKeysRequest(parent=self._project_name(project)),
+        )
+        return [codec.decode_key(message) async for page in pages for message in page.keys]
 
     @call
     async def _revoke(self, name: str, *, project: str = "") -> ApiKey:
