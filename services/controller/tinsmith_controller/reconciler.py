@@ -34,6 +34,7 @@ from tinsmith_controller.pods.image_policy import check_images
 from tinsmith_controller.pods.pod_manifests import (
     make_key_secret,
     make_pod,
+    make_pod_keys_secret,
     make_services,
     template_of,
 )
@@ -255,7 +256,11 @@ class Reconciler:
         return check_images(
             item.spec.roles,
             deployment.trusted_images,
-            (deployment.pod_secret, deployment.storage_secret),
+            (
+                deployment.database_secret,
+                deployment.storage_secret,
+                *deployment.pull_secrets,
+            ),
         )
 
     def _observe(self, item: Job | Pool, memory: _Memory) -> Observed:
@@ -395,6 +400,7 @@ class Reconciler:
         if not memory.has_services:
             for service in make_services(owner):
                 self._create(SERVICES, item, service)
+            self._create(SECRETS, item, make_pod_keys_secret(owner, self._deployment))
             memory.has_services = True
         for assignment in plan.create:
             self._create_pod(item, owner, assignment, memory)
