@@ -226,7 +226,7 @@ class CheckpointServiceStub:
     of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
 
@@ -427,7 +427,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
 
@@ -709,7 +709,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
 
