@@ -67,8 +67,8 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
         _SCHEDULER,
         {
             ALL: "GetCapabilities GetSession GetSamplingSession GetTokenizer LocateCheckpoint "
-            "GetCallerKey RevokeKey",
-            READ: "ListSessions GetTrainingRun ListTrainingRuns",
+            "GetCallerKey RevokeKey GetTrainingRun ListTrainingRuns",
+            READ: "ListSessions",
             PLAY: "CreateSession HeartbeatSession FinishSession CreateSamplingSession",
             USE: "ResumeSession CreateTrainingRun DeleteTrainingRun",
             MANAGE: "CreateKey ListKeys ListAuditEvents",
@@ -97,8 +97,8 @@ KEY_PERMISSIONS: Mapping[str, Access] = {
         _CHECKPOINTS,
         {
             # The token of a download is a permission of its own.
-            ALL: "DownloadCheckpointFile",
-            READ: "GetCheckpoint ListCheckpoints CreateCheckpointDownload",
+            ALL: "DownloadCheckpointFile GetCheckpoint ListCheckpoints",
+            READ: "CreateCheckpointDownload",
             USE: "UpdateCheckpoint PublishCheckpoint UnpublishCheckpoint CopyCheckpoint "
             "ExportCheckpoint CreateCheckpointUpload UploadCheckpointFile ImportCheckpoint "
             "DeleteCheckpoint",
