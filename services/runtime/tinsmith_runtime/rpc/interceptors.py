@@ -2,9 +2,8 @@
 
 One interceptor rather than a chain, because the order matters and is easier to read in one place. A
 call is refused while the pod drains. Its caller is found by its metadata, before a byte of its
-request is read, so that memory is spent on callers with a key alone. Then it is counted, and its
-bytes are decoded here: a deserializer that fails inside gRPC would answer `UNKNOWN`. What the
-servicer raises becomes
+request is read: only callers with a key cost memory. Then it is counted, and its bytes are decoded
+here: a deserializer that fails inside gRPC would answer `UNKNOWN`. What the servicer raises becomes
 a `google.rpc.Status`. This is the only module that maps domain errors to status codes.
 """
 
@@ -91,8 +90,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _refusal(self, method: str, error: Exception) -> Handler:
         """Return a handler that refuses a call, and never asks for the bytes of its request.
 
-        A handler of streams reads when it is told to. One of a single request would be called with
-        the whole body, which a caller without a key could make as large and as many as it likes.
+        A handler of streams reads when it is told to. One of a single request is called with the
+        whole body, whose size a caller without a key would choose.
         """
 
         async def refuse(bodies: AsyncIterator[bytes], context: Context) -> None:
