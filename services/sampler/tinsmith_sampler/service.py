@@ -34,6 +34,7 @@ from tinsmith_runtime.errors import (
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_driver import SamplingDriver, Ticket
 from tinsmith_sampler.live_weights import WeightFollower
+from tinsmith_sampler.queue_limits import QueueLimits
 from tinsmith_sampler.sessions import SessionCache, Target
 from tinsmith_sampler.token_stream import Delivery, TokenFeed
 from tinsmith_sampler.weights import WeightSource
@@ -166,7 +167,9 @@ class SamplingService:
                     config.max_concurrent_sequences,
                     sequences_within(engine, config.cache_bytes) or _SEQUENCES_WITHOUT_CACHE,
                 ),
-                max_waiting=config.max_queued_sequences,
+                limits=QueueLimits(
+                    config.max_queued_sequences, config.max_project_queued_sequences
+                ),
                 note_outdated=self._follower.note_outdated,
             )
             for name, engine in host.engines.items()

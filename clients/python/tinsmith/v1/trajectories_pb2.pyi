@@ -197,7 +197,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ends a sample once its text contains any of these strings."""
+        """Ends a sample once its text contains any of these strings: at most 64, each of 1 to 256
+        characters.
+        """
 
     def __init__(
         self,

@@ -47,11 +47,10 @@ from tinsmith_engine.sampling.sample_request import (
     place_prompt,
     validate_sample_request,
 )
+from tinsmith_engine.sampling.stop_search import StopSearch
 from tinsmith_engine.sampling.token_selection import PickRule, pick, uniform
 from tinsmith_engine.training.engine import Engine
 
-# A token may be a single byte of a 4-byte character, and a decoder may drop incomplete ones.
-_TOKENS_PER_CHARACTER, _SPARE_TOKENS = 4, 8
 _USUAL_TOKENS = 512
 
 
@@ -97,6 +96,7 @@ class _Sequence:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     topk: list[list[tuple[int, float]]] = field(default_factory=list)
+    stop_search: StopSearch | None = None
 
     @property
     def completion(self) -> list[int]:
@@ -251,7 +251,14 @@ class Sampler:
         slots, last = self._read_prompt(order, len(group.samples))
         shift = rope_shift(request.images)
         sequences = [
-            _Sequence(order, sample, slot, list(request.prompt_tokens), shift)
+            _Sequence(
+                order,
+                sample,
+                slot,
+                list(request.prompt_tokens),
+                shift,
+                stop_search=_stop_search(request),
+            )
             for sample, slot in zip(group.samples, slots, strict=True)
         ]
         self._active = self._active + sequences
@@ -355,7 +362,8 @@ class Sampler:
         sequence.topk.append(sampled.topk)
         if order.listener is not None:
             order.listener.token(sequence.sample_index, sampled)
-        if sampled.token in request.stop_tokens or _has_stop_string(sequence):
+        search = sequence.stop_search
+        if sampled.token in request.stop_tokens or (search and search.push(sampled.token)):
             return "stop"
         return "length" if len(sequence.logprobs) >= self._limit(request) else None
 
@@ -399,15 +407,10 @@ def _decoding(engine: Engine, max_sequences: int) -> Decoding:
     raise TypeError(f"no sampler for a {type(engine.model).__name__}")
 
 
-def _has_stop_string(sequence: _Sequence) -> bool:
-    request = sequence.order.request
+def _stop_search(request: SampleRequest) -> StopSearch | None:
     if not request.stop_strings or request.decode_text is None:
-        return False
-    longest = max(len(text) for text in request.stop_strings)
-    # Earlier tokens were looked at before: a new match ends in the newest token.
-    window = sequence.completion[-(longest * _TOKENS_PER_CHARACTER + _SPARE_TOKENS) :]
-    text = request.decode_text(window)
-    return any(stop in text for stop in request.stop_strings)
+        return None
+    return StopSearch(request.stop_strings, request.decode_text)
 
 
 def _likeliest(log_softmax_V: Tensor, count: int) -> list[tuple[int, float]]:
