@@ -15,7 +15,8 @@ import grpc.aio
 import pytest
 from google.protobuf import struct_pb2
 from grpc_status import rpc_status
-from tests.fakes.scheduler import POD_KEY, FakeScheduler
+from tests.fakes.scheduler import FakeScheduler
+from tests.support.pod_keys import POD_KEY, pod
 
 from tinsmith import tensors
 from tinsmith.v1 import environment_pb2, environment_pb2_grpc, tensors_pb2, trajectories_pb2
@@ -185,8 +186,8 @@ async def test_a_foreign_instance_is_not_found(rig: Rig) -> None:
         await rig.stub.GetInstance(get, metadata=THEIRS, timeout=5)
     delete = environment_pb2.DeleteInstanceRequest(name=instance.name)
     await rig.stub.DeleteInstance(delete, metadata=THEIRS, timeout=5)
-    pod: Metadata = (("authorization", f"Bearer {POD_KEY}"),)
-    assert await rig.step(instance.name, 0, metadata=pod)
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+        await rig.step(instance.name, 0, metadata=pod("gateway"))
     for _ in range(2):
         await rig.stub.DeleteInstance(delete, metadata=MINE, timeout=5)
     with expect_rpc_error(Code.NOT_FOUND, reason="INSTANCE_NOT_FOUND"):

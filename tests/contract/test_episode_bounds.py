@@ -13,7 +13,6 @@ import grpc.aio
 import numpy as np
 import pytest
 from tests.fakes.coordinator_harness import (
-    POD,
     PROJECT,
     CoordinatorRig,
     Episode,
@@ -25,6 +24,7 @@ from tests.fakes.coordinator_harness import (
     running_coordinator,
 )
 from tests.fakes.scheduler_fake_trainer import expect_rpc_error
+from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.tensors import decode_tensor
@@ -137,11 +137,11 @@ async def test_only_pods_record_and_verify(rig: CoordinatorRig) -> None:
     crossed = record_request(first, [1], [2])
     crossed.api_key = second.api_key
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_INVALID"):
-        await rig.stub.RecordModelCall(crossed, metadata=POD)
+        await rig.stub.RecordModelCall(crossed, metadata=pod("gateway"))
     for key in ("tse-x", first.api_key[:-1] + "-", first.api_key.replace("-1-", "-2-")):
         verify.api_key = key
         with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_INVALID"):
-            await rig.stub.VerifyEpisodeKey(verify, metadata=POD)
+            await rig.stub.VerifyEpisodeKey(verify, metadata=pod("gateway"))
 
 
 async def test_a_token_of_another_episode_is_no_proof(rig: CoordinatorRig) -> None:
@@ -248,7 +248,7 @@ async def test_wrong_records_are_refused(small: CoordinatorRig) -> None:
         (record_request(claimed, [1]), "INVALID_FIELD"),
     ):
         with expect_rpc_error(Code.INVALID_ARGUMENT, reason=reason):
-            await small.stub.RecordModelCall(request, metadata=POD)
+            await small.stub.RecordModelCall(request, metadata=pod("gateway"))
 
 
 async def test_old_episodes_are_removed(rig: CoordinatorRig) -> None:

@@ -11,7 +11,6 @@ import grpc
 import grpc.aio
 import pytest
 from tests.fakes.coordinator_harness import (
-    POD,
     PROJECT,
     CoordinatorRig,
     Episode,
@@ -20,6 +19,7 @@ from tests.fakes.coordinator_harness import (
     running_coordinator,
 )
 from tests.fakes.scheduler_fake_trainer import expect_rpc_error
+from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.tensors import decode_tensor
@@ -167,7 +167,7 @@ async def test_a_lost_lease_goes_back_to_its_place_and_fences_its_holder(
         await rig.record(lost, [1, 2], [3])
     verify = episode_pb2.VerifyEpisodeKeyRequest(api_key=lost.api_key)
     with expect_rpc_error(Code.ABORTED, reason="LEASE_LOST"):
-        await rig.stub.VerifyEpisodeKey(verify, metadata=POD)
+        await rig.stub.VerifyEpisodeKey(verify, metadata=pod("gateway"))
     await rig.record(found, [1, 2], [4])
     ended = await rig.submit(found, 0.25)
     with expect_rpc_error(Code.ABORTED, reason="LEASE_LOST"):
@@ -200,7 +200,7 @@ async def test_signs_of_life_renew_a_lease(rig: CoordinatorRig) -> None:
                 await rig.record(claimed, [1], [2])
             case 2:
                 verify = episode_pb2.VerifyEpisodeKeyRequest(api_key=claimed.api_key)
-                found = await rig.stub.VerifyEpisodeKey(verify, metadata=POD)
+                found = await rig.stub.VerifyEpisodeKey(verify, metadata=pod("gateway"))
                 assert found.name == episode.name
     rig.clock.offset_s += 50
     assert (await rig.submit(claimed)).state == Episode.STATE_SUBMITTED

@@ -22,7 +22,8 @@ from tests.fakes.gateway_harness import (
     refusal,
     running_gateway,
 )
-from tests.fakes.scheduler import POD_KEY, bearer
+from tests.fakes.scheduler import bearer
+from tests.support.pod_keys import credentials
 
 from tinsmith.v1 import (
     checkpoint_pb2,
@@ -383,7 +384,8 @@ async def test_bad_keys(rig: GatewayRig) -> None:
     ],
 )
 async def test_the_key_of_the_pods_is_not_taken(rig: GatewayRig, path: str) -> None:
-    error = await refusal(rig.call(path, b"", None, key=POD_KEY))
+    key = str(credentials("gateway").key)
+    error = await refusal(rig.call(path, b"", None, key=key))
     assert code_of(error) == "PERMISSION_DENIED"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 from tests.fakes.scheduler_fake_trainer import (
-    POD,
     Metadata,
     Rig,
     bearer,
@@ -17,6 +16,7 @@ from tests.fakes.scheduler_fake_trainer import (
     new_id,
     running_rig,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import audit_pb2, scheduler_pb2
 from tinsmith_runtime.errors import UnavailableError
@@ -123,6 +123,6 @@ async def test_pages_and_windows(rig: Rig) -> None:
 async def test_only_admins_of_the_project_read_them(rig: Rig) -> None:
     admin_of_b = bearer((await new_key(rig, "b", "admin")).secret)
     request = scheduler_pb2.ListAuditEventsRequest(parent="projects/default")
-    for metadata in (await rig.user(), admin_of_b, POD):
+    for metadata in (await rig.user(), admin_of_b, pod("gateway")):
         with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
             await rig.stub.ListAuditEvents(request, metadata=metadata)

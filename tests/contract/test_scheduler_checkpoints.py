@@ -10,13 +10,13 @@ import pytest
 from grpc import StatusCode
 from tests.fakes.scheduler_fake_trainer import (
     BASE_MODEL,
-    POD,
     Metadata,
     Rig,
     expect_rpc_error,
     new_id,
     running_rig,
 )
+from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2
@@ -178,7 +178,7 @@ async def test_another_projects_checkpoint_exists_once_it_is_published(
                 await call(name)
             messages.add(found[0].message.replace(name, "NAME"))
         assert len(messages) == 1
-    for who in (owner, POD):
+    for who in (owner, pod("gateway")):
         assert (await locate(source, who)).trainer_address == rig.trainer.server.address
     rig.trainer.published.add(source)
     assert (await locate(source)).trainer_address == rig.trainer.server.address

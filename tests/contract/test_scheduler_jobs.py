@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 from tests.fakes.scheduler_fake_trainer import (
-    POD,
     POD_KEY,
     Metadata,
     Rig,
@@ -19,6 +18,7 @@ from tests.fakes.scheduler_fake_trainer import (
     new_id,
     running_rig,
 )
+from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.v1 import job_pb2, scheduler_pb2
@@ -90,7 +90,9 @@ async def test_a_key_that_is_asked_for_by_controllers_that_die_exists_once(rig: 
     )
     for pause_s in (0.0, 0.001, 0.002, 0.005, 0.01, 0.02):
         calls = [
-            asyncio.ensure_future(rig.jobs.EnsureJobKey(request, metadata=POD, timeout=5))
+            asyncio.ensure_future(
+                rig.jobs.EnsureJobKey(request, metadata=pod("controller"), timeout=5)
+            )
             for _ in range(5)
         ]
         await asyncio.sleep(pause_s)
@@ -99,7 +101,7 @@ async def test_a_key_that_is_asked_for_by_controllers_that_die_exists_once(rig: 
         await asyncio.gather(*calls, return_exceptions=True)
 
     answers = await asyncio.gather(
-        *(rig.jobs.EnsureJobKey(request, metadata=POD, timeout=5) for _ in range(5))
+        *(rig.jobs.EnsureJobKey(request, metadata=pod("controller"), timeout=5) for _ in range(5))
     )
 
     assert {answer.name for answer in answers} == {f"projects/default/keys/{key.key_id}"}
@@ -116,8 +118,8 @@ async def test_only_the_key_of_a_job_reports_for_it(rig: Rig) -> None:
     for who in (user, other):
         with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
             await report(rig, who, step=1)
-    with expect_rpc_error(Code.NOT_FOUND, reason="KEY_NOT_FOUND"):
-        await report(rig, POD, step=1)
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+        await report(rig, pod("controller"), step=1)
     with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
         await report(rig, foreigner, step=1)
     with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
@@ -168,7 +170,9 @@ async def test_pods_read_many_reports_and_forget_them(rig: Rig) -> None:
     )
 
     async def listed() -> dict[str, int]:
-        answer = await rig.jobs.ListTrainingJobReports(request, metadata=POD, timeout=5)
+        answer = await rig.jobs.ListTrainingJobReports(
+            request, metadata=pod("controller"), timeout=5
+        )
         assert not any(found.state for found in answer.reports)
         return {found.name: found.step for found in answer.reports}
 
@@ -176,9 +180,9 @@ async def test_pods_read_many_reports_and_forget_them(rig: Rig) -> None:
     # Ordered by name, whatever the order asked in: "b" comes before "default".
     request.page_size = 1
     assert await listed() == {names[1]: 2}
-    answer = await rig.jobs.ListTrainingJobReports(request, metadata=POD, timeout=5)
+    answer = await rig.jobs.ListTrainingJobReports(request, metadata=pod("controller"), timeout=5)
     request.page_token = answer.next_page_token
-    answer = await rig.jobs.ListTrainingJobReports(request, metadata=POD, timeout=5)
+    answer = await rig.jobs.ListTrainingJobReports(request, metadata=pod("controller"), timeout=5)
     assert [(found.name, found.step) for found in answer.reports] == [(names[0], 1)]
     assert not answer.next_page_token
     request.page_token = "another list's"
@@ -187,7 +191,7 @@ async def test_pods_read_many_reports_and_forget_them(rig: Rig) -> None:
     request.page_size, request.page_token = 0, ""
     for uid in ("uid-7", "uid-0", "uid-0"):
         forget = job_pb2.DeleteTrainingJobReportRequest(name=names[0], uid=uid)
-        await rig.jobs.DeleteTrainingJobReport(forget, metadata=POD, timeout=5)
+        await rig.jobs.DeleteTrainingJobReport(forget, metadata=pod("controller"), timeout=5)
     assert await listed() == {names[1]: 2}
 
 
@@ -197,7 +201,7 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
     key = derive_job_key(POD_KEY, "uid-1")
     name = f"projects/default/keys/{key.key_id}"
     listing = job_pb2.ListJobKeysRequest(page_size=1)
-    (listed,) = (await rig.jobs.ListJobKeys(listing, metadata=POD, timeout=5)).keys
+    (listed,) = (await rig.jobs.ListJobKeys(listing, metadata=pod("controller"), timeout=5)).keys
     assert (listed.name, listed.job, listed.uid, listed.pool) == (name, JOB, "uid-1", "space.j")
     caller = await rig.stub.GetCallerKey(
         scheduler_pb2.GetCallerKeyRequest(), metadata=driver, timeout=5
@@ -207,10 +211,10 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
         await rig.job_key("projects/default/trainingJobs/k", "uid-2", key=key)
     revoke = job_pb2.RevokeJobKeyRequest(name=name)
     for _ in range(2):
-        assert (await rig.jobs.RevokeJobKey(revoke, metadata=POD, timeout=5)).revoked
+        assert (await rig.jobs.RevokeJobKey(revoke, metadata=pod("controller"), timeout=5)).revoked
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_REVOKED"):
         await report(rig, driver, step=1)
-    assert not (await rig.jobs.ListJobKeys(listing, metadata=POD, timeout=5)).keys
+    assert not (await rig.jobs.ListJobKeys(listing, metadata=pod("controller"), timeout=5)).keys
     users = (
         await rig.stub.CreateKey(
             scheduler_pb2.CreateKeyRequest(parent="projects/default", request_id=new_id()),
@@ -220,7 +224,7 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
     ).name
     with expect_rpc_error(Code.NOT_FOUND, reason="KEY_NOT_FOUND"):
         await rig.jobs.RevokeJobKey(
-            job_pb2.RevokeJobKeyRequest(name=users), metadata=POD, timeout=5
+            job_pb2.RevokeJobKeyRequest(name=users), metadata=pod("controller"), timeout=5
         )
     for method, request in (
         ("EnsureJobKey", job_pb2.EnsureJobKeyRequest()),
@@ -260,7 +264,9 @@ async def test_malformed_and_empty_requests_are_typed(local: Rig, method: str) -
     stub: Any = make(f"/tinsmith.v1.JobService/{method}", request_serializer=bytes)
 
     async def call(body: bytes) -> None:
-        sent = stub(body, metadata=POD if method in FOR_PODS else local.admin, timeout=5)
+        sent = stub(
+            body, metadata=pod("controller") if method in FOR_PODS else local.admin, timeout=5
+        )
         await (sent.read() if is_stream else sent)
 
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="MALFORMED_REQUEST"):
@@ -321,7 +327,9 @@ async def test_a_job_is_created_once_and_watched_to_its_end(local: Rig) -> None:
     assert [part.text for part in await log_of(local, user, tail_lines=1)] == ["two\n"]
     assert [part.text for part in await log_of(local, user, position="4")] == ["two\n"]
     # Its key is good for nothing any more.
-    assert not (await local.jobs.ListJobKeys(job_pb2.ListJobKeysRequest(), metadata=POD)).keys
+    assert not (
+        await local.jobs.ListJobKeys(job_pb2.ListJobKeysRequest(), metadata=pod("controller"))
+    ).keys
     for _ in range(2):
         delete = job_pb2.DeleteTrainingJobRequest(name=JOB)
         await local.jobs.DeleteTrainingJob(delete, metadata=user, timeout=5)
@@ -398,7 +406,9 @@ async def test_a_driver_is_told_where_it_is(local: Rig) -> None:
     address, method = part.text.split("|")
     assert address == local.pod.address
     assert '"type": "custom"' in method
-    (key,) = (await local.jobs.ListJobKeys(job_pb2.ListJobKeysRequest(), metadata=POD)).keys
+    (key,) = (
+        await local.jobs.ListJobKeys(job_pb2.ListJobKeysRequest(), metadata=pod("controller"))
+    ).keys
     assert (key.job, key.pool) == (JOB, "")
     with expect_rpc_error(Code.FAILED_PRECONDITION, reason="JOB_LOG_MISSING"):
         await log_of(local, user, role="trainer")

@@ -7,7 +7,6 @@ from typing import Any
 import grpc
 import pytest
 from tests.fakes.scheduler_fake_trainer import (
-    POD,
     Metadata,
     Rig,
     bearer,
@@ -15,6 +14,7 @@ from tests.fakes.scheduler_fake_trainer import (
     new_id,
     running_rig,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_runtime.errors import ConfigError
@@ -94,7 +94,7 @@ async def test_key_management_needs_admin(rig: Rig) -> None:
         (rig.stub.ListKeys, scheduler_pb2.ListKeysRequest(parent="projects/default")),
         (rig.stub.RevokeKey, scheduler_pb2.RevokeKeyRequest(name="projects/default/keys/x")),
     ]
-    for metadata in (user, POD):
+    for metadata in (user, pod("gateway")):
         for method, request in calls:
             with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
                 await method(request, metadata=metadata)
@@ -140,8 +140,8 @@ async def test_a_key_describes_itself(rig: Rig) -> None:
     own = await rig.stub.GetCallerKey(request, metadata=bearer(key.tinker_secret))
     assert (own.name, own.display_name, list(own.scopes)) == (key.name, "mine", ["user"])
     assert (own.secret, own.tinker_secret) == ("", "")
-    with expect_rpc_error(Code.NOT_FOUND, reason="KEY_NOT_FOUND"):
-        await rig.stub.GetCallerKey(request, metadata=POD)
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+        await rig.stub.GetCallerKey(request, metadata=pod("gateway"))
 
 
 async def test_a_key_revokes_itself_and_no_other(rig: Rig) -> None:
@@ -168,13 +168,13 @@ async def test_unknown_scope_is_refused(rig: Rig) -> None:
 async def test_verify_key_answers_pods_only(rig: Rig) -> None:
     key = ApiKey.parse(rig.admin_key)
     request = scheduler_pb2.VerifyKeyRequest(key_id=key.key_id, secret_sha256=key.secret_sha256)
-    answer = await rig.stub.VerifyKey(request, metadata=POD)
+    answer = await rig.stub.VerifyKey(request, metadata=pod("gateway"))
     assert (answer.project, list(answer.scopes)) == ("default", ["admin", "user"])
     with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
         await rig.stub.VerifyKey(request, metadata=rig.admin)
     request.secret_sha256 = bytes(32)
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_INVALID"):
-        await rig.stub.VerifyKey(request, metadata=POD)
+        await rig.stub.VerifyKey(request, metadata=pod("gateway"))
 
 
 async def test_revoked_bootstrap_key_stays_revoked(rig: Rig) -> None:

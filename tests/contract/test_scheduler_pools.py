@@ -9,13 +9,13 @@ import grpc
 import pytest
 from tests.fakes.scheduler_fake_trainer import (
     BASE_MODEL,
-    POD,
     Metadata,
     Rig,
     expect_rpc_error,
     new_id,
     running_rig,
 )
+from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.v1 import scheduler_pb2
@@ -137,7 +137,7 @@ async def test_checkpoints_outlive_the_pool_that_made_them(rig: Rig) -> None:
     checkpoint = f"{run.name}/checkpoints/final"
     rig.trainer.checkpoints[checkpoint] = BASE_MODEL
     request = scheduler_pb2.DeregisterWorkerRequest(name="workers/own", incarnation="1")
-    await rig.stub.DeregisterWorker(request, metadata=POD)
+    await rig.stub.DeregisterWorker(request, metadata=pod("trainer", pool=POOL))
     locate = scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint)
     get = scheduler_pb2.GetTrainingRunRequest(name=run.name)
     # That of another pool is not for all.
@@ -168,4 +168,4 @@ async def test_workers_that_are_neither_pooled_nor_dedicated(
     worker.name, worker.address = "workers/a", "a:1"
     request = scheduler_pb2.RegisterWorkerRequest(worker=worker)
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
-        await rig.stub.RegisterWorker(request, metadata=POD)
+        await rig.stub.RegisterWorker(request, metadata=pod("trainer"))

@@ -9,13 +9,13 @@ import grpc
 import pytest
 from google.longrunning import operations_pb2
 from tests.fakes.scheduler_fake_trainer import (
-    POD,
     FakeTrainer,
     Rig,
     expect_rpc_error,
     new_id,
     running_rig,
 )
+from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
@@ -71,7 +71,7 @@ async def test_run_is_placed_and_read(rig: Rig) -> None:
     assert run.adapter.lora.train_attention
     assert rig.trainer.adopted[run.name].adapter == run.adapter
     assert await rig.get_run(rig.admin, run.name) == run
-    assert await rig.get_run(POD, run.name) == run
+    assert await rig.get_run(pod("gateway"), run.name) == run
     # A new session of the project may use the run; a trainer that is not alive has no address.
     await rig.advance(20, keep=())
     assert (await rig.get_run(rig.admin, run.name)).trainer_address == ""

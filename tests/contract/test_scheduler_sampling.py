@@ -8,13 +8,13 @@ import grpc
 import pytest
 from tests.fakes.scheduler_fake_trainer import (
     BASE_MODEL,
-    POD,
     Metadata,
     Rig,
     expect_rpc_error,
     new_id,
     running_rig,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import scheduler_pb2
 
@@ -40,10 +40,12 @@ async def create(
     return answer
 
 
-async def get(rig: Rig, name: str, metadata: Metadata = POD) -> scheduler_pb2.SamplingSession:
+async def get(
+    rig: Rig, name: str, metadata: Metadata | None = None
+) -> scheduler_pb2.SamplingSession:
     request = scheduler_pb2.GetSamplingSessionRequest(name=name)
     answer: scheduler_pb2.SamplingSession = await rig.stub.GetSamplingSession(
-        request, metadata=metadata, timeout=5
+        request, metadata=metadata or pod("gateway"), timeout=5
     )
     return answer
 

@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 from tests.fakes.scheduler_fake_trainer import (
-    POD,
     Metadata,
     Rig,
     expect_rpc_error,
     new_id,
     running_rig,
 )
+from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
@@ -215,7 +215,7 @@ async def test_lost_session_expires_and_parks_its_runs(rig: Rig) -> None:
     await eventually(lambda: rig.trainer.parked == [run.name])
     with expect_rpc_error(Code.NOT_FOUND, reason="SAMPLING_SESSION_NOT_FOUND"):
         await rig.stub.GetSamplingSession(
-            scheduler_pb2.GetSamplingSessionRequest(name=handle.name), metadata=POD
+            scheduler_pb2.GetSamplingSessionRequest(name=handle.name), metadata=pod("gateway")
         )
     await heartbeat(rig, kept)
     # The run outlives its session.

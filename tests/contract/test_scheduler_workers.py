@@ -16,11 +16,11 @@ from tests.fakes.postgres import PostgresServer
 from tests.fakes.postgres_proxy import PostgresProxy
 from tests.fakes.scheduler_fake_trainer import (
     BASE_MODEL,
-    POD,
     Rig,
     expect_rpc_error,
     running_rig,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_runtime.errors import ConfigError
@@ -75,7 +75,7 @@ async def test_pods_list_the_workers_that_are_alive(rig: Rig) -> None:
 
     async def listed(role: int = 0) -> list[str]:
         request = scheduler_pb2.ListWorkersRequest(role=role)  # type: ignore[arg-type]
-        answer = await rig.stub.ListWorkers(request, metadata=POD)
+        answer = await rig.stub.ListWorkers(request, metadata=pod("gateway"))
         assert all(worker.models[0].base_model == BASE_MODEL for worker in answer.workers)
         return [worker.name for worker in answer.workers]
 
@@ -86,18 +86,18 @@ async def test_pods_list_the_workers_that_are_alive(rig: Rig) -> None:
     ]
     assert await listed(Worker.ROLE_COORDINATOR) == ["workers/coordinator-0"]
     request = scheduler_pb2.ListWorkersRequest(page_size=2)
-    first = await rig.stub.ListWorkers(request, metadata=POD)
+    first = await rig.stub.ListWorkers(request, metadata=pod("gateway"))
     assert [worker.name for worker in first.workers] == [
         "workers/coordinator-0",
         "workers/sampler-0",
     ]
     request.page_token = first.next_page_token
-    last = await rig.stub.ListWorkers(request, metadata=POD)
+    last = await rig.stub.ListWorkers(request, metadata=pod("gateway"))
     assert [worker.name for worker in last.workers] == ["workers/sampler-1"]
     assert not last.next_page_token
     request.role = Worker.ROLE_SAMPLER
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
-        await rig.stub.ListWorkers(request, metadata=POD)
+        await rig.stub.ListWorkers(request, metadata=pod("gateway"))
     await rig.advance(20, keep=("sampler-1",))
     assert await listed() == ["workers/sampler-1"]
     assert await listed(Worker.ROLE_TRAINER) == []
@@ -125,7 +125,7 @@ async def test_unknown_worker_has_to_register_again(rig: Rig) -> None:
 async def test_invalid_workers(rig: Rig, worker: scheduler_pb2.Worker) -> None:
     request = scheduler_pb2.RegisterWorkerRequest(worker=worker)
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
-        await rig.stub.RegisterWorker(request, metadata=POD)
+        await rig.stub.RegisterWorker(request, metadata=pod("trainer"))
 
 
 async def test_only_pods_are_workers(rig: Rig) -> None:
@@ -170,7 +170,8 @@ async def test_malformed_and_empty_requests_are_typed(rig: Rig, method: str) -> 
         await call(b"\xff\xff\xff", metadata=rig.admin)
     if method in TAKE_NOTHING:
         return
-    credential = POD if "Worker" in method or method == "VerifyKey" else rig.admin
+    is_of_pods = "Worker" in method or method == "VerifyKey"
+    credential = pod("trainer") if is_of_pods else rig.admin
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
         await call(b"", metadata=credential)
 

@@ -11,7 +11,6 @@ import pytest
 from google.protobuf import duration_pb2, field_mask_pb2
 from tests.fakes.scheduler import bearer
 from tests.fakes.trainer_harness import (
-    POD,
     TIMEOUT_S,
     Metadata,
     RunClient,
@@ -22,6 +21,7 @@ from tests.fakes.trainer_harness import (
     response_of,
     running_trainer,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import audit_pb2, checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
@@ -189,7 +189,7 @@ async def test_events_outlast_the_process_and_the_run(rig: TrainerRig) -> None:
         run=run.name, epoch=2, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     await rig.adopt(run.name, epoch=2)
-    await run.call("ReleaseRun", released, metadata=POD)
+    await run.call("ReleaseRun", released, metadata=pod("scheduler"))
     assert actions(await list_events(rig, "p")) == [("publish", saved.name)]
 
 
@@ -255,7 +255,7 @@ async def test_only_admins_of_the_project_read_them(rig: TrainerRig) -> None:
         rig.scheduler.new_key("p"),
         rig.scheduler.new_key("q", ADMIN_SCOPE),
     ]
-    for metadata in (*map(bearer, keys), POD):
+    for metadata in (*map(bearer, keys), pod("gateway")):
         refused = await refusal(list_events(rig, "p", metadata))
         assert (refused.code.name, refused.reason) == ("PERMISSION_DENIED", "SCOPE_MISSING")
 

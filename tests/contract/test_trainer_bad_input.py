@@ -13,7 +13,6 @@ import pytest_asyncio
 from google.longrunning import operations_pb2
 from tests.fakes.scheduler import bearer
 from tests.fakes.trainer_harness import (
-    POD,
     TIMEOUT_S,
     RunClient,
     TrainerRig,
@@ -26,6 +25,7 @@ from tests.fakes.trainer_harness import (
     response_of,
     running_trainer,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import (
     checkpoint_pb2,
@@ -589,7 +589,7 @@ ROWS = {
                 base_model="tiny",
                 adapter=models_pb2.AdapterConfig(),
             ),
-            metadata=POD,
+            metadata=pod("scheduler"),
             timeout=TIMEOUT_S,
         ),
         INVALID, "INVALID_FIELD", ("adapter", "lora or full"), {"field": "adapter"},

@@ -16,7 +16,6 @@ import torch
 from google.protobuf import duration_pb2, field_mask_pb2
 from safetensors.torch import load, save
 from tests.fakes.trainer_harness import (
-    POD,
     TIMEOUT_S,
     RunClient,
     TrainerRig,
@@ -28,6 +27,7 @@ from tests.fakes.trainer_harness import (
     response_of,
     running_trainer,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
@@ -423,7 +423,7 @@ async def test_tasks_and_exports_go_with_their_run(rig: TrainerRig) -> None:
     release = trainer_control_pb2.ReleaseRunRequest(
         run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
-    await rig.stub.ReleaseRun(release, metadata=POD, timeout=TIMEOUT_S)
+    await rig.stub.ReleaseRun(release, metadata=pod("scheduler"), timeout=TIMEOUT_S)
     for table in ("checkpoint_tasks", "checkpoint_exports", "checkpoints"):
         query = f"SELECT name FROM {table} WHERE run = ?"
         assert query_ledger(rig.config.data_dir, query, run.name) == []

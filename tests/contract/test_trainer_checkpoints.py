@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 from safetensors.numpy import load_file
 from tests.fakes.trainer_harness import (
-    POD,
     TIMEOUT_S,
     RunClient,
     TrainerRig,
@@ -23,6 +22,7 @@ from tests.fakes.trainer_harness import (
     response_of,
     running_trainer,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
@@ -206,7 +206,7 @@ async def test_checkpoints_go_with_their_run(rig: TrainerRig) -> None:
     request = trainer_control_pb2.ReleaseRunRequest(
         run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
-    await rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)
+    await rig.stub.ReleaseRun(request, metadata=pod("scheduler"), timeout=TIMEOUT_S)
     assert not folder_of(saved).exists()
     get = checkpoint_pb2.GetCheckpointRequest(name=saved.name)
     assert (await refusal(run.call("GetCheckpoint", get))).reason == "CHECKPOINT_NOT_FOUND"

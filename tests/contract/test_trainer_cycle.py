@@ -14,7 +14,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.fakes.trainer_harness import (
     BASE_MODEL,
-    POD,
     TIMEOUT_S,
     RunClient,
     TrainerRig,
@@ -28,6 +27,7 @@ from tests.fakes.trainer_harness import (
     response_of,
     running_trainer,
 )
+from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
@@ -97,7 +97,7 @@ async def is_running(run: RunClient, number: int = 1) -> None:
 
 def release(run: RunClient, mode: Any) -> Any:
     request = trainer_control_pb2.ReleaseRunRequest(run=run.name, epoch=1, mode=mode)
-    return run.rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)
+    return run.rig.stub.ReleaseRun(request, metadata=pod("scheduler"), timeout=TIMEOUT_S)
 
 
 @dataclass

@@ -14,7 +14,6 @@ import pytest
 import torch
 from tests.fakes.traced_losses import encode_custom, trace
 from tests.fakes.trainer_harness import (
-    POD,
     TIMEOUT_S,
     RunClient,
     TrainerRig,
@@ -29,6 +28,7 @@ from tests.fakes.trainer_harness import (
     response_of,
     running_trainer,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
@@ -544,5 +544,5 @@ async def test_payload_files_of_a_deleted_run_are_removed(rig: TrainerRig) -> No
     request = trainer_control_pb2.ReleaseRunRequest(
         run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
-    await rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)
+    await rig.stub.ReleaseRun(request, metadata=pod("scheduler"), timeout=TIMEOUT_S)
     assert not folder.exists()

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.fakes.trainer_harness import POD, TrainerRig, running_trainer
+from tests.fakes.trainer_harness import TrainerRig, running_trainer
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import trainer_control_pb2
 from tinsmith_engine.host import EngineHost
@@ -72,7 +73,7 @@ async def test_a_deletion_whose_caller_left_is_finished_and_may_be_repeated(
     )
     with monkeypatch.context() as patch:
         patch.setattr(residency, "evict", held_evict)
-        call = asyncio.create_task(run.call("ReleaseRun", request, metadata=POD))
+        call = asyncio.create_task(run.call("ReleaseRun", request, metadata=pod("scheduler")))
         await began.wait()
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)

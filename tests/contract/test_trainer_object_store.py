@@ -12,7 +12,6 @@ import grpc.aio
 import pytest
 from tests.fakes.s3_server import CREDENTIALS, S3Server, running_s3_server
 from tests.fakes.trainer_harness import (
-    POD,
     TIMEOUT_S,
     RunClient,
     TrainerRig,
@@ -26,6 +25,7 @@ from tests.fakes.trainer_harness import (
     running_trainer,
 )
 from tests.faults.proxy import Fault, HttpFaultProxy
+from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
@@ -249,7 +249,7 @@ async def test_what_a_deleted_run_left_goes_when_the_store_is_back(
         run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     with proxy.outage():
-        await rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)
+        await rig.stub.ReleaseRun(request, metadata=pod("scheduler"), timeout=TIMEOUT_S)
     assert direct.list_folder(run.name)
     await rig.restart()
     assert direct.list_folder(run.name) == []

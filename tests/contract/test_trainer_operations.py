@@ -14,7 +14,6 @@ from google.longrunning import operations_pb2
 from google.protobuf import duration_pb2
 from tests.fakes.scheduler import bearer
 from tests.fakes.trainer_harness import (
-    POD,
     TIMEOUT_S,
     RunClient,
     TrainerRig,
@@ -28,6 +27,7 @@ from tests.fakes.trainer_harness import (
     response_of,
     running_trainer,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
@@ -356,7 +356,7 @@ async def test_capabilities_name_models_losses_and_limits(rig: TrainerRig, run: 
 
 def release(run: RunClient, mode: Any, epoch: int = 1) -> Any:
     request = trainer_control_pb2.ReleaseRunRequest(run=run.name, epoch=epoch, mode=mode)
-    return run.rig.stub.ReleaseRun(request, metadata=POD, timeout=TIMEOUT_S)
+    return run.rig.stub.ReleaseRun(request, metadata=pod("scheduler"), timeout=TIMEOUT_S)
 
 
 PARK = trainer_control_pb2.ReleaseRunRequest.MODE_PARK
@@ -417,7 +417,8 @@ async def test_published_weights_are_pods_only_and_stay_while_unchanged(
     await run.step()
     request = trainer_control_pb2.ExportWeightsRequest(run=run.name)
     published = [
-        await rig.stub.ExportWeights(request, metadata=POD, timeout=TIMEOUT_S) for _ in range(2)
+        await rig.stub.ExportWeights(request, metadata=pod("sampler"), timeout=TIMEOUT_S)
+        for _ in range(2)
     ]
     assert published[0] == published[1]
     assert published[0].version == 1
@@ -454,7 +455,9 @@ async def test_pods_are_told_which_runs_of_a_project_have_work(
     with rig.engine_held():
         for number in (1, 2):
             await run.forward_backward(number=number)
-        answer = await rig.stub.ListRunStatuses(request, metadata=POD, timeout=TIMEOUT_S)
+        answer = await rig.stub.ListRunStatuses(
+            request, metadata=pod("scheduler"), timeout=TIMEOUT_S
+        )
         [status] = answer.statuses
         assert (status.run, status.num_pending_operations) == (run.name, 2)
         own = await run.status()
@@ -463,18 +466,24 @@ async def test_pods_are_told_which_runs_of_a_project_have_work(
         request.page_size = 1
         listed = list[str]()
         while not listed or request.page_token:
-            answer = await rig.stub.ListRunStatuses(request, metadata=POD, timeout=TIMEOUT_S)
+            answer = await rig.stub.ListRunStatuses(
+                request, metadata=pod("scheduler"), timeout=TIMEOUT_S
+            )
             listed += [status.run for status in answer.statuses]
             assert len(answer.statuses) == 1
             request.page_token = answer.next_page_token
         assert listed == sorted((run.name, idle.name))
         elsewhere = trainer_control_pb2.ListRunStatusesRequest(parent="projects/q/trainingRuns/-")
-        answer = await rig.stub.ListRunStatuses(elsewhere, metadata=POD, timeout=TIMEOUT_S)
+        answer = await rig.stub.ListRunStatuses(
+            elsewhere, metadata=pod("scheduler"), timeout=TIMEOUT_S
+        )
         assert not answer.statuses
     error = await refusal(
         rig.stub.ListRunStatuses(request, metadata=run.metadata, timeout=TIMEOUT_S)
     )
     assert error.reason == "SCOPE_MISSING"
     malformed = trainer_control_pb2.ListRunStatusesRequest(parent="../etc")
-    error = await refusal(rig.stub.ListRunStatuses(malformed, metadata=POD, timeout=TIMEOUT_S))
+    error = await refusal(
+        rig.stub.ListRunStatuses(malformed, metadata=pod("scheduler"), timeout=TIMEOUT_S)
+    )
     assert error.reason == "INVALID_FIELD"

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from google.longrunning import operations_pb2
 from tests.fakes.trainer_harness import (
-    POD,
     TIMEOUT_S,
     RunClient,
     TrainerRig,
@@ -26,6 +25,7 @@ from tests.fakes.trainer_harness import (
     response_of,
     running_trainer,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
@@ -292,4 +292,6 @@ async def test_only_pods_resume_runs(rig: TrainerRig) -> None:
     request = trainer_control_pb2.ResumeRunRequest(run=run.name)
     assert code_of(await refusal(run.call("ResumeRun", request))) == "PERMISSION_DENIED"
     missing: Any = trainer_control_pb2.ResumeRunRequest(run="projects/p/trainingRuns/none")
-    assert (await refusal(run.call("ResumeRun", missing, metadata=POD))).reason == "RUN_NOT_FOUND"
+    assert (
+        await refusal(run.call("ResumeRun", missing, metadata=pod("scheduler")))
+    ).reason == "RUN_NOT_FOUND"

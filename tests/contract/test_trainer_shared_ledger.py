@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from tests.fakes.trainer_harness import (
-    POD,
     RunClient,
     TrainerRig,
     bearer,
@@ -19,6 +18,7 @@ from tests.fakes.trainer_harness import (
     response_of,
     running_trainer,
 )
+from tests.support.pod_keys import pod
 
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
@@ -61,7 +61,7 @@ async def take_over(other: PostgresLedger, run: RunClient, epoch: int) -> None:
 
 async def release(rig: TrainerRig, run: RunClient, mode: Any, epoch: int = 1) -> None:
     request = trainer_control_pb2.ReleaseRunRequest(run=run.name, epoch=epoch, mode=mode)
-    await rig.stub.ReleaseRun(request, metadata=POD, timeout=20)
+    await rig.stub.ReleaseRun(request, metadata=pod("scheduler"), timeout=20)
 
 
 class Held:

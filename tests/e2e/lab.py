@@ -23,7 +23,7 @@ from tests.e2e.deployment import (
     scheduler_process,
 )
 from tinsmith.v1 import job_pb2, job_pb2_grpc
-from tinsmith_runtime.rpc.scheduler_client import pod_metadata
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
 _CALL_TIMEOUT_S = 10.0
 _GONE_TIMEOUT_S = 60.0
@@ -123,7 +123,7 @@ class Lab:
             answer = stub.ListJobKeys(
                 job_pb2.ListJobKeysRequest(page_size=1000),
                 timeout=_CALL_TIMEOUT_S,
-                metadata=pod_metadata(POD_KEY),
+                metadata=PodCredentials.read(POD_KEY, PodRole.CONTROLLER).metadata,
             )
         return [key for key in answer.keys if key.job.rpartition("/")[2] == job and not key.revoked]
 

@@ -12,7 +12,8 @@ import grpc.aio
 import numpy as np
 import sqlalchemy as sa
 from google.protobuf import duration_pb2
-from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
+from tests.fakes.scheduler import FakeScheduler, bearer
+from tests.support.pod_keys import POD_KEY, pod
 
 from tinsmith.tensors import encode_tensor, encode_tokens
 from tinsmith.v1 import episode_pb2, episode_pb2_grpc, trajectories_pb2
@@ -21,7 +22,6 @@ from tinsmith_coordinator.pod import CoordinatorPod
 from tinsmith_coordinator.store.database import database_clock
 
 PROJECT = "projects/default"
-POD = bearer(POD_KEY)
 Episode = episode_pb2.Episode
 
 
@@ -136,7 +136,7 @@ class CoordinatorRig:
     ) -> int:
         """Record a model call as a pod does."""
         request = record_request(claimed, prompt, *samples, request_id=request_id)
-        answer = await self.stub.RecordModelCall(request, metadata=POD, timeout=10)
+        answer = await self.stub.RecordModelCall(request, metadata=pod("gateway"), timeout=10)
         return int(answer.call_index)
 
     async def cancel(self, **fields: Any) -> int:

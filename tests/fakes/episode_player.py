@@ -20,6 +20,7 @@ from tinsmith.v1 import (
     scheduler_pb2,
     scheduler_pb2_grpc,
 )
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
 _TIMEOUT_S = 30.0
 
@@ -29,11 +30,11 @@ class EpisodeEndpoint:
 
     Args:
         address: Of the scheduler.
-        pod_key: The secret of the pods.
+        pod_key: The root secret of the pods.
     """
 
     def __init__(self, address: str, pod_key: str) -> None:
-        self._metadata = (("authorization", f"Bearer {pod_key}"),)
+        self._metadata = PodCredentials.read(pod_key, PodRole.GATEWAY).metadata
         self._channels: dict[str, grpc.Channel] = {}
         self._scheduler: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel(address))
         request = scheduler_pb2.GetCapabilitiesRequest(parent="projects/default")

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.coordinator_harness import MovedClock
+from tests.support.pod_keys import POD_KEY
 
 from tinsmith_coordinator.config import CoordinatorConfig
 from tinsmith_coordinator.pod import CoordinatorPod
 from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
-
-POD_KEY = "pod-key-of-the-tests"
 
 
 class Services:

@@ -12,7 +12,8 @@ import grpc
 import grpc.aio
 from google.longrunning import operations_pb2
 from grpc_status import rpc_status
-from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
+from tests.fakes.scheduler import FakeScheduler, bearer
+from tests.support.pod_keys import POD_KEY
 
 from tinsmith.v1 import (
     checkpoint_pb2,
@@ -120,7 +121,7 @@ class FakePod(
         self.server = PodServer(
             ServerConfig(drain_timeout_s=0.1),
             domain="trainer.tinsmith",
-            authenticator=Authenticator(scheduler, pod_key=POD_KEY),
+            authenticator=Authenticator(scheduler, roots=[POD_KEY]),
         )
         adders: dict[str, Any] = {
             "trainer": trainer_pb2_grpc.add_TrainerServiceServicer_to_server,

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from grpc_status import rpc_status
 from safetensors.torch import save
-from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
+from tests.fakes.scheduler import FakeScheduler, bearer
+from tests.support.pod_keys import POD_KEY
 
 from tinsmith.tensors import decode_tensor, encode_tokens
 from tinsmith.v1 import (
@@ -71,7 +72,7 @@ class FakeTrainer(
         self.server = PodServer(
             ServerConfig(drain_timeout_s=0.1),
             domain="trainer.tinsmith",
-            authenticator=Authenticator(self, pod_key=POD_KEY),
+            authenticator=Authenticator(self, roots=[POD_KEY]),
         )
         for add in (
             trainer_pb2_grpc.add_TrainerServiceServicer_to_server,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf import duration_pb2
+from tests.support.pod_keys import POD_KEY
 
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.errors import (
@@ -14,8 +15,6 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.rpc.auth import USER_SCOPE, ApiKey, Authenticator, Caller
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
-
-POD_KEY = "pod-key-of-the-tests"
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -31,7 +30,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.server = PodServer(
             ServerConfig(drain_timeout_s=0.1),
             domain="scheduler.tinsmith",
-            authenticator=Authenticator(self, pod_key=POD_KEY),
+            authenticator=Authenticator(self, roots=[POD_KEY]),
         )
         self.server.add(scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, self)
 

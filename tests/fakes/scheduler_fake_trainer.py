@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from grpc_status import rpc_status
+from tests.support.pod_keys import POD_KEY, pod
 
 from tinsmith.v1 import (
     checkpoint_pb2,
@@ -49,10 +50,8 @@ from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
 
-POD_KEY = "pod-key-of-the-tests"
 BASE_MODEL = "tiny"
 Metadata = tuple[tuple[str, str], ...]
-POD: Metadata = (("authorization", f"Bearer {POD_KEY}"),)
 
 
 class FakeTrainer(
@@ -91,7 +90,7 @@ class FakeTrainer(
         self.server = PodServer(
             ServerConfig(drain_timeout_s=0.1),
             domain="trainer.tinsmith",
-            authenticator=Authenticator(self, pod_key=POD_KEY),
+            authenticator=Authenticator(self, roots=[POD_KEY]),
         )
         for add in (
             trainer_pb2_grpc.add_TrainerServiceServicer_to_server,
@@ -192,6 +191,14 @@ class FakeClock:
         return self.now_s
 
 
+_ROLES = {
+    scheduler_pb2.Worker.ROLE_TRAINER: "trainer",
+    scheduler_pb2.Worker.ROLE_SAMPLER: "sampler",
+    scheduler_pb2.Worker.ROLE_ENVIRONMENT: "environment",
+    scheduler_pb2.Worker.ROLE_COORDINATOR: "coordinator",
+}
+
+
 class Rig:
     """A scheduler with a channel to it, and one fake trainer."""
 
@@ -200,6 +207,7 @@ class Rig:
         self.admin_key = str(ApiKey.generate())
         self.admin = bearer(self.admin_key)
         self.trainer = FakeTrainer()  # type: ignore[abstract]
+        self._registered: dict[str, Metadata] = {}
         self.settings: dict[str, Any] = {
             "data_dir": data_dir,
             "pod_key": POD_KEY,
@@ -260,8 +268,9 @@ class Rig:
         if files:
             request.tokenizers[base_model].digest = "d1"
             request.tokenizers[base_model].files.update(files)
+        self._registered[worker.name] = pod(_ROLES[worker.role], pool=pool)
         answer: scheduler_pb2.Worker = await self.stub.RegisterWorker(
-            request, metadata=POD, timeout=5
+            request, metadata=self._registered[worker.name], timeout=5
         )
         return answer
 
@@ -275,7 +284,9 @@ class Rig:
             self.clock.now_s = min(end_s, self.clock.now_s + 10)
             for name in keep:
                 request = scheduler_pb2.HeartbeatWorkerRequest(name=f"workers/{name}")
-                await self.stub.HeartbeatWorker(request, metadata=POD, timeout=5)
+                await self.stub.HeartbeatWorker(
+                    request, metadata=self._registered[request.name], timeout=5
+                )
 
     async def user(self, project: str = "default") -> Metadata:
         """Return the credential of a new user of a project."""
@@ -284,14 +295,20 @@ class Rig:
         return bearer(key.secret)
 
     async def job_key(
-        self, job: str, uid: str = "uid-1", *, pool: str = "", key: ApiKey | None = None
+        self,
+        job: str,
+        uid: str = "uid-1",
+        *,
+        pool: str = "",
+        key: ApiKey | None = None,
+        who: Metadata | None = None,
     ) -> Metadata:
         """Return the credential of the driver of a job."""
         key = key or derive_job_key(POD_KEY, uid)
         request = job_pb2.EnsureJobKeyRequest(
             job=job, uid=uid, key_id=key.key_id, secret_sha256=key.secret_sha256, pool=pool
         )
-        await self.jobs.EnsureJobKey(request, metadata=POD, timeout=5)
+        await self.jobs.EnsureJobKey(request, metadata=who or pod("controller"), timeout=5)
         return bearer(str(key))
 
     async def session(self, who: Metadata, project: str = "default") -> str:

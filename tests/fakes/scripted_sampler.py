@@ -32,6 +32,7 @@ from tinsmith_runtime.errors import (
     SequenceTooLongError,
     TinsmithError,
 )
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 
@@ -102,8 +103,9 @@ def tokenizer_files(template: str = QWEN_TEMPLATE) -> dict[str, bytes]:
 class _Worker:
     """A server that the scheduler lists."""
 
-    def __init__(self, name: str, scheduler_address: str, pod_key: str) -> None:
-        self._client = SchedulerClient(scheduler_address, pod_key=pod_key)
+    def __init__(self, name: str, role: PodRole, scheduler_address: str, pod_key: str) -> None:
+        credentials = PodCredentials.read(pod_key, role)
+        self._client = SchedulerClient(scheduler_address, credentials)
         self._name = f"workers/{name}"
         self._registration: WorkerRegistration
         self.server = PodServer(
@@ -147,7 +149,7 @@ class ScriptedSampler(_Worker, sampler_pb2_grpc.SamplerServiceServicer):
     """
 
     def __init__(self, scheduler_address: str, pod_key: str) -> None:
-        super().__init__("scripted-sampler", scheduler_address, pod_key)
+        super().__init__("scripted-sampler", PodRole.SAMPLER, scheduler_address, pod_key)
         files = tokenizer_files()
         digest = hashlib.sha256(files["tokenizer.json"]).hexdigest()
         self._files = scheduler_pb2.Tokenizer(digest=digest, files=files)
@@ -275,7 +277,7 @@ class FakeCoordinator(_Worker, episode_pb2_grpc.EpisodeServiceServicer):
 
     def __init__(self, scheduler_address: str, pod_key: str) -> None:
         # Of several coordinators the gateway takes the first by name: this one, not the real one.
-        super().__init__("0-fake-coordinator", scheduler_address, pod_key)
+        super().__init__("0-fake-coordinator", PodRole.COORDINATOR, scheduler_address, pod_key)
         self.lease_s = 60.0
         self.episodes: dict[str, episode_pb2.Episode] = {}
         self.ended: dict[str, TinsmithError] = {}

@@ -19,7 +19,8 @@ import numpy as np
 from google.longrunning import operations_pb2, operations_pb2_grpc
 from google.protobuf import duration_pb2
 from grpc_status import rpc_status
-from tests.fakes.scheduler import POD_KEY, FakeScheduler, bearer
+from tests.fakes.scheduler import FakeScheduler, bearer
+from tests.support.pod_keys import POD_KEY, pod
 
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import (
@@ -41,7 +42,7 @@ from tinsmith_trainer.pod import TrainerPod
 BASE_MODEL = "tiny"
 TIMEOUT_S = 20.0
 Metadata = tuple[tuple[str, str], ...]
-POD: Metadata = bearer(POD_KEY)
+SCHEDULER: Metadata = pod("scheduler")
 
 
 def new_id() -> str:
@@ -218,7 +219,7 @@ class RunClient:
     async def resume(self) -> trainer_pb2.RunStatus:
         """Say that the client of the run is gone, as the scheduler does."""
         request = trainer_control_pb2.ResumeRunRequest(run=self.name)
-        return await self.call("ResumeRun", request, metadata=POD)
+        return await self.call("ResumeRun", request, metadata=pod("scheduler"))
 
     async def status(self) -> trainer_pb2.RunStatus:
         return await self.call("GetRunStatus", trainer_pb2.GetRunStatusRequest(run=self.name))
@@ -354,7 +355,7 @@ class TrainerRig:
         *,
         epoch: int = 1,
         base_model: str = BASE_MODEL,
-        metadata: Metadata = POD,
+        metadata: Metadata = SCHEDULER,
         **lora: Any,
     ) -> Any:
         """Place a run, as the scheduler does."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import grpc
+from tests.support.pod_keys import POD_KEY
 
 import tinsmith
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -25,7 +26,6 @@ from tinsmith_runtime.rpc.auth import ApiKey
 
 BASE_MODEL = "tiny"
 TIMEOUT_S = 60.0
-POD_KEY = "pod-key-of-the-tests"
 _POLL_S = 0.05
 
 

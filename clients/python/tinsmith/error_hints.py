@@ -77,6 +77,7 @@ REMEDIES = MappingProxyType(
         " data directory or server?",
         "KEY_REVOKED": "use another key",
         "SCOPE_MISSING": "use a key with that scope",
+        "WORKER_FOREIGN": "give the pod the key of its role and pool",
         "ABORTED": "start again from the last known state",
         "DATA_LOSS": "restore the resource named in the message",
         "DEADLINE_EXCEEDED": "try again, or raise the timeout",

@@ -10,6 +10,7 @@ from tinsmith.names import is_valid_id
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX
 
 _POSITIVE = (
     "lease_ttl_s",
@@ -39,7 +40,9 @@ class ControllerConfig:
     gateway_address: str
     """`host:port` of the gateway, which drivers and agents call."""
     pod_key: str = field(repr=False)
-    """The secret that the pods of one deployment share."""
+    """The root secret of the deployment, which keys of pods and jobs are derived from."""
+    previous_pod_key: str = field(default="", repr=False)
+    """The root secret before the last rotation; its keys are valid as long as it is given."""
     pod_secret_name: str = "tinsmith-pods"
     """Secret, in each namespace of jobs, with `pod-key` and perhaps `database-url`."""
     has_database: bool = True
@@ -97,6 +100,10 @@ class ControllerConfig:
             raise ConfigError("namespaces must name at least one namespace")
         if not self.pod_key:
             raise ConfigError("pod_key must not be empty")
+        if self.pod_key.startswith(POD_KEY_PREFIX):
+            raise ConfigError(
+                "the controller derives keys of pods and jobs: pod_key must be the root secret"
+            )
         projects = self.project_map()
         owned = [projects.get(namespace, namespace) for namespace in self.namespace_list()]
         twice = sorted({project for project in owned if owned.count(project) > 1})

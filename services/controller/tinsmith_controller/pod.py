@@ -30,6 +30,7 @@ from tinsmith_controller.rpc.scheduler_client import (
 )
 from tinsmith_jobs.naming import NamespacedName
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,10 @@ class ControllerPod:
         self._now = now
         self._cluster = Cluster(config.kubeconfig, num_connections=16 + 2 * config.num_workers)
         self._scheduler = scheduler or GrpcSchedulerClient(
-            config.scheduler_address, pod_key=config.pod_key
+            config.scheduler_address,
+            PodCredentials.read(
+                config.pod_key, PodRole.CONTROLLER, previous=config.previous_pod_key
+            ),
         )
         self._queue: WorkQueue[NamespacedName] = WorkQueue(time.monotonic)
         self._election = LeaderElection(

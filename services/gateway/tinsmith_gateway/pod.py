@@ -27,6 +27,7 @@ from tinsmith_gateway.upstream.routing import EPISODE_SERVICE
 from tinsmith_runtime.observability.metrics import MetricsServer
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient
 from tinsmith_runtime.rpc.server import ServerConfig
 from tinsmith_runtime.sql import Database, open_store
@@ -52,12 +53,15 @@ class GatewayPod(Pod):
     ) -> None:
         self._config = config
         self._on_lost = on_lost
-        self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
-        self._directory = Directory(config.scheduler_address, pod_key=config.pod_key)
+        credentials = PodCredentials.read(
+            config.pod_key, PodRole.GATEWAY, previous=config.previous_pod_key
+        )
+        self._scheduler = SchedulerClient(config.scheduler_address, credentials)
+        self._directory = Directory(config.scheduler_address, credentials)
         self._upstream = Upstream(self._directory, timeout_s=config.call_timeout_s)
         self._callers = Callers(
             self._scheduler.authenticator(),
-            pod_key=config.pod_key,
+            credentials=credentials,
             verify_episode_key=EpisodeKeys(self._coordinator_pools, self._ask_coordinator).verify,
         )
         self._limits = Limits(config.limits())

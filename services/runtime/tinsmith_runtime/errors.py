@@ -590,6 +590,12 @@ class DownloadTokenInvalidError(PermissionDeniedError):
     reason = "DOWNLOAD_TOKEN_INVALID"
 
 
+class WorkerForeignError(PermissionDeniedError):
+    """A pod registers, or speaks for, a worker that its key is not for."""
+
+    reason = "WORKER_FOREIGN"
+
+
 class ScopeMissingError(PermissionDeniedError):
     """The API key may not call this method."""
 

@@ -46,7 +46,7 @@ class SamplerPod(WorkerPod):
             domain=codec.DOMAIN,
             tokenizers=self._catalog.tokenizers,
         )
-        self._trainers = TrainerClient(pod_key=config.pod_key)
+        self._trainers = TrainerClient(self._credentials)
         self._store = storage.open(config.storage_uri)
         weights = WeightSource(
             host,

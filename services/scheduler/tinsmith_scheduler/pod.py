@@ -14,6 +14,7 @@ from tinsmith.v1 import job_pb2_grpc, scheduler_pb2_grpc
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey, Authenticator
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.server import PodServer
 from tinsmith_runtime.sql import Database, open_store
 from tinsmith_scheduler.auth.api_keys import BOOTSTRAP_SCOPES, Keys
@@ -151,8 +152,14 @@ class SchedulerPod(Pod):
         self._database = database = await open_store(
             STORE, config.data_dir, config.database_url, on_lost=self._on_lost
         )
+        credentials = PodCredentials.read(
+            config.pod_key, PodRole.SCHEDULER, previous=config.previous_pod_key
+        )
         keys = Keys(
-            database, operator_project=config.bootstrap_project, wall_clock=self._wall_clock
+            database,
+            operator_project=config.bootstrap_project,
+            wall_clock=self._wall_clock,
+            pod_roots=credentials.roots,
         )
         await keys.load()
         if config.bootstrap_key:
@@ -161,9 +168,7 @@ class SchedulerPod(Pod):
                 project=config.bootstrap_project,
                 scopes=BOOTSTRAP_SCOPES,
             )
-        self._trainers = GrpcTrainers(
-            pod_key=config.pod_key, timeout_s=config.trainer_call_timeout_s
-        )
+        self._trainers = GrpcTrainers(credentials, timeout_s=config.trainer_call_timeout_s)
         workers = Workers(database, timeout_s=config.worker_timeout_s, clock=self._clock)
         await workers.load()
         sessions = Sessions(
@@ -229,7 +234,7 @@ class SchedulerPod(Pod):
         self._server = PodServer(
             config.server(),
             domain=codec.DOMAIN,
-            authenticator=Authenticator(keys, pod_key=config.pod_key),
+            authenticator=Authenticator(keys, roots=credentials.roots),
         )
         self._server.add(
             scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server,

@@ -97,7 +97,7 @@ def test_what_is_not_a_key_is_refused(change: Callable[[str], str]) -> None:
 @pytest.mark.parametrize("authorization", [None, "", "Bearer", "Bearer ", "Basic abc", "tsk_x"])
 async def test_a_call_without_a_bearer_key_is_refused(authorization: str | None) -> None:
     with pytest.raises(KeyMissingError, match="authorization: Bearer"):
-        await Authenticator(FakeKeys(), pod_key="pod").authenticate(authorization)
+        await Authenticator(FakeKeys(), roots=["root"]).authenticate(authorization)
 
 
 async def test_a_user_key_is_verified_by_its_hash() -> None:
@@ -109,19 +109,15 @@ async def test_a_user_key_is_verified_by_its_hash() -> None:
             asked.append((key_id, secret_sha256))
             return USER
 
-    caller = await Authenticator(Verifier(), pod_key="pod").authenticate(f"bearer {key}")
+    caller = await Authenticator(Verifier(), roots=["root"]).authenticate(f"bearer {key}")
     assert caller == USER
     assert asked == [(key.key_id, key.secret_sha256)]
 
 
-async def test_the_pod_key_is_a_pod_and_an_empty_one_admits_nobody() -> None:
-    keys = FakeKeys()
-    caller = await Authenticator(keys, pod_key="pod").authenticate("Bearer pod")
-    assert (caller.is_pod, caller.scopes, keys.num_questions) == (True, {POD_SCOPE}, 0)
-    with pytest.raises(KeyInvalidError):
-        await Authenticator(keys, pod_key="").authenticate("Bearer pod")
-    with pytest.raises(KeyInvalidError):
-        await Authenticator(keys, pod_key="pod").authenticate("Bearer pod2")
+async def test_the_root_secret_itself_is_no_key() -> None:
+    for root in ("root", "tsp_root"):
+        with pytest.raises(KeyInvalidError):
+            await Authenticator(FakeKeys(), roots=[root]).authenticate(f"Bearer {root}")
 
 
 # Callers.

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.support.pod_keys import credentials
 
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
@@ -29,7 +30,7 @@ async def _probe(*arguments: str, listen_address: str = "") -> tuple[int, str]:
 
 @pytest.fixture
 async def server() -> AsyncIterator[PodServer]:
-    scheduler = SchedulerClient("127.0.0.1:1", pod_key="key")
+    scheduler = SchedulerClient("127.0.0.1:1", credentials("trainer"))
     server = PodServer(
         ServerConfig(drain_timeout_s=1),
         domain="test.tinsmith",

@@ -132,6 +132,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The key was revoked. Use another one."""
     ERROR_REASON_SCOPE_MISSING: _ErrorReason.ValueType  # 48
     """The key may not call this method. Use a key with the scope named in `scope`."""
+    ERROR_REASON_WORKER_FOREIGN: _ErrorReason.ValueType  # 89
+    """A pod registers, or speaks for, a worker that its key is not for. Give it the key of its role."""
     ERROR_REASON_ABORTED: _ErrorReason.ValueType  # 49
     """The request lost a race. Start again from the caller's own transaction."""
     ERROR_REASON_DATA_LOSS: _ErrorReason.ValueType  # 50
@@ -326,6 +328,8 @@ ERROR_REASON_KEY_REVOKED: ErrorReason.ValueType  # 47
 """The key was revoked. Use another one."""
 ERROR_REASON_SCOPE_MISSING: ErrorReason.ValueType  # 48
 """The key may not call this method. Use a key with the scope named in `scope`."""
+ERROR_REASON_WORKER_FOREIGN: ErrorReason.ValueType  # 89
+"""A pod registers, or speaks for, a worker that its key is not for. Give it the key of its role."""
 ERROR_REASON_ABORTED: ErrorReason.ValueType  # 49
 """The request lost a race. Start again from the caller's own transaction."""
 ERROR_REASON_DATA_LOSS: ErrorReason.ValueType  # 50

@@ -1395,7 +1395,7 @@ class VerifyKeyRequest(_message.Message):
     KEY_ID_FIELD_NUMBER: _builtins.int
     SECRET_SHA256_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
-    """Gives the public part of the key."""
+    """Gives the public part of the key: the id of a key of users, or `tsp_<role>_<namespace>_<pool>`."""
     secret_sha256: _builtins.bytes
     """Gives the SHA-256 of the secret part."""
     def __init__(
@@ -1421,10 +1421,13 @@ class VerifyKeyResponse(_message.Message):
     PROJECT_FIELD_NUMBER: _builtins.int
     SCOPES_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     project: _builtins.str
     """Names the project."""
     pool: _builtins.str
     """Names the pool that the key is bound to; empty if it is not."""
+    role: _builtins.str
+    """Says what the pod is, such as `trainer`; empty for a key of users."""
     @_builtins.property
     def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Lists what the key may do."""
@@ -1435,10 +1438,11 @@ class VerifyKeyResponse(_message.Message):
         project: _builtins.str = ...,
         scopes: _abc.Iterable[_builtins.str] | None = ...,
         pool: _builtins.str = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "project", b"project", "scopes", b"scopes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "project", b"project", "role", b"role", "scopes", b"scopes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

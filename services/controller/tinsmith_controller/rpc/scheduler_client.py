@@ -17,7 +17,7 @@ from tinsmith.v1 import job_pb2, job_pb2_grpc
 from tinsmith_jobs.plan.observed import Report
 from tinsmith_jobs.status import Saved
 from tinsmith_runtime.rpc.auth import ApiKey, derive_job_key
-from tinsmith_runtime.rpc.scheduler_client import pod_metadata
+from tinsmith_runtime.rpc.pod_identity import PodCredentials
 
 _CALL_TIMEOUT_S = 10.0
 _PAGE_SIZE = 1000
@@ -111,14 +111,14 @@ class GrpcSchedulerClient:
 
     Args:
         address: `host:port` of the scheduler.
-        pod_key: The secret that the pods of one deployment share.
+        credentials: Of the controller; keys of jobs are derived from its root secrets.
     """
 
-    def __init__(self, address: str, *, pod_key: str) -> None:
+    def __init__(self, address: str, credentials: PodCredentials) -> None:
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub: Any = job_pb2_grpc.JobServiceStub(self._channel)
-        self._pod_key = pod_key
-        self._metadata = pod_metadata(pod_key)
+        self._roots = credentials.roots
+        self._metadata = credentials.metadata
 
     def close(self) -> None:
         """Close the connection."""
@@ -128,13 +128,18 @@ class GrpcSchedulerClient:
         self, job: JobIdentity, epochs: frozenset[int | None], *, generation: int, pool: str
     ) -> Mapping[int | None, str]:
         """See `SchedulerClient`; bad keys are refused before good ones are made."""
-        wanted = {
-            epoch: derive_job_key(self._pod_key, _seed(job.uid, epoch, generation))
-            for epoch in epochs
-        }
+        known_keys = self._good_keys(job.name)
+        known_ids = {known.name.rpartition("/")[2] for known in known_keys}
+        wanted: dict[int | None, ApiKey] = {}
+        for epoch in epochs:
+            seed = _seed(job.uid, epoch, generation)
+            candidates = [derive_job_key(root, seed) for root in self._roots]
+            # A job that began before the root secret was rotated keeps its key.
+            in_use = (key for key in candidates if key.key_id in known_ids)
+            wanted[epoch] = next(in_use, candidates[0])
         ids = {key.key_id for key in wanted.values()}
         # Those of jobs that had the name before are bad too.
-        for known in self._good_keys(job.name):
+        for known in known_keys:
             if known.name.rpartition("/")[2] not in ids:
                 self.revoke(known.name)
         for epoch, key in wanted.items():

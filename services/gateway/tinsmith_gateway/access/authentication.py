@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from tinsmith.v1 import episode_pb2
 from tinsmith_runtime.errors import KeyMissingError, PermissionDeniedError
-from tinsmith_runtime.rpc.auth import Authenticator, Caller
+from tinsmith_runtime.rpc.auth import POD_SCOPE, Authenticator, Caller
+from tinsmith_runtime.rpc.pod_identity import PodCredentials
 
 EPISODE_KEY_PREFIX = "tse-"
 EPISODE_SCOPE = "episode"
@@ -58,7 +59,7 @@ class Callers:
 
     Args:
         authenticator: Knows the keys of users.
-        pod_key: The secret that the pods of one deployment share.
+        credentials: Of the gateway.
         verify_episode_key: Asks the coordinator.
     """
 
@@ -66,11 +67,11 @@ class Callers:
         self,
         authenticator: Authenticator,
         *,
-        pod_key: str,
+        credentials: PodCredentials,
         verify_episode_key: VerifyEpisodeKey,
     ) -> None:
         self._authenticator = authenticator
-        self._pod_key = pod_key
+        self._pods = credentials
         self._verify_episode_key = verify_episode_key
 
     async def authenticate(self, headers: Mapping[str, str]) -> Credential:
@@ -96,7 +97,7 @@ class Callers:
             episode, pool = await self._verify_episode_key(key)
             project, episode_id = episode.name.split("/")[1], episode.name.split("/")[3]
             caller = Caller(project, frozenset({EPISODE_SCOPE}), f"episode-{episode_id}", pool)
-            return Credential(caller, _bearer(self._pod_key), key, episode)
+            return Credential(caller, self._pods.metadata, key, episode)
         caller = await self._authenticator.authenticate(f"Bearer {key}")
         if caller.is_pod:
             # The key of the pods would act for every project.
@@ -106,7 +107,9 @@ class Callers:
     def for_pods(self, project: str, pool: str = "") -> Credential:
         """Return what work of the gateway itself carries, on behalf of a project or pool."""
         return Credential(
-            Caller(project, frozenset({"pod"}), "pod", pool), _bearer(self._pod_key), self._pod_key
+            Caller(project, frozenset({POD_SCOPE}), self._pods.key.identity.key_id, pool),
+            self._pods.metadata,
+            str(self._pods.key),
         )
 
 

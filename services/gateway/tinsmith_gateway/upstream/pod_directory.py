@@ -25,7 +25,8 @@ from tinsmith_gateway.upstream.routing import (
     choose_worker,
 )
 from tinsmith_runtime.errors import WorkerUnavailableError
-from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
+from tinsmith_runtime.rpc.pod_identity import PodCredentials
+from tinsmith_runtime.rpc.scheduler_client import typed_errors
 
 _CALL_TIMEOUT_S = 10.0
 _WORKERS_TTL_S = 2.0
@@ -44,19 +45,19 @@ class Directory:
 
     Args:
         scheduler_address: `host:port` of the scheduler.
-        pod_key: The secret that the pods of one deployment share.
+        credentials: Of the gateway.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
         scheduler_address: str,
+        credentials: PodCredentials,
         *,
-        pod_key: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler_address = scheduler_address
-        self._metadata = pod_metadata(pod_key)
+        self._metadata = credentials.metadata
         self._clock = clock
         self._channel = open_channel(scheduler_address)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)

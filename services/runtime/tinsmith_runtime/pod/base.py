@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.settings import WorkerConfig
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.rpc.server import PodServer
 
@@ -73,7 +74,13 @@ class WorkerPod(Pod):
             name=f"workers/{config.worker_name}", role=role, pool=config.pool
         )
         self._tokenizers = tokenizers
-        self._scheduler = SchedulerClient(config.scheduler_address, pod_key=config.pod_key)
+        self._credentials = PodCredentials.read(
+            config.pod_key,
+            PodRole(domain.partition(".")[0]),
+            pool=config.pool,
+            previous=config.previous_pod_key,
+        )
+        self._scheduler = SchedulerClient(config.scheduler_address, self._credentials)
         self._server = PodServer(
             config.server(), domain=domain, authenticator=self._scheduler.authenticator()
         )

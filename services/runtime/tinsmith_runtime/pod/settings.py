@@ -20,7 +20,9 @@ class ListenConfig:
     __slots__ = ()
 
     pod_key: str = field(default="", repr=False)
-    """The secret that the pods of one deployment share."""
+    """Key of this pod, or the root secret of the deployment, from which its key is derived then."""
+    previous_pod_key: str = field(default="", repr=False)
+    """The root secret before the last rotation; its keys are valid as long as it is given."""
     listen_address: str = "127.0.0.1:0"
     """`host:port`; port 0 takes a free one."""
     metrics_address: str | None = None

@@ -18,7 +18,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,6 +30,14 @@ from tinsmith_runtime.errors import (
     ScopeMissingError,
     UnauthenticatedError,
 )
+from tinsmith_runtime.rpc.pod_identity import (
+    POD_KEY_PREFIX,
+    PodIdentity,
+    PodKey,
+    PodRole,
+    verify_pod_key,
+)
+from tinsmith_runtime.rpc.pod_permissions import POD_PERMISSIONS
 
 USER_SCOPE = "user"
 ADMIN_SCOPE = "admin"
@@ -37,7 +45,6 @@ POD_SCOPE = "pod"
 GRANTABLE_SCOPES = frozenset({USER_SCOPE, ADMIN_SCOPE})
 
 _KEY_PATTERN = re.compile(r"(?:tsk_|tml-)([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
-_POD_KEY_ID = "pod"
 _SECRET_BYTES = 32
 _KEY_ID_LENGTH = 12
 
@@ -51,6 +58,13 @@ class Caller:
     key_id: str
     pool: str = ""
     """The workers that the key is bound to; empty for the shared ones."""
+    role: PodRole | None = None
+    """What the pod is; None for a key of users."""
+
+    @classmethod
+    def of_pod(cls, identity: PodIdentity) -> Caller:
+        """Return the caller that a pod is."""
+        return cls("", frozenset({POD_SCOPE}), identity.key_id, identity.pool, identity.role)
 
     @property
     def is_pod(self) -> bool:
@@ -62,6 +76,20 @@ class Caller:
         if scope not in self.scopes:
             raise ScopeMissingError(
                 f"this call needs a key with the scope {scope!r}", scope=scope, key_id=self.key_id
+            )
+
+    def require_method(self, method: str) -> None:
+        """Raise `ScopeMissingError` if the caller is a pod whose role does not call a method.
+
+        Args:
+            method: Its full name, `/package.Service/Method`.
+        """
+        if self.is_pod and (self.role is None or method not in POD_PERMISSIONS[self.role]):
+            raise ScopeMissingError(
+                f"a pod of the role {self.role} does not call {method}; show the key of the "
+                "client on whose behalf it is",
+                scope=USER_SCOPE,
+                key_id=self.key_id,
             )
 
     def require_project(self, project: str, missing: Callable[[], NotFoundError]) -> None:
@@ -134,20 +162,20 @@ class ApiKey:
         return f"ApiKey({self.key_id!r}, <secret>)"
 
 
-def derive_job_key(pod_key: str, uid: str) -> ApiKey:
-    """Return the key of a job, derived from the key of the pods: each pod arrives at the same one.
+def derive_job_key(root: str, uid: str) -> ApiKey:
+    """Return the key of a job, derived from the root secret: it is the same each time.
 
     So a controller that is killed at any point arrives at it again. Nothing secret has to be
     written down before the job's own Secret.
 
     Args:
-        pod_key: The secret that the pods of one deployment share.
+        root: The root secret of the deployment.
         uid: Of the job; another job of the same name has another one.
     """
 
     def derived(what: str) -> bytes:
         text = f"tinsmith job key {what}\0{uid}"
-        return hmac.new(pod_key.encode(), text.encode(), hashlib.sha256).digest()
+        return hmac.new(root.encode(), text.encode(), hashlib.sha256).digest()
 
     secret = base64.urlsafe_b64encode(derived("secret")).decode().rstrip("=")
     return ApiKey(derived("id").hex()[:_KEY_ID_LENGTH], secret)
@@ -166,12 +194,13 @@ class Authenticator:
 
     Args:
         verifier: Where user keys are known.
-        pod_key: The secret that the pods of one deployment share; empty admits no pod.
+        roots: The root secrets that keys of pods are derived from; where there are none, the
+            verifier is asked.
     """
 
-    def __init__(self, verifier: KeyVerifier, *, pod_key: str) -> None:
+    def __init__(self, verifier: KeyVerifier, *, roots: Sequence[str] = ()) -> None:
         self._verifier = verifier
-        self._pod_key = pod_key
+        self._roots = tuple(roots)
 
     async def authenticate(self, authorization: str | None) -> Caller:
         """Return the caller of a call.
@@ -189,8 +218,12 @@ class Authenticator:
             raise KeyMissingError(
                 "the call carries no API key; send it as 'authorization: Bearer tsk_...'"
             )
-        if self._pod_key and hmac.compare_digest(credential.encode(), self._pod_key.encode()):
-            return Caller(project="", scopes=frozenset({POD_SCOPE}), key_id=_POD_KEY_ID)
+        if credential.startswith(POD_KEY_PREFIX):
+            pod = PodKey.parse(credential)
+            if self._roots:
+                identity = verify_pod_key(self._roots, pod.identity.key_id, pod.secret_sha256)
+                return Caller.of_pod(identity)
+            return await self._verifier.verify(pod.identity.key_id, pod.secret_sha256)
         key = ApiKey.parse(credential)
         return await self._verifier.verify(key.key_id, key.secret_sha256)
 

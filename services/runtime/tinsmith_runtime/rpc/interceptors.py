@@ -151,6 +151,7 @@ class _Call:
 
     async def _begin(self) -> None:
         caller = await self._interceptor.admit(self._authorization)
+        caller.require_method(self._method)
         bind_caller(caller)
         bind_log_fields(
             method=self._method.rpartition("/")[2], project=caller.project, key_id=caller.key_id

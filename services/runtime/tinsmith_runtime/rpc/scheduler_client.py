@@ -29,6 +29,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.rpc.auth import Authenticator, CachingKeyVerifier, Caller
 from tinsmith_runtime.rpc.error_codec import decode_status
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,6 @@ Metadata = tuple[tuple[str, str], ...]
 
 _CALL_TIMEOUT_S = 10.0
 _RETRY_DELAY_S = 0.5
-
-
-def pod_metadata(pod_key: str) -> Metadata:
-    """Return the credential that one pod shows another."""
-    return (("authorization", f"Bearer {pod_key}"),)
 
 
 @contextlib.asynccontextmanager
@@ -93,18 +89,17 @@ class SchedulerClient:
 
     Args:
         address: `host:port` of the scheduler.
-        pod_key: The secret that the pods of one deployment share.
+        credentials: Of the pod.
     """
 
-    def __init__(self, address: str, *, pod_key: str) -> None:
+    def __init__(self, address: str, credentials: PodCredentials) -> None:
         self._channel = open_channel(address)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-        self._pod_key = pod_key
-        self._metadata = pod_metadata(pod_key)
+        self._credentials = credentials
 
     def authenticator(self) -> Authenticator:
         """Return what finds the callers of a pod whose user keys the scheduler knows."""
-        return Authenticator(CachingKeyVerifier(self.verify_key), pod_key=self._pod_key)
+        return Authenticator(CachingKeyVerifier(self.verify_key), roots=self._credentials.roots)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -127,7 +122,8 @@ class SchedulerClient:
                     metadata: dict[str, Any] = dict(error.metadata)
                     raise known(error.message, **metadata) from error
             raise
-        return Caller(response.project, frozenset(response.scopes), key_id, response.pool)
+        role = PodRole(response.role) if response.role else None
+        return Caller(response.project, frozenset(response.scopes), key_id, response.pool, role)
 
     async def get_sampling_session(self, name: str) -> scheduler_pb2.SamplingSession:
         """Return a sampling session."""
@@ -161,7 +157,9 @@ class SchedulerClient:
         self, method: Callable[..., Awaitable[ResponseT]], request: object
     ) -> ResponseT:
         async with typed_errors("scheduler"):
-            return await method(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
+            return await method(
+                request, timeout=_CALL_TIMEOUT_S, metadata=self._credentials.metadata
+            )
 
 
 class WorkerRegistration:

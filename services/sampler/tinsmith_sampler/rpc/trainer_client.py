@@ -13,7 +13,8 @@ from tinsmith.v1 import (
     trainer_control_pb2_grpc,
 )
 from tinsmith_runtime.errors import WorkerUnavailableError
-from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
+from tinsmith_runtime.rpc.pod_identity import PodCredentials
+from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_sampler.trainer_protocol import StoredWeights
 
 # A publish waits for the operation that is being computed.
@@ -23,8 +24,8 @@ _CALL_TIMEOUT_S = 120.0
 class TrainerClient:
     """Connections to the trainers of a deployment, made when they are needed."""
 
-    def __init__(self, *, pod_key: str) -> None:
-        self._metadata = pod_metadata(pod_key)
+    def __init__(self, credentials: PodCredentials) -> None:
+        self._metadata = credentials.metadata
         self._channels: dict[str, Any] = {}
 
     async def close(self) -> None:

@@ -27,6 +27,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.records import RequestIdentity
 from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, USER_SCOPE, ApiKey, Caller
+from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX, verify_pod_key
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database, insert
 from tinsmith_scheduler.store.database import record_action, remember, reused
@@ -44,14 +45,21 @@ class Keys:
         database: Where they are kept.
         operator_project: The project whose admins manage the keys of every project.
         wall_clock: Seconds since the epoch.
+        pod_roots: The root secrets that the keys of pods are derived from.
     """
 
     def __init__(
-        self, database: Database, *, operator_project: str, wall_clock: Callable[[], float]
+        self,
+        database: Database,
+        *,
+        operator_project: str,
+        wall_clock: Callable[[], float],
+        pod_roots: Sequence[str] = (),
     ) -> None:
         self._database = database
         self._operator_project = operator_project
         self._wall_clock = wall_clock
+        self._pod_roots = tuple(pod_roots)
         self._keys: dict[str, Key] = {}
 
     async def load(self) -> None:
@@ -150,6 +158,8 @@ class Keys:
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
         """Return the caller behind a key; see `KeyVerifier`."""
+        if key_id.startswith(POD_KEY_PREFIX):
+            return Caller.of_pod(verify_pod_key(self._pod_roots, key_id, secret_sha256))
         key = self._keys.get(key_id)
         expected = key.secret_sha256 if key is not None else b""
         if not hmac.compare_digest(expected, secret_sha256) or key is None:

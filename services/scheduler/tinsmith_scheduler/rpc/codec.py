@@ -28,6 +28,7 @@ from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.rpc.auth import GRANTABLE_SCOPES, USER_SCOPE, ApiKey
 from tinsmith_runtime.rpc.error_codec import encode_status
+from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX
 from tinsmith_runtime.rpc.requests import (
     check_text,
     decode_chosen_id,
@@ -169,7 +170,8 @@ def decode_key_lookup(request: scheduler_pb2.VerifyKeyRequest) -> tuple[str, byt
     """Return the public part and the hash of a key that is asked about."""
     if len(request.secret_sha256) != hashlib.sha256().digest_size:
         raise InvalidFieldError("secret_sha256", "must be 32 bytes")
-    if not is_valid_id(request.key_id):
+    # The id of a pod's key is read where it is verified.
+    if not request.key_id.startswith(POD_KEY_PREFIX) and not is_valid_id(request.key_id):
         raise InvalidFieldError("key_id", "is not the id of a key")
     return request.key_id, request.secret_sha256
 

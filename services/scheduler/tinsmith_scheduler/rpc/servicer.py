@@ -22,7 +22,7 @@ from tinsmith.names import (
     WorkerName,
 )
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
-from tinsmith_runtime.errors import NotFoundError
+from tinsmith_runtime.errors import NotFoundError, WorkerForeignError
 from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller, current_caller
 from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import check_text, decode_identity, parse_name
@@ -301,7 +301,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         current_caller().require_scope(POD_SCOPE)
         owner = await self._domain.keys.verify(*codec.decode_key_lookup(request))
         return scheduler_pb2.VerifyKeyResponse(
-            project=owner.project, scopes=sorted(owner.scopes), pool=owner.pool
+            project=owner.project,
+            scopes=sorted(owner.scopes),
+            pool=owner.pool,
+            role=owner.role or "",
         )
 
     async def RegisterWorker(
@@ -310,6 +313,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Add a worker."""
         current_caller().require_scope(POD_SCOPE)
         worker = worker_codec.decode_worker(request.worker)
+        _check_identity(worker)
+        self._check_holder(worker.name)
         tokenizers = worker_codec.decode_tokenizers(request)
         registered = await self._domain.workers.register(worker, tokenizers)
         self._domain.moves.look()
@@ -343,6 +348,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Keep a worker listed."""
         current_caller().require_scope(POD_SCOPE)
         name = parse_name(WorkerName, request.name, "name")
+        self._check_holder(str(name))
         return self._encode_worker(self._domain.workers.heartbeat(str(name), request.incarnation))
 
     async def DeregisterWorker(
@@ -351,9 +357,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Take a worker off the list."""
         current_caller().require_scope(POD_SCOPE)
         name = parse_name(WorkerName, request.name, "name")
+        self._check_holder(str(name))
         self._domain.workers.deregister(str(name), request.incarnation)
         self._domain.moves.look()
         return scheduler_pb2.DeregisterWorkerResponse()
+
+    def _check_holder(self, name: str) -> None:
+        """Raise `WorkerForeignError` if a worker of another role or pool has a name."""
+        worker = self._domain.workers.listed(name)
+        if worker is not None:
+            _check_identity(worker)
 
     def _encode_session(self, session: Session) -> scheduler_pb2.Session:
         return codec.encode_session(
@@ -399,6 +412,17 @@ def _caller_of_project(project: str) -> Caller:
         project, lambda: NotFoundError(f"project {project} does not exist", project=project)
     )
     return caller
+
+
+def _check_identity(worker: Worker) -> None:
+    """Raise `WorkerForeignError` unless the caller's key is of the role and pool of a worker."""
+    caller = current_caller()
+    if (caller.role, caller.pool) != (worker.role.value, worker.pool):
+        raise WorkerForeignError(
+            f"{worker.name} is a {worker.role.value} of pool {worker.pool!r}, and the key is of a "
+            f"{caller.role} of pool {caller.pool!r}; give the pod the key of its role and pool",
+            worker=worker.name,
+        )
 
 
 def _reach_of(caller: Caller) -> Reach | None:

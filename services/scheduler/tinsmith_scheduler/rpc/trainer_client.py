@@ -23,7 +23,8 @@ from tinsmith.v1 import (
 from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.rpc.error_codec import decode_status
-from tinsmith_runtime.rpc.scheduler_client import pod_metadata, typed_errors
+from tinsmith_runtime.rpc.pod_identity import PodCredentials
+from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_scheduler.rpc.codec import decode_adapter, encode_adapter
 from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
@@ -42,12 +43,12 @@ class GrpcTrainers:
     """Implements `Trainers`; keeps one channel for each address.
 
     Args:
-        pod_key: The secret that the pods of one deployment share.
+        credentials: Of the scheduler.
         timeout_s: Deadline of each call.
     """
 
-    def __init__(self, *, pod_key: str, timeout_s: float) -> None:
-        self._metadata = pod_metadata(pod_key)
+    def __init__(self, credentials: PodCredentials, *, timeout_s: float) -> None:
+        self._metadata = credentials.metadata
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
 

@@ -76,6 +76,11 @@ class Workers:
             self._stored_models |= new
         return worker
 
+    def listed(self, name: str) -> Worker | None:
+        """Return what registered under a name last; None if nothing did."""
+        listed = self._listed.get(name)
+        return listed.worker if listed is not None else None
+
     def heartbeat(self, name: str, incarnation: str) -> Worker:
         """Keep a worker listed.
 
