@@ -6,9 +6,18 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.fakes.sampler_harness import TIMEOUT_S, code_of, refusal, running_sampler
+import torch
+from tests.fakes.sampler_harness import (
+    BASE_MODEL,
+    TIMEOUT_S,
+    code_of,
+    refusal,
+    running_sampler,
+    tokens_of,
+)
 
 from tinsmith_engine.host import EngineHost
+from tinsmith_engine.sampling.kv_cache import block_bytes
 
 
 @pytest.mark.asyncio
@@ -36,3 +45,21 @@ async def test_a_project_that_fills_its_queue_leaves_that_of_others(
             assert not done
         answers = await asyncio.gather(*calls)
         assert [len(answer.sequences) for answer in answers] == [4, 4]
+
+
+@pytest.mark.asyncio
+async def test_the_cache_is_a_bound_that_a_caller_is_told(
+    tmp_path: Path, engine_host: EngineHost
+) -> None:
+    async with running_sampler(tmp_path, engine_host) as rig:
+        wanted = tokens_of(await rig.sample(rig.session(), num_samples=4, max_tokens=60))
+    config = engine_host.engine(BASE_MODEL).model.config
+    num_bytes = 2 * block_bytes(config, torch.float32)
+    async with running_sampler(tmp_path, engine_host, cache_bytes=num_bytes) as rig:
+        session = rig.session()
+        error = await refusal(rig.sample(session, [5] * 40, max_tokens=90))
+        assert (code_of(error), error.reason) == ("RESOURCE_EXHAUSTED", "SEQUENCE_TOO_LONG")
+        assert error.metadata["limit"] == "129"
+        # They do not fit all at once: some wait, and get the same tokens.
+        found = tokens_of(await rig.sample(session, num_samples=4, max_tokens=60))
+        assert found == wanted

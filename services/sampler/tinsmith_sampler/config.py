@@ -23,9 +23,10 @@ class SamplerConfig(WorkerConfig, EngineConfig):
     """The one checkpoint of such a sampler; sampling sessions of the project on it come here. Empty
     serves the base model."""
     max_concurrent_sequences: int = 256
-    """Sequences that decode at once, if the cache has room for them; more wait."""
+    """Sequences that get a token at once, if the cache has room for them; more wait."""
     cache_bytes: int = 2 * 2**30
-    """Memory for keys and values, by base model."""
+    """Memory for keys and values, by base model; it is never passed. A request that needs more is
+    refused, and one that finds too little free waits."""
     max_queued_sequences: int = 16_384
     """Sequences that wait, of all projects; more are refused, but to a project that has less than
     an equal part."""

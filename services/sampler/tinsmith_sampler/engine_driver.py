@@ -22,6 +22,7 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.rpc.error_codec import internal_error
 from tinsmith_sampler.metrics import (
     CACHED_PROMPT_TOKENS,
+    KV_CACHE_BYTES,
     OPEN_STREAMS,
     PROMPT_TOKENS,
     SAMPLED_TOKENS,
@@ -56,6 +57,7 @@ class SamplingDriver:
         host: Owns the engine and its thread.
         base_model: Name of the model.
         max_sequences: Sequences that decode at once.
+        cache_bytes: Memory of their keys and values.
         limits: Bounds of what may be unfinished.
         note_outdated: Is told, on the engine's thread, of a run that has newer weights than a
             request that follows it.
@@ -67,17 +69,26 @@ class SamplingDriver:
         base_model: str,
         *,
         max_sequences: int,
+        cache_bytes: int,
         limits: QueueLimits,
         note_outdated: Callable[[str], None],
     ) -> None:
         self._host = host
-        self._sampler = Sampler(host.engine(base_model), max_sequences=max_sequences)
+        self._sampler = Sampler(
+            host.engine(base_model), max_sequences=max_sequences, cache_bytes=cache_bytes
+        )
+        KV_CACHE_BYTES.labels(base_model).set(self._sampler.cache_bytes)
         self._limits = limits
         self._tickets: dict[int, Ticket] = {}
         self._feeds: dict[int, TokenFeed] = {}
         self._note_outdated = note_outdated
         self._outdated: set[Published] = set()
         host.thread.add_stepper(self._step, self._fail_all)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The longest prompt with its completion that the context and the cache hold."""
+        return self._sampler.max_sequence_tokens
 
     async def begin(self, request: SampleRequest, feed: TokenFeed | None = None) -> Ticket:
         """Give a request to the engine; `close` must follow.

@@ -1,7 +1,7 @@
 """How many sequences may be unfinished: of a project, and of all.
 
-A project that floods meets its own limit first. Several of them may fill the pod. A project that has
-less than an equal part of it is accepted nevertheless: no queue of others refuses a small one.
+A project that floods meets its own limit first. Several of them may fill the pod. A project that
+has less than an equal part of it is accepted nevertheless: no queue of others refuses a small one.
 """
 
 from __future__ import annotations
