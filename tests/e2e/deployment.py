@@ -150,7 +150,6 @@ def controller_process(
             "scheduler_address": scheduler_address,
             "gateway_address": scheduler_address,
             "pod_key": POD_KEY,
-            "has_database": False,
             "storage_uri": f"file://{folder / 'store'}",
             "image_repository": "tinsmith",
             "image_tag": "test",

@@ -284,7 +284,7 @@ def leftovers(cluster: TestCluster, namespace: str, name: str = "") -> list[str]
         for entry in status.get("assignments", []):
             wanted["pods"].add(entry["pod"])
             wanted["services"].add(f"job-{owner}-{entry['role']}")
-            wanted["secrets"].add(f"{owner}-agents-key")
+            wanted["secrets"] |= {f"{owner}-agents-key", f"{owner}-pod-keys"}
             if entry["role"] == "driver":
                 wanted["secrets"].add(f"{owner}-driver-key-e{entry['epoch']}")
     return [

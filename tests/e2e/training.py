@@ -121,9 +121,7 @@ def training_deployment(
         closing.callback(database.remove)
         url = database.create_database()
         storage_uri = store.uri(_BUCKET)
-        _create_secret(
-            cluster, namespace, "tinsmith-pods", {"pod-key": POD_KEY, "database-url": url}
-        )
+        _create_secret(cluster, namespace, "database", {"database-url": url})
         _create_secret(cluster, namespace, "storage", CREDENTIALS)
         scheduler = scheduler_process(
             folder,
@@ -169,7 +167,7 @@ def training_deployment(
             namespace,
             address,
             gateway_address=gateway_address,
-            has_database=True,
+            database_secret_name="database",
             projects=f"{namespace}={DEFAULT_PROJECT}",
             storage_uri=storage_uri,
             storage_secret_name="storage",

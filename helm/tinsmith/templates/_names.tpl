@@ -71,7 +71,7 @@ labels:
 {{- end -}}
 {{- end }}
 
-{{/* The Secret with pod-key, bootstrap-key and database-url. */}}
+{{/* The Secret with pod-key, the keys of the pods, bootstrap-key and database-url. */}}
 {{- define "tinsmith.secretName" -}}
 {{- default (include "tinsmith.name" (list . "keys")) .Values.secrets.existing -}}
 {{- end }}

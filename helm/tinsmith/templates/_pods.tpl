@@ -121,6 +121,7 @@ capabilities:
 {{/* Variables of every pod. */}}
 {{- define "tinsmith.env" -}}
 {{- $root := index . 0 -}}
+{{- $component := index . 1 -}}
 - name: POD_IP
   valueFrom:
     fieldRef:
@@ -133,11 +134,28 @@ capabilities:
   value: $(POD_IP):9090
 - name: TINSMITH_TERMINATION_LOG
   value: /dev/termination-log
+{{- $roots := list "scheduler" "controller" }}
 - name: TINSMITH_POD_KEY
   valueFrom:
     secretKeyRef:
       name: {{ include "tinsmith.secretName" $root }}
-      key: pod-key
+      key: {{ ternary "pod-key" (printf "%s-key" (ternary "trainer" $component (eq $component "keeper"))) (has $component $roots) }}
+{{- if has $component $roots }}
+- name: TINSMITH_PREVIOUS_POD_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "tinsmith.secretName" $root }}
+      key: previous-pod-key
+      optional: true
+{{- end }}
+{{- end }}
+
+{{/* The key of a pod, derived from the root secret as tinsmith_runtime/rpc/pod_identity.py says.
+     Takes (list ROOT ROLE NAMESPACE). */}}
+{{- define "tinsmith.podKey" -}}
+{{- $id := printf "tsp_%s_%s_" (index . 1) (index . 2) -}}
+{{- $inner := printf "%s\ntinsmith pod key\n%s" (index . 0) $id | sha256sum -}}
+{{- printf "%s_%s" $id (printf "%s\n%s" (index . 0) $inner | sha256sum) -}}
 {{- end }}
 
 {{- define "tinsmith.drainEnv" -}}

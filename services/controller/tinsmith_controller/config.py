@@ -43,10 +43,8 @@ class ControllerConfig:
     """The root secret of the deployment, which keys of pods and jobs are derived from."""
     previous_pod_key: str = field(default="", repr=False)
     """The root secret before the last rotation; its keys are valid as long as it is given."""
-    pod_secret_name: str = "tinsmith-pods"
-    """Secret, in each namespace of jobs, with `pod-key` and perhaps `database-url`."""
-    has_database: bool = True
-    """Whether that secret has a `database-url`."""
+    database_secret_name: str = ""
+    """Secret, in each namespace of jobs, with `database-url`; empty if there is none."""
     storage_uri: str
     """Where checkpoints go."""
     storage_secret_name: str = ""

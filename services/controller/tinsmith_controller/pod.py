@@ -234,8 +234,8 @@ def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
     return Deployment(
         scheduler_address=config.scheduler_address,
         gateway_address=config.gateway_address,
-        pod_secret=config.pod_secret_name,
-        has_database=config.has_database,
+        pod_root=config.pod_key,
+        database_secret=config.database_secret_name,
         storage_uri=config.storage_uri,
         storage_secret=config.storage_secret_name,
         image_repository=config.image_repository,

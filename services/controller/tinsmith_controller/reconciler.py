@@ -31,9 +31,11 @@ from tinsmith_controller.objects.events import EventRecorder
 from tinsmith_controller.plan.pool_plan import plan_pool
 from tinsmith_controller.pods.deployment import Deployment
 from tinsmith_controller.pods.image_policy import check_images
+from tinsmith_controller.pods.pod_env import SERVER_KINDS
 from tinsmith_controller.pods.pod_manifests import (
     make_key_secret,
     make_pod,
+    make_pod_keys_secret,
     make_services,
     template_of,
 )
@@ -45,7 +47,14 @@ from tinsmith_controller.rpc.scheduler_client import (
     SchedulerError,
 )
 from tinsmith_jobs.conditions import ENDED
-from tinsmith_jobs.naming import JOB_KIND, NamespacedName, job_resource, pool_id, secret_name
+from tinsmith_jobs.naming import (
+    JOB_KIND,
+    NamespacedName,
+    job_resource,
+    pod_keys_name,
+    pool_id,
+    secret_name,
+)
 from tinsmith_jobs.plan.actions import Plan
 from tinsmith_jobs.plan.job_plan import plan_job
 from tinsmith_jobs.plan.limits import Limits
@@ -71,6 +80,7 @@ class _Memory:
         obstacle: What stood in the way the last time.
         settled_keys: The epochs whose keys were made good last, and the agents' generation.
         has_services: Whether its services were made.
+        has_pod_keys: Whether the secret with the keys of its pods was made, and is there.
     """
 
     taken_names: set[str] = field(default_factory=set)
@@ -78,6 +88,7 @@ class _Memory:
     obstacle: str = ""
     settled_keys: tuple[frozenset[int | None], int] | None = None
     has_services: bool = False
+    has_pod_keys: bool = False
 
 
 class Reconciler:
@@ -255,7 +266,11 @@ class Reconciler:
         return check_images(
             item.spec.roles,
             deployment.trusted_images,
-            (deployment.pod_secret, deployment.storage_secret),
+            (
+                deployment.database_secret,
+                deployment.storage_secret,
+                *deployment.pull_secrets,
+            ),
         )
 
     def _observe(self, item: Job | Pool, memory: _Memory) -> Observed:
@@ -316,7 +331,7 @@ class Reconciler:
             )
             if gone is not None and gone.get("kind") == "Pod":
                 self._stores.note(PODS, gone)
-        self._delete_key_secrets(item, plan)
+        self._delete_key_secrets(item, plan, memory)
         try:
             self._settle_keys(record, plan, memory)
             self._create_pods(item, plan, memory)
@@ -372,7 +387,7 @@ class Reconciler:
                 self._create(SECRETS, item, make_key_secret(owner, epoch, api_key))
         memory.settled_keys = settled
 
-    def _delete_key_secrets(self, item: Job | Pool, plan: Plan) -> None:
+    def _delete_key_secrets(self, item: Job | Pool, plan: Plan, memory: _Memory) -> None:
         """Delete the secrets of keys that are bad from now on.
 
         The stored status still has the assignments that they were made for. So this is done again
@@ -387,6 +402,10 @@ class Reconciler:
         for epoch in epochs - plan.key_epochs:
             self._election.require()
             self._cluster.delete(SECRETS, item.key.namespace, secret_name(item.key.name, epoch))
+        if _has_servers(item.status, kinds) and not _has_servers(plan.status, kinds):
+            self._election.require()
+            self._cluster.delete(SECRETS, item.key.namespace, pod_keys_name(item.key.name))
+            memory.has_pod_keys = False
 
     def _create_pods(self, item: Job | Pool, plan: Plan, memory: _Memory) -> None:
         if not plan.create or item.spec is None:
@@ -396,6 +415,9 @@ class Reconciler:
             for service in make_services(owner):
                 self._create(SERVICES, item, service)
             memory.has_services = True
+        if not memory.has_pod_keys:
+            self._create(SECRETS, item, make_pod_keys_secret(owner, self._deployment))
+            memory.has_pod_keys = True
         for assignment in plan.create:
             self._create_pod(item, owner, assignment, memory)
 
@@ -473,6 +495,11 @@ class Reconciler:
 def _generation(status: Status) -> int:
     """Return a number that is another one each time that a job gets nodes."""
     return int(status.assigned_time.timestamp()) if status.assigned_time is not None else 0
+
+
+def _has_servers(status: Status, kinds: Mapping[str, str]) -> bool:
+    """Whether a workload has pods that hold keys of pods."""
+    return any(kinds.get(entry.role) in SERVER_KINDS for entry in status.assignments)
 
 
 def _is_owned_by(item: Job | Pool, content: Json) -> bool:

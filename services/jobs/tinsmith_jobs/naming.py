@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 
 from tinsmith_jobs.spec import DRIVER, SAMPLER
@@ -29,6 +30,7 @@ MANAGER = "tinsmith-controller"
 
 _LONGEST_READABLE = 48
 _HASH_LENGTH = 12
+_KEY_SECRET = re.compile(rf"-(pod-keys|agents-key|{DRIVER}-key-e\d+)$")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,6 +69,16 @@ def secret_name(workload: str, epoch: int | None = None) -> str:
         epoch: That of the driver whose key it is; None is the key of the agents.
     """
     return f"{workload}-agents-key" if epoch is None else f"{workload}-{DRIVER}-key-e{epoch}"
+
+
+def pod_keys_name(workload: str) -> str:
+    """Return the name of the secret with the keys of a workload's pods, one for each kind."""
+    return f"{workload}-pod-keys"
+
+
+def is_key_secret(name: str) -> bool:
+    """Whether a secret of this name may hold keys of a workload, whichever it is."""
+    return _KEY_SECRET.search(name) is not None
 
 
 def pool_id(workload: str, uid: str) -> str:

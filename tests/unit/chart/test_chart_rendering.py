@@ -21,6 +21,8 @@ from tests.fakes.chart_harness import (
     render,
 )
 
+from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodKey, PodRole
+
 EXTERNAL = load_values("external-values")
 TRIAL = load_values("trial-values")
 
@@ -167,7 +169,10 @@ def test_a_generated_key_is_the_same_in_every_namespace() -> None:
     }
     ours = secrets["Secret", "tinsmith", "tinsmith-keys"]
     theirs = secrets["Secret", "tinsmith-jobs", "tinsmith-keys"]
-    assert theirs == {key: ours[key] for key in ("pod-key", "database-url")}
+    assert theirs == {"database-url": ours["database-url"]}
+    for role in ("gateway", "coordinator", "environment", "trainer"):
+        identity_of_pod = PodIdentity(PodRole(role), "tinsmith")
+        assert ours[f"{role}-key"] == str(PodKey.derive(ours["pod-key"], identity_of_pod))
     assert len(ours["pod-key"]) >= 43
     password = secrets["Secret", "tinsmith", "tinsmith-postgresql"]["password"]
     assert f":{password}@tinsmith-postgresql.tinsmith.svc:5432/" in ours["database-url"]

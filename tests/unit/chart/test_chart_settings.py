@@ -26,6 +26,7 @@ from tinsmith_controller.assignment.types import QueueConfig, Share
 from tinsmith_runtime.config import load_config
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.main import TERMINATION_LOG
+from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodKey, PodRole
 from tinsmith_runtime.storage.settings import parse_s3_uri
 
 FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": "pod-abc12"}
@@ -33,6 +34,11 @@ OTHERS_SECRETS = {
     "pod-key": "k" * 43,
     "database-url": "postgresql://u:p@db/tinsmith",
     "bootstrap-key": f"tsk_{'a' * 12}_{'b' * 43}",
+    "previous-pod-key": "",
+    **{
+        f"{role}-key": str(PodKey.derive("k" * 43, PodIdentity(PodRole(role), "tinsmith")))
+        for role in ("gateway", "coordinator", "environment", "trainer")
+    },
 }
 
 
@@ -51,7 +57,10 @@ def _value(entry: dict[str, Any], manifests: list[Manifest], namespace: str) -> 
     reference = source["secretKeyRef"]
     wanted = ("Secret", namespace, reference["name"])
     known = [secret["stringData"] for secret in manifests if identity(secret) == wanted]
-    return str((known[0] if known else OTHERS_SECRETS)[reference["key"]])
+    content = known[0] if known else OTHERS_SECRETS
+    if reference.get("optional"):
+        return str(content.get(reference["key"], ""))
+    return str(content[reference["key"]])
 
 
 def _environment(manifests: list[Manifest], pod: str) -> dict[str, str]:
@@ -265,5 +274,5 @@ def test_what_jobs_need_is_in_each_of_their_namespaces(name: str) -> None:
     for namespace in controller["TINSMITH_NAMESPACES"].split(","):
         account = controller["TINSMITH_SERVICE_ACCOUNT_NAME"]
         assert ("ServiceAccount", namespace, account) in known
-        secret = ("Secret", namespace, controller["TINSMITH_POD_SECRET_NAME"])
+        secret = ("Secret", namespace, controller["TINSMITH_DATABASE_SECRET_NAME"])
         assert (secret in known) is (load_values(name).get("secrets") is None)

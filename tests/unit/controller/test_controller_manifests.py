@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from typing import Any
@@ -9,17 +10,23 @@ from typing import Any
 import pytest
 
 from tinsmith_controller.pods.deployment import Deployment
-from tinsmith_controller.pods.pod_manifests import make_key_secret, make_pod, make_services
+from tinsmith_controller.pods.pod_manifests import (
+    make_key_secret,
+    make_pod,
+    make_pod_keys_secret,
+    make_services,
+)
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.naming import NamespacedName, pod_name, worker_id
 from tinsmith_jobs.spec_codec import decode_job, decode_pool
 from tinsmith_jobs.status import Assignment
+from tinsmith_runtime.rpc.pod_identity import PodKey
 
 DEPLOYMENT = Deployment(
     scheduler_address="scheduler:7070",
     gateway_address="gateway:7077",
-    pod_secret="tinsmith-pods",
-    has_database=True,
+    pod_root="root",
+    database_secret="tinsmith-keys",
     storage_uri="s3://bucket/store",
     storage_secret="s3",
     image_repository="registry/tinsmith",
@@ -102,8 +109,29 @@ def test_secrets_of_the_deployment_stay_in_pods_of_tinsmith() -> None:
     for pod in pods_of(EVERYTHING):
         text = json.dumps(pod)
         is_client = pod["metadata"]["labels"]["tinsmith.dev/role"] in ("driver", "red-worker")
-        assert ("tinsmith-pods" in text) != is_client
+        assert ("-pod-keys" in text) != is_client
         assert ("math-agents-key" in text or "math-driver-key-e1" in text) == is_client
+
+
+def test_a_pod_is_given_the_key_of_its_role_namespace_and_pool() -> None:
+    owner = owner_of(EVERYTHING)
+    keys = {
+        name: base64.b64decode(text).decode()
+        for name, text in make_pod_keys_secret(owner, DEPLOYMENT)["data"].items()
+    }
+    assert set(keys) == {"trainer-key", "sampler-key", "environment-key", "coordinator-key"}
+    for pod in pods_of(EVERYTHING):
+        env = {entry["name"]: entry for entry in pod["spec"]["containers"][0]["env"]}
+        if "TINSMITH_POD_KEY" not in env:
+            continue
+        reference = env["TINSMITH_POD_KEY"]["valueFrom"]["secretKeyRef"]
+        assert reference["name"] == "math-pod-keys"
+        key = PodKey.parse(keys[reference["key"]])
+        assert key == PodKey.derive("root", key.identity)
+        kind = pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        pool = env["TINSMITH_POOL"]["value"]
+        assert (key.identity.role, key.identity.pool) == (kind, pool)
+        assert key.identity.namespace == pod["metadata"]["namespace"]
 
 
 def test_network_policies_know_a_pod_by_its_role_and_not_by_what_its_author_says() -> None:
@@ -181,7 +209,7 @@ def test_samplers_that_serve_belong_to_the_project_and_the_checkpoint() -> None:
     assert len(only) == 1, "nothing trains, so there is no driver"
     assert env["TINSMITH_DEDICATED_PROJECT"] == "project-a"
     assert env["TINSMITH_DEDICATED_CHECKPOINT"] == "projects/p/trainingRuns/r/checkpoints/c"
-    assert "TINSMITH_POOL" not in env
+    assert env["TINSMITH_POOL"] == ""
 
 
 def test_replicas_of_a_pool_are_shared_by_all() -> None:
@@ -191,7 +219,7 @@ def test_replicas_of_a_pool_are_shared_by_all() -> None:
     )
     pod = make_pod(owner, Assignment("shared-trainer-0-e1", "trainer", 0, "n1", 1, 1), DEPLOYMENT)
 
-    assert "TINSMITH_POOL" not in env_of(pod)
+    assert env_of(pod)["TINSMITH_POOL"] == ""
 
 
 def test_the_driver_is_told_what_to_do() -> None:

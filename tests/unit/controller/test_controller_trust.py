@@ -10,7 +10,7 @@ from tinsmith_controller.pods.image_policy import check_images
 from tinsmith_jobs.spec_codec import decode_job
 
 TRUSTED = ("registry/tinsmith/", "registry/environments/")
-SECRETS = ("tinsmith-pods", "storage")
+SECRETS = ("tinsmith-keys", "storage")
 
 
 def reason(**roles: Any) -> str:
@@ -55,10 +55,20 @@ def test_drivers_and_players_may_be_anything() -> None:
 
 
 def test_no_pod_may_ask_for_the_secrets_by_name() -> None:
-    reference = {"secretKeyRef": {"name": "tinsmith-pods", "key": "pod-key"}}
+    reference = {"secretKeyRef": {"name": "tinsmith-keys", "key": "pod-key"}}
     env = [{"name": "KEY", "valueFrom": reference}]
 
-    assert "tinsmith-pods" in reason(driver={"template": {"image": "mine:1", "env": env}})
+    assert "tinsmith-keys" in reason(driver={"template": {"image": "mine:1", "env": env}})
+
+
+@pytest.mark.parametrize(
+    "name", ["other-pod-keys", "job-pod-keys", "other-driver-key-e3", "other-agents-key"]
+)
+def test_no_pod_may_ask_for_the_keys_of_a_workload(name: str) -> None:
+    reference = {"secretKeyRef": {"name": name, "key": "trainer-key"}}
+    env = [{"name": "KEY", "valueFrom": reference}]
+
+    assert name in reason(driver={"template": {"image": "mine:1", "env": env}})
 
 
 def test_operators_may_trust_everybody() -> None:

@@ -32,9 +32,9 @@ class Deployment:
     Attributes:
         scheduler_address: `host:port` that trainers, samplers and environments register at.
         gateway_address: `host:port` that drivers and agents call.
-        pod_secret: Secret, in each namespace of jobs, with `pod-key` and perhaps `database-url`.
-        has_database: Whether that secret has a `database-url`; without it a trainer's ledger is a
-            file, and is lost with its pod.
+        pod_root: The root secret that keys of pods are derived from.
+        database_secret: Secret, in each namespace of jobs, with `database-url`; empty if there is
+            none. A trainer's ledger is a file then, and is lost with its pod.
         storage_uri: Where checkpoints go.
         storage_secret: Secret with the variables of an S3 client; empty if none are needed.
         image_repository: Images are `<repository>/<pod>:<tag>`.
@@ -49,8 +49,8 @@ class Deployment:
 
     scheduler_address: str
     gateway_address: str
-    pod_secret: str
-    has_database: bool
+    pod_root: str = field(repr=False)
+    database_secret: str
     storage_uri: str
     storage_secret: str
     image_repository: str

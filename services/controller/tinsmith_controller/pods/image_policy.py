@@ -4,7 +4,7 @@ Trainers, samplers, environments and coordinators hold the key of the pods and t
 password. The author of a TrainingJob may not thereby read them: an image of theirs, a command, or a
 variable that makes Python load other code, would. So these roles take only images that the
 operators trust, with their own entry points and with settings alone. No role may ask for those
-Secrets by name.
+Secrets by name, nor for the keys of another workload.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tinsmith_controller.pods.pod_env import SERVER_KINDS
+from tinsmith_jobs.naming import is_key_secret
 from tinsmith_jobs.spec import Role
 
 EVERYTHING = "*"
@@ -31,9 +32,11 @@ def check_images(
     if EVERYTHING in trusted_images:
         return ""
     for role in roles:
-        stolen = _asked_secrets(role) & set(own_secrets)
+        stolen = sorted(
+            name for name in _asked_secrets(role) if name in own_secrets or is_key_secret(name)
+        )
         if stolen:
-            return f"the {role.name} may not read the Secret {stolen.pop()} of the deployment"
+            return f"the {role.name} may not read the Secret {stolen[0]} of the deployment"
         if role.kind not in SERVER_KINDS:
             continue
         template = role.template

@@ -12,7 +12,7 @@ from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, Deployment
 from tinsmith_controller.pods.pod_volumes import CACHE, DATA, data_path, model_path
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.method import describe_method
-from tinsmith_jobs.naming import job_resource, pool_id, secret_name, worker_id
+from tinsmith_jobs.naming import job_resource, pod_keys_name, secret_name, worker_id
 from tinsmith_jobs.spec import (
     COORDINATOR,
     DRIVER,
@@ -30,6 +30,11 @@ SERVER_KINDS = frozenset({TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR})
 MODEL_KINDS = frozenset({TRAINER, SAMPLER})
 API_KEY = "api-key"
 """Of the secret with a key of a job."""
+
+
+def pod_key_entry(kind: str) -> str:
+    """Return which entry of a workload's secret is the key of its pods of a kind."""
+    return f"{kind}-key"
 
 
 def variables_of(
@@ -55,10 +60,10 @@ def _server_env(
     owner: WorkloadContext, role: Role, assignment: Assignment, deployment: Deployment
 ) -> list[dict[str, Any]]:
     spec = owner.spec
-    is_job = isinstance(spec, JobSpec)
     env = [
         _value("TINSMITH_SCHEDULER_ADDRESS", deployment.scheduler_address),
-        _secret("TINSMITH_POD_KEY", deployment.pod_secret, "pod-key"),
+        _secret("TINSMITH_POD_KEY", pod_keys_name(owner.key.name), pod_key_entry(role.kind)),
+        _value("TINSMITH_POOL", owner.pool),
         _on_pod_address("TINSMITH_LISTEN_ADDRESS", PORTS[role.kind]),
         _on_pod_address("TINSMITH_METRICS_ADDRESS", METRICS_PORT),
         _value(
@@ -67,8 +72,6 @@ def _server_env(
         ),
     ]
     is_serving = isinstance(spec, JobSpec) and spec.is_serving
-    if is_job and not is_serving:
-        env.append(_value("TINSMITH_POOL", pool_id(owner.key.name, owner.uid)))
     if isinstance(spec, JobSpec) and is_serving and role.kind == SAMPLER:
         env.append(_value("TINSMITH_DEDICATED_PROJECT", owner.project))
         env.append(_value("TINSMITH_DEDICATED_CHECKPOINT", spec.serve_checkpoint))
@@ -81,8 +84,8 @@ def _server_env(
         ]
     if role.kind in (TRAINER, COORDINATOR):
         env.append(_value("TINSMITH_DATA_DIR", DATA))
-        if deployment.has_database:
-            env.append(_secret("TINSMITH_DATABASE_URL", deployment.pod_secret, "database-url"))
+        if deployment.database_secret:
+            env.append(_secret("TINSMITH_DATABASE_URL", deployment.database_secret, "database-url"))
     if role.kind == TRAINER and role.gpus > 1 and _trains_adapters(spec):
         env.append(_value("TINSMITH_SHARD_BASE", "true"))
     return env

@@ -10,10 +10,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, RENDEZVOUS_PORT, Deployment
-from tinsmith_controller.pods.pod_env import API_KEY, MODEL_KINDS, SERVER_KINDS, variables_of
+from tinsmith_controller.pods.pod_env import (
+    API_KEY,
+    MODEL_KINDS,
+    SERVER_KINDS,
+    pod_key_entry,
+    variables_of,
+)
 from tinsmith_controller.pods.pod_volumes import mounts_of, volumes_of
 from tinsmith_controller.pods.workload_context import WorkloadContext, is_group
 from tinsmith_jobs.naming import (
@@ -30,6 +37,7 @@ from tinsmith_jobs.naming import (
     VERSION,
     WORKLOAD_LABEL,
     flat_role,
+    pod_keys_name,
     secret_name,
     service_name,
 )
@@ -42,6 +50,7 @@ from tinsmith_jobs.spec import (
     Role,
 )
 from tinsmith_jobs.status import Assignment
+from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodKey, PodRole
 
 _USER = 65532
 _DRAIN_MARGIN_S = 30
@@ -158,17 +167,40 @@ def make_services(owner: WorkloadContext) -> list[dict[str, Any]]:
 
 def make_key_secret(owner: WorkloadContext, epoch: int | None, api_key: str) -> dict[str, Any]:
     """Return the secret with a key of a job; see `naming.secret_name`."""
+    return _secret_of(owner, secret_name(owner.key.name, epoch), {API_KEY: api_key})
+
+
+def make_pod_keys_secret(owner: WorkloadContext, deployment: Deployment) -> dict[str, Any]:
+    """Return the secret with the keys of a workload's pods, each for its kind, namespace and pool.
+
+    A pod is given its own entry alone. So what it holds opens no other role and no other job.
+    """
+    kinds = sorted({role.kind for role in owner.spec.roles} & SERVER_KINDS)
+    keys = {
+        kind: PodKey.derive(
+            deployment.pod_root, PodIdentity(PodRole(kind), owner.key.namespace, owner.pool)
+        )
+        for kind in kinds
+    }
+    return _secret_of(
+        owner,
+        pod_keys_name(owner.key.name),
+        {pod_key_entry(kind): str(key) for kind, key in keys.items()},
+    )
+
+
+def _secret_of(owner: WorkloadContext, name: str, content: Mapping[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": secret_name(owner.key.name, epoch),
+            "name": name,
             "namespace": owner.key.namespace,
             "labels": labels_of(owner),
             "ownerReferences": [owner_reference(owner)],
         },
         "type": "Opaque",
-        "data": {API_KEY: base64.b64encode(api_key.encode()).decode()},
+        "data": {key: base64.b64encode(text.encode()).decode() for key, text in content.items()},
     }
 
 

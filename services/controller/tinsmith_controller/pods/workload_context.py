@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tinsmith_jobs.naming import NamespacedName
+from tinsmith_jobs.naming import NamespacedName, pool_id
 from tinsmith_jobs.spec import TRAINER, JobSpec, PoolSpec, Role
 from tinsmith_jobs.status import Assignment
 
@@ -28,6 +28,12 @@ class WorkloadContext:
     spec: JobSpec | PoolSpec
     assignments: tuple[Assignment, ...]
     model_name: str = ""
+
+    @property
+    def pool(self) -> str:
+        """The pool that its pods register in; empty for those that others use too."""
+        is_own = isinstance(self.spec, JobSpec) and not self.spec.is_serving
+        return pool_id(self.key.name, self.uid) if is_own else ""
 
     def role(self, name: str) -> Role:
         """Return a role that the workload has."""
