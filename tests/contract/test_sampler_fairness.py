@@ -17,6 +17,7 @@ from tests.fakes.sampler_harness import (
 )
 
 from tinsmith_engine.host import EngineHost
+from tinsmith_engine.model.decoder import Decoder
 from tinsmith_engine.sampling.kv_cache import block_bytes
 
 
@@ -53,8 +54,9 @@ async def test_the_cache_is_a_bound_that_a_caller_is_told(
 ) -> None:
     async with running_sampler(tmp_path, engine_host) as rig:
         wanted = tokens_of(await rig.sample(rig.session(), num_samples=4, max_tokens=60))
-    config = engine_host.engine(BASE_MODEL).model.config
-    num_bytes = 2 * block_bytes(config, torch.float32)
+    model = engine_host.engine(BASE_MODEL).model
+    assert isinstance(model, Decoder)
+    num_bytes = 2 * block_bytes(model.config, torch.float32)
     async with running_sampler(tmp_path, engine_host, cache_bytes=num_bytes) as rig:
         session = rig.session()
         error = await refusal(rig.sample(session, [5] * 40, max_tokens=90))

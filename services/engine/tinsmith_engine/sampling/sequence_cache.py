@@ -52,7 +52,7 @@ class SequenceCache:
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
         self._pool = BlockPool(decoding.num_blocks)
-        self._prompts = PromptCache(self._pool)
+        self.prompts = PromptCache(self._pool)
 
     @property
     def num_blocks(self) -> int:
@@ -62,11 +62,11 @@ class SequenceCache:
     @property
     def num_available(self) -> int:
         """Blocks that are free, or hold nothing but known prompts."""
-        return self._pool.num_free + self._prompts.num_unread
+        return self._pool.num_free + self.prompts.num_unread
 
     def is_known(self, order: Order) -> bool:
         """Whether the prompt of a request need not be read."""
-        return order.key in self._prompts and not _is_scored(order)
+        return order.key in self.prompts and not _is_scored(order)
 
     def blocks_to_resume(self, sequence: ActiveSequence) -> int:
         """Return how many blocks a sequence that gave way needs to read all of its tokens again."""
@@ -87,7 +87,7 @@ class SequenceCache:
     def make_room_for(self, order: Order, num_samples: int) -> bool:
         """Let go of known prompts until samples can begin; return whether they can."""
         if order.key is not None:
-            self._prompts.find(order.key)
+            self.prompts.find(order.key)
         while self.make_room(num_blocks := self.blocks_to_begin(order, num_samples)):
             # The prompt may have been known until room was made.
             if num_blocks >= self.blocks_to_begin(order, num_samples):
@@ -97,7 +97,7 @@ class SequenceCache:
     def make_room(self, num_blocks: int) -> bool:
         """Let go of known prompts until as many blocks are free; return whether they are."""
         while self._pool.num_free < num_blocks:
-            if not self._prompts.forget_oldest():
+            if not self.prompts.forget_oldest():
                 return False
         return True
 
@@ -109,7 +109,7 @@ class SequenceCache:
         request = order.request
         num_tokens = len(request.prompt_tokens)
         is_scored = _is_scored(order)
-        known = None if order.key is None or is_scored else self._prompts.find(order.key)
+        known = None if order.key is None or is_scored else self.prompts.find(order.key)
         prompt, planned = None, list[int]()
         if known is not None:
             blocks, last = list(known.blocks), known.last_logits
@@ -133,7 +133,7 @@ class SequenceCache:
                 raise
             if order.key is not None:
                 # A copy: this is a view of all the rows that were computed with it.
-                self._prompts.add(order.key, blocks, last.clone())
+                self.prompts.add(order.key, blocks, last.clone())
         if not order.is_read:
             order.is_read, order.prompt = True, prompt
             order.num_cached_tokens = 0 if known is None else num_tokens
@@ -216,12 +216,12 @@ class SequenceCache:
         Attention multiplies what lies behind a sequence by 0, and 0 times NaN is NaN: the next
         sequence in a block would suffer from weights that are not its own.
         """
-        self._prompts.forget(blocks)
+        self.prompts.forget(blocks)
         self._pool.distrust(blocks)
 
     def distrust_all(self) -> None:
         """Read every prompt anew, and clear every block before it is used again."""
-        self._prompts.clear()
+        self.prompts.clear()
         self._pool.distrust()
 
     def _take(self, count: int, preferred: Sequence[int] = ()) -> list[int]:
