@@ -1,7 +1,7 @@
 """Which of several equal replicas a call goes to: hashing with bounded loads.
 
-Calls that begin alike prefer the same replica, which may know their prompt. A replica that has over
-its part of the calls in flight is passed over for the next one in the order of the call's own key.
+Calls that begin alike prefer the same replica, which may know their prompt. A replica with over its
+part of the calls in flight is left out; the next one in the order of the call's key takes the call.
 So one session uses all replicas, and one that comes or goes changes the place of few calls. A
 replica that failed comes last for a while. The load is what this process has in flight.
 
