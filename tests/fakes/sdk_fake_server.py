@@ -584,13 +584,13 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             base_model="tiny",
             checkpoint=request.checkpoint,
             run=request.run,
-            sampler_address=self._server.address,
+            sampler_addresses=[self._server.address],
         )
 
     async def GetSamplingSession(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "GetSamplingSession", request)
         return scheduler_pb2.SamplingSession(
-            name=request.name, sampler_address=self._server.address
+            name=request.name, sampler_addresses=[self._server.address]
         )
 
     async def GetTokenizer(self, request: Any, context: Any) -> Any:

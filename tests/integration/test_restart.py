@@ -331,7 +331,7 @@ def test_a_foreign_key_is_refused_by_every_pod(
             )
         )
         assert error.reason == "ROLE_MISSING"
-    with grpc.insecure_channel(located.sampler_address) as channel:
+    with grpc.insecure_channel(located.sampler_addresses[0]) as channel:
         sampler: Any = sampler_pb2_grpc.SamplerServiceStub(channel)
         request = sampler_pb2.SampleRequest(sampling_session=handle.name)
         request.prompt.chunks.add(tokens=encode_tokens(PROMPT))

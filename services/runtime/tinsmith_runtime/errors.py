@@ -232,7 +232,7 @@ class BatchTooLargeError(ResourceExhaustedError):
 
 
 class SequenceTooLongError(ResourceExhaustedError):
-    """One sequence exceeds the context length of the model."""
+    """One sequence exceeds the context length of the model, or the cache of a sampler."""
 
     reason = "SEQUENCE_TOO_LONG"
 

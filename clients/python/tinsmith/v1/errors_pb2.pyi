@@ -43,7 +43,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BATCH_TOO_LARGE: _ErrorReason.ValueType  # 9
     """The batch exceeds the limits of one request. Send it in parts; gradients accumulate."""
     ERROR_REASON_SEQUENCE_TOO_LONG: _ErrorReason.ValueType  # 10
-    """A sequence exceeds the context of the model. Shorten it."""
+    """A sequence exceeds the context of the model, or the cache of a sampler. Shorten it."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 11
     """The request id was used with another body. Draw a new UUID for a new request."""
     ERROR_REASON_RESOURCE_NOT_FOUND: _ErrorReason.ValueType  # 12
@@ -241,7 +241,7 @@ ERROR_REASON_MISSING_LOSS_INPUT: ErrorReason.ValueType  # 8
 ERROR_REASON_BATCH_TOO_LARGE: ErrorReason.ValueType  # 9
 """The batch exceeds the limits of one request. Send it in parts; gradients accumulate."""
 ERROR_REASON_SEQUENCE_TOO_LONG: ErrorReason.ValueType  # 10
-"""A sequence exceeds the context of the model. Shorten it."""
+"""A sequence exceeds the context of the model, or the cache of a sampler. Shorten it."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 11
 """The request id was used with another body. Draw a new UUID for a new request."""
 ERROR_REASON_RESOURCE_NOT_FOUND: ErrorReason.ValueType  # 12

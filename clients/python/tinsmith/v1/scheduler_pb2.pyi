@@ -562,7 +562,7 @@ class SamplingSession(_message.Message):
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
-    SAMPLER_ADDRESS_FIELD_NUMBER: _builtins.int
+    SAMPLER_ADDRESSES_FIELD_NUMBER: _builtins.int
     TRAINER_ADDRESS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the handle: `projects/{project}/samplingSessions/{sampling_session}`."""
@@ -574,10 +574,14 @@ class SamplingSession(_message.Message):
     """Names the checkpoint; empty otherwise."""
     run: _builtins.str
     """Names the run; empty otherwise."""
-    sampler_address: _builtins.str
-    """Locates the sampler, `host:port`."""
     trainer_address: _builtins.str
     """Locates the trainer of the run or checkpoint, `host:port`; empty for a base model."""
+    @_builtins.property
+    def sampler_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Locates the samplers, `host:port` each. A call may go to any of them. Calls with one prompt find
+        it known if they go to the same one.
+        """
+
     def __init__(
         self,
         *,
@@ -586,12 +590,12 @@ class SamplingSession(_message.Message):
         base_model: _builtins.str = ...,
         checkpoint: _builtins.str = ...,
         run: _builtins.str = ...,
-        sampler_address: _builtins.str = ...,
+        sampler_addresses: _abc.Iterable[_builtins.str] | None = ...,
         trainer_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint", b"checkpoint", "name", b"name", "run", b"run", "sampler_address", b"sampler_address", "session", b"session", "trainer_address", b"trainer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint", b"checkpoint", "name", b"name", "run", b"run", "sampler_addresses", b"sampler_addresses", "session", b"session", "trainer_address", b"trainer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

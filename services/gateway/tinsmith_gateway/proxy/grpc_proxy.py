@@ -25,7 +25,7 @@ from grpc_status import rpc_status
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.access.limits import Admission, Limits
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
-from tinsmith_gateway.proxy.protobuf_scan import read_text_field
+from tinsmith_gateway.proxy.protobuf_scan import read_prompt, read_text_field
 from tinsmith_gateway.proxy.proxied_methods import METHODS, Method
 from tinsmith_gateway.serving.shutdown import Drain
 from tinsmith_gateway.upstream.pod_directory import Directory
@@ -159,8 +159,8 @@ class PassThrough(grpc.GenericRpcHandler):
         remaining_s = context.time_remaining()
         return self._max_call_s if remaining_s is None else min(remaining_s, self._max_call_s)
 
-    async def stub(self, method: Method, owner: Owner) -> Any:
-        """Return the callable of a method at the pod that owns a resource.
+    async def stub(self, method: Method, owner: Owner) -> tuple[Any, str]:
+        """Return the callable of a method at the pod that owns a resource, and its address.
 
         Raises:
             TinsmithError: What the scheduler says of the resource, or that no pod holds it.
@@ -177,9 +177,13 @@ class PassThrough(grpc.GenericRpcHandler):
             else:
                 stub = channel.unary_unary(method.path)
             self._stubs[entry] = stub
-        return stub
+        return stub, address
 
-    def may_have_moved(self, owner: Owner, error: grpc.aio.AioRpcError) -> bool:
+    def in_flight(self, owner: Owner, address: str) -> contextlib.AbstractContextManager[None]:
+        """Count a call to a pod while it runs."""
+        return self._directory.in_flight(owner, address)
+
+    def may_have_moved(self, owner: Owner, address: str, error: grpc.aio.AioRpcError) -> bool:
         """Forget an address that failed; return whether the call may be sent to a new one."""
         if isinstance(owner, SchedulerOwner):
             return False
@@ -188,7 +192,7 @@ class PassThrough(grpc.GenericRpcHandler):
             error.code() is grpc.StatusCode.UNIMPLEMENTED
         )
         if is_elsewhere or error.code() is grpc.StatusCode.UNAVAILABLE:
-            self._directory.forget(owner)
+            self._directory.forget(owner, "" if is_elsewhere else address)
         return is_elsewhere
 
     def headers_of(self, owner: Owner) -> MetadataItems:
@@ -276,10 +280,16 @@ class _Passage:
     def _find_owner(self, body: bytes, credential: Credential) -> None:
         resource = read_text_field(body) if self._method.is_named else ""
         spread = read_text_field(body, 2) if self._method.is_spread else ""
+        prompt = read_prompt(body) if self._method.is_sampling else b""
         method = self._method.path.rpartition("/")[2]
         bind_log_fields(method=method, resource=resource)
         owner = owner_of(
-            self._method.service, method, resource, pool=credential.caller.pool, spread=spread
+            self._method.service,
+            method,
+            resource,
+            pool=credential.caller.pool,
+            spread=spread,
+            prompt=prompt,
         )
         if owner is None:
             raise _unknown(self._method.path)
@@ -289,12 +299,13 @@ class _Passage:
     async def _pass_unary(self, body: bytes, context: Context, credential: Credential) -> bytes:
         metadata = _onward(context, credential)
         for is_last in (False, True):
-            stub = await self._gateway.stub(self._method, self._owner)
+            stub, address = await self._gateway.stub(self._method, self._owner)
             call = stub(body, timeout=self._gateway.timeout_s(context), metadata=metadata)
             try:
-                answer: bytes = await call
+                with self._gateway.in_flight(self._owner, address):
+                    answer: bytes = await call
             except grpc.aio.AioRpcError as error:
-                if not self._gateway.may_have_moved(self._owner, error) or is_last:
+                if not self._gateway.may_have_moved(self._owner, address, error) or is_last:
                     raise
                 REROUTED_CALLS.inc()
                 continue
@@ -315,13 +326,15 @@ class _Passage:
     ) -> None:
         metadata = _onward(context, credential)
         for left in reversed(range(attempts)):
-            stub = await self._gateway.stub(self._method, self._owner)
+            stub, address = await self._gateway.stub(self._method, self._owner)
+            in_flight = self._gateway.in_flight(self._owner, address)
             call = stub(request(), timeout=self._gateway.timeout_s(context), metadata=metadata)
             try:
-                message = await call.read()
+                with self._gateway.in_flight(self._owner, address):
+                    message = await call.read()
             except grpc.aio.AioRpcError as error:
                 call.cancel()
-                if not self._gateway.may_have_moved(self._owner, error) or left == 0:
+                if not self._gateway.may_have_moved(self._owner, address, error) or left == 0:
                     raise
                 REROUTED_CALLS.inc()
                 continue
@@ -330,12 +343,13 @@ class _Passage:
                 raise
             try:
                 await self._send_initial(context, call)
-                while message is not grpc.aio.EOF:
-                    await context.write(message)
-                    message = await call.read()
+                with in_flight:
+                    while message is not grpc.aio.EOF:
+                        await context.write(message)
+                        message = await call.read()
                 _set_trailing(context, await call.trailing_metadata())
             except grpc.aio.AioRpcError as error:
-                self._gateway.may_have_moved(self._owner, error)
+                self._gateway.may_have_moved(self._owner, address, error)
                 raise
             finally:
                 call.cancel()
