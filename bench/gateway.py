@@ -111,7 +111,7 @@ def _prepare(client: tinsmith.Client, key: str) -> Work:
         session = stub.GetSamplingSession(
             scheduler_pb2.GetSamplingSessionRequest(name=sampler.name), metadata=metadata
         )
-    return Work(runs, run.trainer_address, sampler.name, session.sampler_address)
+    return Work(runs, run.trainer_address, sampler.name, session.sampler_addresses[0])
 
 
 async def _measure(pods: Pods, work: Work, num_polls: int) -> list[report.Row]:

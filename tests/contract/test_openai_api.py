@@ -88,7 +88,7 @@ def native_sample(
     request.params.max_tokens = max_tokens
     for name, value in params.items():
         setattr(request.params, name, value)
-    with grpc.insecure_channel(found.sampler_address) as channel:
+    with grpc.insecure_channel(found.sampler_addresses[0]) as channel:
         sampler: Any = sampler_pb2_grpc.SamplerServiceStub(channel)
         answer: sampler_pb2.SampleResponse = sampler.Sample(
             request, metadata=bearer(rig.key), timeout=TIMEOUT_S

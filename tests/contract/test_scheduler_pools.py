@@ -37,7 +37,7 @@ async def sampling_session(rig: Rig, who: Metadata, session: str, **source: str)
         parent=session, request_id=new_id(), **source
     )
     answer = await rig.stub.CreateSamplingSession(request, metadata=who, timeout=5)
-    return str(answer.sampler_address)
+    return str(answer.sampler_addresses[0])
 
 
 async def capabilities(rig: Rig, who: Metadata) -> scheduler_pb2.Capabilities:

@@ -56,7 +56,7 @@ async def test_base_model(rig: Rig) -> None:
     handle = await create(rig, session, base_model=BASE_MODEL)
     assert handle.name.startswith("projects/default/samplingSessions/")
     assert (handle.session, handle.base_model) == (session, BASE_MODEL)
-    assert (handle.sampler_address, handle.trainer_address) == ("s:1", "")
+    assert (list(handle.sampler_addresses), handle.trainer_address) == (["s:1"], "")
     assert (handle.checkpoint, handle.run) == ("", "")
     assert await get(rig, handle.name) == handle
     assert await get(rig, handle.name, rig.admin) == handle
@@ -105,14 +105,14 @@ async def test_addresses_follow_the_workers(rig: Rig) -> None:
     await rig.register_sampler(name="sampler-1", address="s:1")
     session = await rig.session(rig.admin)
     handle = await create(rig, session, base_model=BASE_MODEL)
-    here = handle.sampler_address
-    there = {"s:0": "s:1", "s:1": "s:0"}[here]
-    await rig.advance(20, keep=("sampler-" + there[-1],))
-    assert (await get(rig, handle.name)).sampler_address == there
-    await rig.register_sampler(name="sampler-" + here[-1], address="back:1")
-    assert (await get(rig, handle.name)).sampler_address == "back:1"
+    # All replicas serve it.
+    assert handle.sampler_addresses == ["s:0", "s:1"]
+    await rig.advance(20, keep=("sampler-1",))
+    assert (await get(rig, handle.name)).sampler_addresses == ["s:1"]
+    await rig.register_sampler(name="sampler-0", address="back:1")
+    assert (await get(rig, handle.name)).sampler_addresses == ["back:1", "s:1"]
     await rig.restart()
-    assert (await get(rig, handle.name)).sampler_address == ""
+    assert not (await get(rig, handle.name)).sampler_addresses
 
 
 async def test_no_sampler_at_the_moment(rig: Rig) -> None:

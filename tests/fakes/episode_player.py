@@ -57,7 +57,8 @@ class EpisodeEndpoint:
             self._scheduler.GetSamplingSession,
             scheduler_pb2.GetSamplingSessionRequest(name=episode.sampling_session),
         )
-        sampler: Any = sampler_pb2_grpc.SamplerServiceStub(self._channel(session.sampler_address))
+        channel = self._channel(session.sampler_addresses[0])
+        sampler: Any = sampler_pb2_grpc.SamplerServiceStub(channel)
         request = sampler_pb2.SampleRequest(sampling_session=session.name, num_samples=1)
         request.prompt.chunks.add(tokens=encode_tokens(prompt))
         request.params.max_tokens = max_tokens

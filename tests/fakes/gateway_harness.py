@@ -187,6 +187,10 @@ class FakePod(
         await self._take(request, context)
         return trainer_pb2.WaitOperationsResponse(revision=1)
 
+    async def Sample(self, request: Any, context: Any) -> sampler_pb2.SampleResponse:
+        await self._take(request, context)
+        return sampler_pb2.SampleResponse()
+
     async def StreamSample(
         self, request: Any, context: Any
     ) -> AsyncIterator[sampler_pb2.StreamSampleResponse]:
@@ -226,7 +230,7 @@ class GatewayRig:
         address = self.pod.server.address
         self.scheduler.runs[RUN] = address
         self.scheduler.sampling_sessions[SAMPLING_SESSION] = scheduler_pb2.SamplingSession(
-            name=SAMPLING_SESSION, sampler_address=address
+            name=SAMPLING_SESSION, sampler_addresses=[address]
         )
         for role in ("TRAINER", "SAMPLER", "ENVIRONMENT"):
             self.scheduler.list_worker(scheduler_pb2.Worker.Role.Value(f"ROLE_{role}"), address)

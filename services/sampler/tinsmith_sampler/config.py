@@ -23,11 +23,15 @@ class SamplerConfig(WorkerConfig, EngineConfig):
     """The one checkpoint of such a sampler; sampling sessions of the project on it come here. Empty
     serves the base model."""
     max_concurrent_sequences: int = 256
-    """Sequences that decode at once, if the cache has room for them; more wait."""
+    """Sequences that get a token at once, if the cache has room for them; more wait."""
     cache_bytes: int = 2 * 2**30
-    """Memory for keys and values, by base model."""
-    max_queued_sequences: int = 4096
-    """Sequences that wait; more are refused."""
+    """Memory for keys and values, by base model; it is never passed. A request that needs more is
+    refused, and one that finds too little free waits."""
+    max_queued_sequences: int = 16_384
+    """Sequences that wait, of all projects; more are refused, but to a project that has less than
+    an equal part."""
+    max_project_queued_sequences: int = 4096
+    """Sequences of one project that wait; more are refused."""
     max_samples: int = 256
     """Samples of one request."""
     max_topk_logprobs: int = 64
@@ -46,17 +50,19 @@ class SamplerConfig(WorkerConfig, EngineConfig):
             "max_concurrent_sequences",
             "cache_bytes",
             "max_queued_sequences",
+            "max_project_queued_sequences",
             "max_samples",
             "max_topk_logprobs",
             "max_loaded_weights",
             "session_ttl_s",
             "weight_poll_interval_s",
         )
-        if self.max_samples > self.max_queued_sequences:
-            raise ConfigError(
-                f"max_samples is {self.max_samples}, above max_queued_sequences "
-                f"{self.max_queued_sequences}: such a request could never be accepted"
-            )
+        for name in ("max_queued_sequences", "max_project_queued_sequences"):
+            if self.max_samples > getattr(self, name):
+                raise ConfigError(
+                    f"max_samples is {self.max_samples}, above {name} {getattr(self, name)}: such "
+                    "a request could never be accepted"
+                )
         if self.dedicated_project and self.pool:
             raise ConfigError("dedicated_project and pool exclude each other; set one of them")
         if self.dedicated_checkpoint and not self.dedicated_project:

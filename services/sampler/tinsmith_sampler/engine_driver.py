@@ -18,11 +18,11 @@ from tinsmith_runtime.errors import (
     DrainingError,
     InternalError,
     NonFiniteLossError,
-    QueueFullError,
 )
 from tinsmith_runtime.rpc.error_codec import internal_error
 from tinsmith_sampler.metrics import (
     CACHED_PROMPT_TOKENS,
+    KV_CACHE_BYTES,
     OPEN_STREAMS,
     PROMPT_TOKENS,
     SAMPLED_TOKENS,
@@ -30,11 +30,10 @@ from tinsmith_sampler.metrics import (
     WAITING_SEQUENCES,
     WEIGHT_UPDATES,
 )
+from tinsmith_sampler.queue_limits import QueueLimits
 from tinsmith_sampler.token_stream import Delivery, TokenFeed
 
 logger = logging.getLogger(__name__)
-
-_RETRY_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +57,8 @@ class SamplingDriver:
         host: Owns the engine and its thread.
         base_model: Name of the model.
         max_sequences: Sequences that decode at once.
-        max_waiting: Sequences that may be unfinished; more are refused.
+        cache_bytes: Memory of their keys and values.
+        limits: Bounds of what may be unfinished.
         note_outdated: Is told, on the engine's thread, of a run that has newer weights than a
             request that follows it.
     """
@@ -69,18 +69,26 @@ class SamplingDriver:
         base_model: str,
         *,
         max_sequences: int,
-        max_waiting: int,
+        cache_bytes: int,
+        limits: QueueLimits,
         note_outdated: Callable[[str], None],
     ) -> None:
         self._host = host
-        self._sampler = Sampler(host.engine(base_model), max_sequences=max_sequences)
-        self._max_waiting = max_waiting
-        self._num_waiting = 0
+        self._sampler = Sampler(
+            host.engine(base_model), max_sequences=max_sequences, cache_bytes=cache_bytes
+        )
+        KV_CACHE_BYTES.labels(base_model).set(self._sampler.cache_bytes)
+        self._limits = limits
         self._tickets: dict[int, Ticket] = {}
         self._feeds: dict[int, TokenFeed] = {}
         self._note_outdated = note_outdated
         self._outdated: set[Published] = set()
         host.thread.add_stepper(self._step, self._fail_all)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The longest prompt with its completion that the context and the cache hold."""
+        return self._sampler.max_sequence_tokens
 
     async def begin(self, request: SampleRequest, feed: TokenFeed | None = None) -> Ticket:
         """Give a request to the engine; `close` must follow.
@@ -90,16 +98,11 @@ class SamplingDriver:
             feed: Gets the tokens as they are drawn.
 
         Raises:
-            QueueFullError: If too many sequences wait.
+            QueueFullError: If too many sequences of the project, or of all, wait.
             VersionNotLoadedError: If the weights were replaced before the request began.
         """
-        if self._num_waiting + request.num_samples > self._max_waiting:
-            raise QueueFullError(
-                f"{self._num_waiting} sequences wait; retry when some have finished",
-                retry_after_s=_RETRY_S,
-            )
+        self._limits.enter(request.cache_scope, request.num_samples)
         ticket = Ticket(request, feed)
-        self._num_waiting += request.num_samples
         WAITING_SEQUENCES.inc(request.num_samples)
         if feed is not None:
             OPEN_STREAMS.inc()
@@ -146,7 +149,7 @@ class SamplingDriver:
         if ticket.is_closed:
             return
         ticket.is_closed = True
-        self._num_waiting -= ticket.request.num_samples
+        self._limits.leave(ticket.request.cache_scope, ticket.request.num_samples)
         WAITING_SEQUENCES.dec(ticket.request.num_samples)
         if ticket.feed is not None:
             OPEN_STREAMS.dec()

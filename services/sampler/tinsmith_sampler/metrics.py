@@ -23,3 +23,8 @@ WEIGHT_UPDATES = Counter(
     "Times that a request went on with newer weights between two tokens.",
 )
 OPEN_STREAMS = Gauge("tinsmith_sampler_open_streams", "Streams of tokens that are being read.")
+KV_CACHE_BYTES = Gauge(
+    "tinsmith_sampler_kv_cache_bytes",
+    "Memory that keys and values may take; it is never passed.",
+    ["base_model"],
+)

@@ -20,7 +20,6 @@ from tinsmith_engine import (
 from tinsmith_engine.base.types import ImageInput, IntArray
 from tinsmith_engine.host import EngineHost
 from tinsmith_engine.packing.images import place_images
-from tinsmith_engine.sampling.sampler import sequences_within
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     ErrorCode,
@@ -34,12 +33,12 @@ from tinsmith_runtime.errors import (
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_driver import SamplingDriver, Ticket
 from tinsmith_sampler.live_weights import WeightFollower
+from tinsmith_sampler.queue_limits import QueueLimits
 from tinsmith_sampler.sessions import SessionCache, Target
 from tinsmith_sampler.token_stream import Delivery, TokenFeed
 from tinsmith_sampler.weights import WeightSource
 
 _MAX_PUBLISH_RACES = 8
-_SEQUENCES_WITHOUT_CACHE = 16
 _ELSEWHERE_CODES = frozenset(
     {ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED}
 )
@@ -162,14 +161,14 @@ class SamplingService:
             name: SamplingDriver(
                 host,
                 name,
-                max_sequences=min(
-                    config.max_concurrent_sequences,
-                    sequences_within(engine, config.cache_bytes) or _SEQUENCES_WITHOUT_CACHE,
+                max_sequences=config.max_concurrent_sequences,
+                cache_bytes=config.cache_bytes,
+                limits=QueueLimits(
+                    config.max_queued_sequences, config.max_project_queued_sequences
                 ),
-                max_waiting=config.max_queued_sequences,
                 note_outdated=self._follower.note_outdated,
             )
-            for name, engine in host.engines.items()
+            for name in host.engines
         }
 
     async def sample(self, prompt: Prompt) -> Sampled:
@@ -304,7 +303,8 @@ class SamplingService:
     def _request(
         self, prompt: Prompt, target: Target, published: Published | None, seed: int
     ) -> SampleRequest:
-        room = self._host.engine(target.base_model).info.max_context_tokens - len(prompt.tokens)
+        # Without a limit of its own a completion ends where the context, or the cache, is full.
+        room = self._drivers[target.base_model].max_sequence_tokens - len(prompt.tokens)
         stop_tokens = prompt.stop_tokens
         if stop_tokens is None:
             stop_tokens = self._stop_tokens.get(target.base_model, ())

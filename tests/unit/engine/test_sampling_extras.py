@@ -373,7 +373,7 @@ def test_a_known_prompt_keeps_one_row_of_logits(tmp_path: Path, family: str) -> 
     engine = Engine.load(save_tiny(tmp_path, family))
     sampler = Sampler(engine)
     run_all(sampler, request(prompt_tokens=LONG, max_tokens=2))
-    known = sampler._prompts.find(PromptKey("", None, LONG))
+    known = sampler._cache.prompts.find(PromptKey("", None, LONG))
     assert known is not None
     assert known.last_logits.untyped_storage().nbytes() == engine.info.vocab_size * 4
 

@@ -10,8 +10,8 @@ from tinsmith_scheduler.workers.placement import (
     TrainerCandidate,
     Wait,
     WaitReason,
-    choose_sampler,
     choose_trainer,
+    choose_worker,
     eligible_samplers,
 )
 
@@ -73,11 +73,11 @@ def test_choose_trainer(
         assert "base model m" in choice.message
 
 
-def test_sampler_of_a_session_stays_unless_it_dies() -> None:
+def test_the_worker_of_a_caller_stays_unless_it_dies() -> None:
     samplers = {"a", "b", "c"}
     sessions = [f"projects/p/samplingSessions/{number}" for number in range(300)]
-    before = {session: choose_sampler(session, samplers) for session in sessions}
-    after = {session: choose_sampler(session, samplers - {"b"}) for session in sessions}
+    before = {session: choose_worker(session, samplers) for session in sessions}
+    after = {session: choose_worker(session, samplers - {"b"}) for session in sessions}
     assert set(before.values()) == samplers
     assert all(after[session] == name for session, name in before.items() if name != "b")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.rpc.core import ClientCore
-from tinsmith.rpc.transport import Endpoint
 from tinsmith.sampling.sampler import Sampler
+from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
 from tinsmith.v1 import scheduler_pb2
 
 
@@ -49,14 +49,14 @@ async def open_sampler(
         core.scheduler, lambda c: c.scheduler.CreateSamplingSession, request
     )
 
-    async def locate() -> str:
+    async def locate() -> Sequence[str]:
         found = await core.transport.call_once(
             core.scheduler,
             lambda c: c.scheduler.GetSamplingSession,
             scheduler_pb2.GetSamplingSessionRequest(name=message.name),
             timeout_s=10,
         )
-        return found.sampler_address
+        return list(found.sampler_addresses)
 
-    endpoint = Endpoint(message.sampler_address or core.settings.address, locate)
+    endpoint = SamplerEndpoint(message.sampler_addresses or [core.settings.address], locate)
     return Sampler(core, message, endpoint, min_version)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from tinsmith.errors import TinsmithError, UnavailableError
 from tinsmith.rpc import codec
 from tinsmith.rpc.transport import Backoff, Endpoint, is_away
+from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
 from tinsmith.types import SampleChunk, SampledSequence, SampleResponse
 from tinsmith.v1 import sampler_pb2
 
@@ -35,7 +36,7 @@ class SampleStream:
     """
 
     def __init__(
-        self, core: ClientCore, endpoint: Endpoint, request: sampler_pb2.SampleRequest
+        self, core: ClientCore, endpoint: SamplerEndpoint, request: sampler_pb2.SampleRequest
     ) -> None:
         self._background = core.background
         self._reader = _Reader(core, endpoint, request)
@@ -115,7 +116,7 @@ class _Reader:
     """Reads a stream inside the background loop, and begins it again where it broke off."""
 
     def __init__(
-        self, core: ClientCore, endpoint: Endpoint, request: sampler_pb2.SampleRequest
+        self, core: ClientCore, endpoint: SamplerEndpoint, request: sampler_pb2.SampleRequest
     ) -> None:
         self._core = core
         self._endpoint = endpoint
@@ -149,11 +150,17 @@ class _Reader:
 
     async def pieces(self) -> AsyncGenerator[SampleChunk, None]:
         """Yield what arrives, until all samples have ended."""
+        with self._endpoint.of(self._request.prompt) as endpoint:
+            async with contextlib.aclosing(self._pieces_from(endpoint)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def _pieces_from(self, endpoint: Endpoint) -> AsyncGenerator[SampleChunk, None]:
         settings = self._core.settings
         backoff = Backoff(settings.retry)
         while True:
             messages = self._core.transport.stream_once(
-                self._endpoint,
+                endpoint,
                 lambda c: c.sampler.StreamSample,
                 self._as_request(),
                 timeout_s=settings.operation_timeout_s,
@@ -177,7 +184,7 @@ class _Reader:
                 _LOG.debug("stream is begun again", extra={"error": str(error)})
                 await asyncio.sleep(delay_s)
                 if is_away(error):
-                    await self._endpoint.relocate()
+                    await endpoint.relocate()
 
     def _as_request(self) -> sampler_pb2.StreamSampleRequest:
         return sampler_pb2.StreamSampleRequest(

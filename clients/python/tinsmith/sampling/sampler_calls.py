@@ -15,8 +15,8 @@ from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import awaited, call
 from tinsmith.rpc.futures import Ready, ResultFuture
-from tinsmith.rpc.transport import Endpoint
 from tinsmith.sampling.sample_stream import SampleStream
+from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInput, SampleResponse, SamplingParams
 from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
@@ -79,7 +79,7 @@ class SamplerCalls(Ready):
         self,
         core: ClientCore,
         message: scheduler_pb2.SamplingSession,
-        endpoint: Endpoint,
+        endpoint: SamplerEndpoint,
         min_version: Callable[[], int] = lambda: 0,
     ) -> None:
         self._core = core
@@ -217,21 +217,23 @@ class SamplerCalls(Ready):
         return self.base_model
 
     async def _draw(self, request: sampler_pb2.SampleRequest) -> SampleResponse:
-        response = await self._core.transport.call(
-            self._endpoint,
-            lambda c: c.sampler.Sample,
-            request,
-            timeout_s=self._core.settings.operation_timeout_s,
-        )
+        with self._endpoint.of(request.prompt) as endpoint:
+            response = await self._core.transport.call(
+                endpoint,
+                lambda c: c.sampler.Sample,
+                request,
+                timeout_s=self._core.settings.operation_timeout_s,
+            )
         return codec.decode_sample(response)
 
     async def _score(self, request: sampler_pb2.ComputeLogprobsRequest) -> list[float | None]:
-        response = await self._core.transport.call(
-            self._endpoint,
-            lambda c: c.sampler.ComputeLogprobs,
-            request,
-            timeout_s=self._core.settings.operation_timeout_s,
-        )
+        with self._endpoint.of(request.input) as endpoint:
+            response = await self._core.transport.call(
+                endpoint,
+                lambda c: c.sampler.ComputeLogprobs,
+                request,
+                timeout_s=self._core.settings.operation_timeout_s,
+            )
         return codec.decode_logprobs(response.logprobs)
 
 

@@ -43,7 +43,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BATCH_TOO_LARGE: _ErrorReason.ValueType  # 9
     """The batch exceeds the limits of one request. Send it in parts; gradients accumulate."""
     ERROR_REASON_SEQUENCE_TOO_LONG: _ErrorReason.ValueType  # 10
-    """A sequence exceeds the context of the model. Shorten it."""
+    """A sequence exceeds the context of the model, or the cache of a sampler. Shorten it."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 11
     """The request id was used with another body. Draw a new UUID for a new request."""
     ERROR_REASON_RESOURCE_NOT_FOUND: _ErrorReason.ValueType  # 12
@@ -130,8 +130,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The key is malformed or unknown. Check it for missing characters."""
     ERROR_REASON_KEY_REVOKED: _ErrorReason.ValueType  # 47
     """The key was revoked. Use another one."""
-    ERROR_REASON_SCOPE_MISSING: _ErrorReason.ValueType  # 48
-    """The key may not call this method. Use a key with the scope named in `scope`."""
+    ERROR_REASON_ROLE_MISSING: _ErrorReason.ValueType  # 48
+    """The key's role, named in `role`, does not call this method. Use a key whose role does."""
+    ERROR_REASON_KEY_EXPIRED: _ErrorReason.ValueType  # 90
+    """The key has expired. Use another one."""
     ERROR_REASON_WORKER_FOREIGN: _ErrorReason.ValueType  # 89
     """A pod registers, or speaks for, a worker that its key is not for. Give it the key of its role."""
     ERROR_REASON_ABORTED: _ErrorReason.ValueType  # 49
@@ -239,7 +241,7 @@ ERROR_REASON_MISSING_LOSS_INPUT: ErrorReason.ValueType  # 8
 ERROR_REASON_BATCH_TOO_LARGE: ErrorReason.ValueType  # 9
 """The batch exceeds the limits of one request. Send it in parts; gradients accumulate."""
 ERROR_REASON_SEQUENCE_TOO_LONG: ErrorReason.ValueType  # 10
-"""A sequence exceeds the context of the model. Shorten it."""
+"""A sequence exceeds the context of the model, or the cache of a sampler. Shorten it."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 11
 """The request id was used with another body. Draw a new UUID for a new request."""
 ERROR_REASON_RESOURCE_NOT_FOUND: ErrorReason.ValueType  # 12
@@ -326,8 +328,10 @@ ERROR_REASON_KEY_INVALID: ErrorReason.ValueType  # 46
 """The key is malformed or unknown. Check it for missing characters."""
 ERROR_REASON_KEY_REVOKED: ErrorReason.ValueType  # 47
 """The key was revoked. Use another one."""
-ERROR_REASON_SCOPE_MISSING: ErrorReason.ValueType  # 48
-"""The key may not call this method. Use a key with the scope named in `scope`."""
+ERROR_REASON_ROLE_MISSING: ErrorReason.ValueType  # 48
+"""The key's role, named in `role`, does not call this method. Use a key whose role does."""
+ERROR_REASON_KEY_EXPIRED: ErrorReason.ValueType  # 90
+"""The key has expired. Use another one."""
 ERROR_REASON_WORKER_FOREIGN: ErrorReason.ValueType  # 89
 """A pod registers, or speaks for, a worker that its key is not for. Give it the key of its role."""
 ERROR_REASON_ABORTED: ErrorReason.ValueType  # 49

@@ -90,8 +90,9 @@ class SamplerServiceServicer:
         * `INVALID_ARGUMENT` (`INVALID_FIELD`, `EMPTY_BATCH`, `TOKEN_OUT_OF_VOCABULARY`, `NOT_FINITE`,
         `SHAPE_MISMATCH`): the prompt or a parameter is wrong; `field` says where.
         * `RESOURCE_EXHAUSTED` (`SEQUENCE_TOO_LONG`, `LIMIT_EXCEEDED`): the prompt leaves no room in
-        the context, or too many samples were asked for.
-        * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests wait.
+        the context, prompt and `max_tokens` exceed what the cache of the sampler can ever hold
+        (`limit` says how many tokens), or too many samples were asked for.
+        * `RESOURCE_EXHAUSTED` (`QUEUE_FULL`), with `RetryInfo`: too many requests of the project wait.
         * `DATA_LOSS` (`CHECKPOINT_CORRUPT`): the checkpoint's files do not match its manifest.
         * `UNAVAILABLE` (`VERSION_NOT_LOADED`, `WORKER_UNAVAILABLE`, `STORAGE_UNAVAILABLE`, `DRAINING`):
         send it again.

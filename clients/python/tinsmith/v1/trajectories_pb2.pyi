@@ -178,7 +178,9 @@ class SamplingParams(_message.Message):
     STOP_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Limits the number of sampled tokens; defaults to what the context still holds."""
+    """Limits the number of sampled tokens; defaults to what the context, and the cache of the sampler,
+    still hold.
+    """
     temperature: _builtins.float
     """Divides the logits before drawing; 0 means greedy, defaults to 1."""
     top_k: _builtins.int
@@ -197,7 +199,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ends a sample once its text contains any of these strings."""
+        """Ends a sample once its text contains any of these strings: at most 64, each of 1 to 256
+        characters.
+        """
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ from tinsmith_engine.model.model_protocol import BoundRows
 from tinsmith_engine.packing.images import rope_positions
 from tinsmith_engine.packing.packing import PackedRows, pack
 from tinsmith_engine.runs.weight_versions import VersionStore
+from tinsmith_engine.sampling.block_pool import blocks_for
 from tinsmith_engine.sampling.decode_linear import decode_weights
 from tinsmith_engine.sampling.kv_cache import DecodeAttention, KvCache, PrefillAttention
 
@@ -36,12 +37,15 @@ from tinsmith_engine.sampling.kv_cache import DecodeAttention, KvCache, PrefillA
 class DecodeSequence:
     """A sequence whose next token is wanted."""
 
-    slot: int
+    blocks: Sequence[int]
+    """Where it is cached."""
     weights: Published | None
     tokens: Sequence[int]
-    """Prompt and completion so far; all but the last are cached."""
+    """Prompt and completion."""
+    position: int
+    """Of the token to be read; those before it are cached, and those behind it not looked at."""
     rope_shift: int = 0
-    """What the rotary position of the last token is ahead of its place."""
+    """What the rotary position of a token of the completion is ahead of its place."""
 
 
 class Prefilled(NamedTuple):
@@ -57,50 +61,74 @@ class Prefilled(NamedTuple):
 class Decoding(Protocol):
     """Source of logits."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Of the cache; 0 where nothing is cached."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of all blocks."""
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks of the cache a sequence of this length takes."""
+
     def prefill(
         self,
         weights: Published | None,
         tokens: Sequence[int],
-        slots: Sequence[int],
+        blocks: Sequence[int],
         images: Sequence[ImageInput] = (),
         *,
         first_scored: int,
     ) -> Prefilled:
-        """Read a prompt of T tokens into slots; positions `first_scored` to T - 2 are scored."""
+        """Read a prompt of T tokens into blocks; positions `first_scored` to T - 2 are scored."""
 
-    def copy_prompt(self, source: int, slots: Sequence[int], num_tokens: int) -> None:
-        """Put the prompt of one slot into others, as if they had read it."""
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks to others."""
 
-    def clear(self, slots: Sequence[int]) -> None:
-        """Empty slots whose numbers may not be finite."""
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Empty blocks whose numbers may not be finite."""
 
     def decode(self, rows: Sequence[DecodeSequence]) -> Tensor:
         """Return next-token logits [rows, V], float32."""
 
 
 class CachedDecoding:
-    """The packed decoder over a slot cache."""
+    """The packed decoder over a cache in blocks."""
 
     def __init__(
-        self, decoder: Decoder, base: DecoderWeights, versions: VersionStore, num_slots: int
+        self, decoder: Decoder, base: DecoderWeights, versions: VersionStore, num_blocks: int
     ) -> None:
         self._decoder, self._base, self._versions = decoder, base, versions
         self._device = base.embedding.device
-        self._cache = KvCache(decoder.config, num_slots, base.embedding)
+        self._cache = KvCache(decoder.config, num_blocks, base.embedding)
         self._composed: dict[int | None, tuple[list[int | None], DecoderWeights]] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the cache."""
+        return self._cache.num_blocks
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of all blocks."""
+        return self._cache.num_bytes
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks of the cache a sequence of this length takes."""
+        return blocks_for(num_tokens)
 
     def prefill(
         self,
         weights: Published | None,
         tokens: Sequence[int],
-        slots: Sequence[int],
+        blocks: Sequence[int],
         images: Sequence[ImageInput] = (),
         *,
         first_scored: int,
     ) -> Prefilled:
-        """Read a prompt of T tokens into slots; positions `first_scored` to T - 2 are scored."""
+        """Read a prompt of T tokens into blocks; positions `first_scored` to T - 2 are scored."""
         num_tokens = len(tokens)
-        self._cache.reserve(num_tokens)
         rows = pack(
             [[np.asarray(tokens, dtype=np.int64)]],
             quantum=self._decoder.row_quantum,
@@ -110,24 +138,21 @@ class CachedDecoding:
         bound, lora = self._prompt_weights(weights, rows)
         with torch.no_grad():
             cos, sin = self._decoder.rotary(rows.positions_N)
-            attention = PrefillAttention(
-                self._cache, slots[0], num_tokens, rows, self._decoder.split
-            )
+            attention = PrefillAttention(self._cache, blocks, num_tokens, rows, self._decoder.split)
             placed = [(image.position, image) for image in images]
             embedded = self._decoder.embed(bound, rows.tokens_N, placed)
             hidden = self._decoder.forward(bound, embedded, cos, sin, attention, None)
-            self._cache.copy_prefix(slots[0], slots[1:], num_tokens)
             head = bound.head if lora is None else _adapted_head(bound.head, lora)
             last = self._head_rows(bound, head, hidden, num_tokens - 1, num_tokens)
         return Prefilled(last, self._chunks(bound, head, hidden, first_scored, num_tokens - 1))
 
-    def copy_prompt(self, source: int, slots: Sequence[int], num_tokens: int) -> None:
-        """Put the prompt of one slot into others, as if they had read it."""
-        self._cache.copy_prefix(source, [slot for slot in slots if slot != source], num_tokens)
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks to others."""
+        self._cache.copy(sources, targets)
 
-    def clear(self, slots: Sequence[int]) -> None:
-        """Empty slots whose numbers may not be finite."""
-        self._cache.clear(slots)
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Empty blocks whose numbers may not be finite."""
+        self._cache.clear(blocks)
 
     def _prompt_weights(
         self, weights: Published | None, rows: PackedRows
@@ -170,8 +195,8 @@ class CachedDecoding:
             parts.setdefault(self._full_serial(row.weights), []).append(index)
         logits = torch.empty(len(rows), self._decoder.config.vocab_size, device=self._device)
         for serial, members in parts.items():
-            # Equal adapters side by side and slots in order: fewer tiles, more runs of slots.
-            members.sort(key=lambda i: (_serial(rows[i].weights) or 0, rows[i].slot))
+            # Equal adapters side by side: fewer tiles.
+            members.sort(key=lambda i: _serial(rows[i].weights) or 0)
             logits[members] = self._decode_part(serial, [rows[index] for index in members])
         for serial in set(self._composed) - set(parts):
             del self._composed[serial]
@@ -181,14 +206,14 @@ class CachedDecoding:
         num_rows = self._decoder.split.rows_for(len(rows))
         weights = self._compose(serial, rows, num_rows)
         filling = [0] * (num_rows - len(rows))
-        positions = [len(row.tokens) - 1 for row in rows]
-        self._cache.reserve(max(positions) + 1)
+        positions = [row.position for row in rows]
         with torch.no_grad():
-            tokens = torch.tensor([row.tokens[-1] for row in rows] + filling, device=self._device)
+            newest = [row.tokens[row.position] for row in rows]
+            tokens = torch.tensor(newest + filling, device=self._device)
             places = [at + row.rope_shift for at, row in zip(positions, rows, strict=True)]
             cos, sin = self._decoder.rotary(torch.tensor(places + filling, device=self._device))
             attention = DecodeAttention(
-                self._cache, [row.slot for row in rows], positions, num_rows
+                self._cache, [row.blocks for row in rows], positions, num_rows
             )
             embedded = self._decoder.embed(weights, tokens, ())
             hidden = self._decoder.forward(weights, embedded, cos, sin, attention, None)
@@ -243,30 +268,38 @@ class RecomputeDecoding:
     def __init__(self, model: FallbackModel, versions: VersionStore) -> None:
         self._model, self._versions = model, versions
         self._base = model.bind(None)
+        self.num_blocks = self.cache_bytes = 0
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return 0: nothing is cached."""
+        del num_tokens
+        return 0
 
     def prefill(
         self,
         weights: Published | None,
         tokens: Sequence[int],
-        slots: Sequence[int],
+        blocks: Sequence[int],
         images: Sequence[ImageInput] = (),
         *,
         first_scored: int,
     ) -> Prefilled:
         """Read a prompt of T tokens; positions `first_scored` to T - 2 are scored."""
-        del slots, images
+        del blocks, images
         logits = self._logits(weights, tokens)
         return Prefilled(logits[-1:], iter([(first_scored, logits[first_scored:-1])]))
 
-    def copy_prompt(self, source: int, slots: Sequence[int], num_tokens: int) -> None:
-        """Do nothing: no slot holds anything."""
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Do nothing: there are no blocks."""
 
-    def clear(self, slots: Sequence[int]) -> None:
-        """Do nothing: no slot holds anything."""
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Do nothing: there are no blocks."""
 
     def decode(self, rows: Sequence[DecodeSequence]) -> Tensor:
         """Return next-token logits [rows, V], float32."""
-        return torch.stack([self._logits(row.weights, row.tokens)[-1] for row in rows])
+        return torch.stack(
+            [self._logits(row.weights, row.tokens[: row.position + 1])[-1] for row in rows]
+        )
 
     def _logits(self, weights: Published | None, tokens: Sequence[int]) -> Tensor:
         bound = self._base if weights is None else self._versions.bound(weights)

@@ -1,15 +1,16 @@
 """Keys and values of the sequences that are being sampled, and attention to them.
 
-A cache has a slot for each sequence; its length grows with the longest sequence in it. A
-decoding row attends to its own slot, padded to a multiple that depends on its own length alone.
-Rows of equal padded length share one call. Each row of such a call is computed by itself, so
-neighbours
-change no bit of it. What lies behind a row's length is finite (zeros, or what an earlier sequence
-left; a slot with other numbers is cleared before it is used again) and masked.
+The cache is cut into blocks of `BLOCK_TOKENS` positions. Its size in bytes is fixed when it is
+made, whatever is sampled; `block_pool.py` says which blocks are free. A decoding row attends to the
+blocks of its sequence, so to a padded length that depends on its own length alone. Rows of equal
+padded length share one call. Each row of such a call is computed by itself, so neighbours change no
+bit of it. What lies behind a row's length is finite (zeros, or what an earlier sequence left; a
+block with other numbers is cleared before it is used again) and masked.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,82 +22,117 @@ from tinsmith_engine.model.attention import PackedAttention
 from tinsmith_engine.model.decoder_config import DecoderConfig
 from tinsmith_engine.packing.packing import PackedRows
 from tinsmith_engine.products.split_products import KSplit
+from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, blocks_for
 
-_LENGTH_STEP = 64
+_COPIED_BLOCKS = 2
+"""Rows of up to as many blocks are copied together where they do not lie in order.
+
+Copying so little costs less than a call for each."""
 # Products of three rows have other bits where threads share the heads than where one has all.
 _ODD_GROUPS = 3
 
 
-def cached_length(num_tokens: int) -> int:
-    """Return the number of cache positions that a row of this length attends to."""
-    return -(-num_tokens // _LENGTH_STEP) * _LENGTH_STEP
-
-
-def cache_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Return the memory of one cached position over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+def block_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Return the memory of one block over all layers."""
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return BLOCK_TOKENS * per_token
 
 
 class KvCache:
-    """Keys and values of `num_slots` sequences in every layer, [slots, Hkv, capacity, D] each."""
+    """Keys and values in `num_blocks` blocks in every layer, [Hkv * blocks, 64 * D] each.
 
-    def __init__(self, config: DecoderConfig, num_slots: int, like: Tensor) -> None:
-        self.num_slots = num_slots
-        self.capacity = 0
-        empty = like.new_zeros(num_slots, config.num_kv_heads, 0, config.head_dim)
-        self.keys = [empty] * config.num_layers
-        self.values = [empty] * config.num_layers
+    Memory is not written to before a block is cleared or used: on a CPU it is not taken earlier.
+    """
 
-    def reserve(self, num_tokens: int) -> None:
-        """Make room for sequences of this length, keeping what is stored."""
-        if num_tokens <= self.capacity:
-            return
-        # Doubling: growing by a token at a time would copy the cache for each of them.
-        added = max(cached_length(num_tokens), 2 * self.capacity) - self.capacity
-        self.keys = [F.pad(keys, (0, 0, 0, added)) for keys in self.keys]
-        self.values = [F.pad(values, (0, 0, 0, added)) for values in self.values]
-        self.capacity += added
+    def __init__(self, config: DecoderConfig, num_blocks: int, like: Tensor) -> None:
+        self.num_blocks, self.num_heads, self.head_dim = (
+            num_blocks,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        self._device = like.device
+        shape = (config.num_kv_heads * num_blocks, BLOCK_TOKENS * config.head_dim)
+        self.keys = [like.new_empty(shape) for _ in range(config.num_layers)]
+        self.values = [like.new_empty(shape) for _ in range(config.num_layers)]
 
-    def copy_prefix(self, source: int, targets: Sequence[int], num_tokens: int) -> None:
-        """Copy the first positions of one slot to others."""
-        if not targets:
-            return
-        for stored in (*self.keys, *self.values):
-            stored[list(targets), :, :num_tokens] = stored[source, :, :num_tokens]
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all blocks."""
+        return sum(stored.nbytes for stored in (*self.keys, *self.values))
 
-    def clear(self, slots: Sequence[int]) -> None:
-        """Fill slots with zeros."""
-        for stored in (*self.keys, *self.values):
-            stored[list(slots)] = 0
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks to others."""
+        source, target = (torch.tensor(one, device=self._device) for one in (sources, targets))
+        for blocks in map(self._by_block, (*self.keys, *self.values)):
+            blocks.index_copy_(1, target, blocks.index_select(1, source))
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Fill blocks with zeros."""
+        index = torch.tensor(blocks, device=self._device)
+        for stored in map(self._by_block, (*self.keys, *self.values)):
+            stored.index_fill_(1, index, 0)
+
+    def by_position(self, stored: Tensor) -> Tensor:
+        """Return a layer's keys or values as [Hkv, positions, D]; block b begins at 64 b."""
+        return stored.view(self.num_heads, self.num_blocks * BLOCK_TOKENS, self.head_dim)
+
+    def _by_block(self, stored: Tensor) -> Tensor:
+        return stored.view(self.num_heads, self.num_blocks, -1)
+
+
+def _place(blocks: Sequence[int], position: int) -> int:
+    """Return where a position of a sequence lies among those of the cache."""
+    return blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
 
 
 class PrefillAttention:
-    """Causal attention within one prompt, as in training; leaves its keys and values in a slot."""
+    """Causal attention within one prompt, as in training; leaves its keys and values in blocks."""
 
     def __init__(
-        self, cache: KvCache, slot: int, num_tokens: int, rows: PackedRows, split: KSplit
+        self,
+        cache: KvCache,
+        blocks: Sequence[int],
+        num_tokens: int,
+        rows: PackedRows,
+        split: KSplit,
     ) -> None:
-        self._cache, self._slot, self._num_tokens = cache, slot, num_tokens
+        self._cache, self._num_tokens = cache, num_tokens
+        places = [_place(blocks, position) for position in range(num_tokens)]
+        self._places = torch.tensor(places, device=cache.keys[0].device)
         self._packed = PackedAttention(rows, split, keeps_graph=False)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attended values [N, Hq, D]."""
-        place = (self._slot, slice(None), slice(self._num_tokens))
-        # Rows behind the prompt are filling.
-        self._cache.keys[layer][place] = k[: self._num_tokens].transpose(0, 1)
-        self._cache.values[layer][place] = v[: self._num_tokens].transpose(0, 1)
+        for stored, new in ((self._cache.keys, k), (self._cache.values, v)):
+            # Rows behind the prompt are filling.
+            self._cache.by_position(stored[layer]).index_copy_(
+                1, self._places, new[: self._num_tokens].transpose(0, 1)
+            )
         return self._packed.forward(layer, q, k, v)
 
 
 class _Group(NamedTuple):
-    """Rows of equal padded length."""
+    """Rows of equal padded length whose blocks lie in order, or are copied."""
 
     rows: Tensor
     """Row numbers, int64 [n]."""
-    slots: slice | Tensor
-    length: int
     mask: Tensor
     """Which positions a row may see, bool [n, 1, 1, length]."""
+    first: int
+    """First block of the first row."""
+    spacing: int
+    """Blocks from the beginning of a row to that of the next one."""
+    copied: Tensor | None
+    """Rows of the cache's tensors, int64 [n * Hkv * blocks]; None if the blocks lie in order."""
+
+    def read(self, cache: KvCache, stored: Tensor) -> Tensor:
+        """Return keys or values of the rows, [n, Hkv, length, D]."""
+        shape = (len(self.rows), cache.num_heads, self.mask.shape[-1], cache.head_dim)
+        if self.copied is not None:
+            return stored.index_select(0, self.copied).view(shape)
+        of_block = stored.shape[1]
+        strides = (self.spacing * of_block, cache.num_blocks * of_block, cache.head_dim, 1)
+        return stored.as_strided(shape, strides, self.first * of_block)
 
 
 class DecodeAttention:
@@ -104,42 +140,74 @@ class DecodeAttention:
 
     Args:
         cache: Where the sequences are stored.
-        slots: The slot of each row.
+        blocks: The blocks of each row's sequence; those beyond its new token are left out.
         positions: Position of each row's new token, equal to the tokens cached before it.
-        num_rows: Rows of q, k and v; those beyond `slots` are filling and attend to nothing.
+        num_rows: Rows of q, k and v; those beyond `blocks` are filling and attend to nothing.
     """
 
     def __init__(
-        self, cache: KvCache, slots: Sequence[int], positions: Sequence[int], num_rows: int
+        self,
+        cache: KvCache,
+        blocks: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        num_rows: int,
     ) -> None:
         self._cache = cache
         self._num_rows = num_rows
-        self._slots = torch.tensor(slots)
-        self._positions = torch.tensor(positions)
+        self._num_active = len(positions)
+        self._device = cache.keys[0].device
+        places = [_place(*pair) for pair in zip(blocks, positions, strict=True)]
+        self._places = torch.tensor(places, device=self._device)
         by_length: dict[int, list[int]] = {}
         for row, position in enumerate(positions):
-            by_length.setdefault(cached_length(position + 1), []).append(row)
-        self._groups = [self._group(length, rows) for length, rows in by_length.items()]
+            by_length.setdefault(blocks_for(position + 1), []).append(row)
+        self._groups: list[_Group] = []
+        for num_blocks, rows in by_length.items():
+            tables = [blocks[row][:num_blocks] for row in rows]
+            runs, loose = _runs(tables)
+            if len(runs) > 1 and num_blocks <= _COPIED_BLOCKS:
+                runs, loose = [], list(range(len(rows)))
+            for members in [*runs, *([loose] if loose else [])]:
+                self._groups.append(
+                    self._group(
+                        [rows[member] for member in members],
+                        [tables[member] for member in members],
+                        [positions[rows[member]] for member in members],
+                        is_copied=members is loose,
+                    )
+                )
 
-    def _group(self, length: int, rows: list[int]) -> _Group:
-        slots = self._slots[rows]
-        first, last = int(slots[0]), int(slots[-1])
-        # A run of neighbouring slots is a view; other choices have to be gathered.
-        is_run = torch.equal(slots, torch.arange(first, first + len(rows)))
-        mask = torch.arange(length)[None, None, None] <= self._positions[rows][:, None, None, None]
+    def _group(
+        self,
+        rows: list[int],
+        tables: list[Sequence[int]],
+        positions: list[int],
+        *,
+        is_copied: bool,
+    ) -> _Group:
+        cache, copied = self._cache, None
+        if is_copied:
+            heads = torch.arange(cache.num_heads) * cache.num_blocks
+            index = torch.tensor(tables)[:, None] + heads[:, None]
+            copied = index.flatten().to(self._device)
+        seen = torch.arange(len(tables[0]) * BLOCK_TOKENS)
+        mask = seen <= torch.tensor(positions)[:, None]
         return _Group(
-            rows=torch.tensor(rows),
-            slots=slice(first, last + 1) if is_run else slots,
-            length=length,
-            mask=mask.to(self._cache.keys[0].device),
+            rows=torch.tensor(rows, device=self._device),
+            mask=mask[:, None, None].to(self._device),
+            first=tables[0][0],
+            spacing=tables[1][0] - tables[0][0] if len(tables) > 1 else 0,
+            copied=copied,
         )
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the new keys and values and return attended values [N, Hq, D]."""
-        num_active = len(self._slots)
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys[self._slots, :, self._positions] = k[:num_active]
-        values[self._slots, :, self._positions] = v[:num_active]
+        cache = self._cache
+        keys, values = cache.keys[layer], cache.values[layer]
+        for stored, new in ((keys, k), (values, v)):
+            cache.by_position(stored).index_copy_(
+                1, self._places, new[: self._num_active].transpose(0, 1)
+            )
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         # The query heads that share a key head are taken as its queries: nothing is repeated.
         grouped = q.unflatten(1, (k.shape[1], -1))  # type: ignore[no-untyped-call]
@@ -149,9 +217,35 @@ class DecodeAttention:
         for group in self._groups:
             attended = F.scaled_dot_product_attention(
                 grouped[group.rows],
-                keys[group.slots][:, :, : group.length],
-                values[group.slots][:, :, : group.length],
+                group.read(cache, keys),
+                group.read(cache, values),
                 attn_mask=group.mask,
             )
             out[group.rows] = attended[:, :, :num_groups].flatten(1, 2)
         return out
+
+
+def _runs(tables: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+    """Return the rows whose blocks lie in order, in runs of equal distance; and the others."""
+    in_order: list[int] = []
+    loose: list[int] = []
+    for row, table in enumerate(tables):
+        is_run = table[-1] - table[0] == len(table) - 1 and _is_ascending(table)
+        (in_order if is_run else loose).append(row)
+    in_order.sort(key=lambda row: tables[row][0])
+    runs: list[list[int]] = []
+    for row in in_order:
+        start = tables[row][0]
+        run = runs[-1] if runs else []
+        starts = [tables[member][0] for member in run[-2:]]
+        # Shared blocks have no distance.
+        is_next = len(run) == 1 and start > starts[0]
+        if is_next or (len(run) > 1 and start - starts[1] == starts[1] - starts[0]):
+            run.append(row)
+        else:
+            runs.append([row])
+    return runs, loose
+
+
+def _is_ascending(table: Sequence[int]) -> bool:
+    return all(later == earlier + 1 for earlier, later in itertools.pairwise(table))

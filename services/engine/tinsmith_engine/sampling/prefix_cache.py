@@ -1,9 +1,8 @@
-"""Which slots of a sampler hold a prompt that was read before.
+"""Which blocks of a sampler's cache hold a prompt that was read before.
 
-A prompt's keys and values stay in a slot after its sequence has ended, until another prompt takes
-the slot; while the sequence decodes, it writes behind them. A request with the same prompt, weights
-and scope takes a copy, and the logits that were computed after the prompt: the bits that it would
-have computed itself.
+A prompt's blocks stay after its sequences have ended, until their room is wanted. A request with
+the same prompt, weights and scope reads the same blocks, and takes the logits that were computed
+after the prompt: the bits that it would have computed itself.
 
 Only whole prompts are reused. The rest of a prompt behind a known prefix would have to attend to
 the cache. Products then have other shapes than those of a prompt read in one pass, which round
@@ -21,9 +20,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tinsmith_engine.base.types import Published
+from tinsmith_engine.sampling.block_pool import BlockPool
 
-# Each keeps a row of logits besides its slot.
-_MAX_PROMPTS = 32
+# Each keeps a row of logits besides its blocks.
+MAX_PROMPTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,23 @@ class PromptKey:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """A prompt that a slot holds."""
+    """A prompt that was read."""
 
-    slot: int
+    blocks: list[int]
     last_logits: Tensor
     """After its last token, [1, V]."""
 
 
 class PromptCache:
-    """Prompts in slots, the most recently used last."""
+    """Prompts in blocks, the most recently used last; a reader of their blocks.
 
-    def __init__(self, max_prompts: int = _MAX_PROMPTS) -> None:
+    Args:
+        pool: Of the blocks.
+        max_prompts: How many are kept.
+    """
+
+    def __init__(self, pool: BlockPool, max_prompts: int = MAX_PROMPTS) -> None:
+        self._pool = pool
         self._max_prompts = max_prompts
         self._known: OrderedDict[PromptKey, KnownPrompt] = OrderedDict()
 
@@ -58,28 +64,41 @@ class PromptCache:
             self._known.move_to_end(key)
         return known
 
-    def add(self, key: PromptKey, slot: int, last_logits: Tensor) -> None:
-        """Note that a slot holds a prompt; the least recently used one may be forgotten."""
-        self._known[key] = KnownPrompt(slot, last_logits)
+    @property
+    def num_unread(self) -> int:
+        """Blocks that nothing else reads."""
+        return self._pool.num_read_once(
+            [block for known in self._known.values() for block in known.blocks]
+        )
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._known
+
+    def add(self, key: PromptKey, blocks: Sequence[int], last_logits: Tensor) -> None:
+        """Note that blocks hold a prompt; the least recently used one may be forgotten."""
+        if key in self._known:
+            self._pool.release(self._known[key].blocks)
+        self._pool.share(blocks)
+        self._known[key] = KnownPrompt(list(blocks), last_logits)
         self._known.move_to_end(key)
         if len(self._known) > self._max_prompts:
-            self._known.popitem(last=False)
+            self.forget_oldest()
 
-    def forget(self, slots: Iterable[int]) -> None:
-        """Note that slots are about to be written to."""
-        written = set(slots)
-        for key in [key for key, known in self._known.items() if known.slot in written]:
-            del self._known[key]
+    def forget_oldest(self) -> bool:
+        """Let go of the least recently used prompt; return whether there was one."""
+        if not self._known:
+            return False
+        _, known = self._known.popitem(last=False)
+        self._pool.release(known.blocks)
+        return True
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Let go of the prompts that lie in any of these blocks."""
+        doubtful = set(blocks)
+        for key in [key for key, known in self._known.items() if doubtful & set(known.blocks)]:
+            self._pool.release(self._known.pop(key).blocks)
 
     def clear(self) -> None:
         """Forget all prompts."""
-        self._known.clear()
-
-    def rank(self, slots: Iterable[int]) -> Sequence[int]:
-        """Return slots in the order in which to give them away.
-
-        Those without a prompt come first, lowest first, so that samples of a prompt tend to lie
-        side by side; then those whose prompt was not used for the longest time.
-        """
-        use = {known.slot: rank for rank, known in enumerate(self._known.values(), start=1)}
-        return sorted(slots, key=lambda slot: (use.get(slot, 0), slot))
+        while self.forget_oldest():
+            pass

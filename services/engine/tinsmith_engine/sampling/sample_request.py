@@ -25,6 +25,7 @@ from tinsmith_runtime.errors import (
     ShapeMismatchError,
     TokenOutOfVocabularyError,
 )
+from tinsmith_runtime.stop_strings import check_stop_strings
 
 DecodeText = Callable[[Sequence[int]], str]
 
@@ -192,6 +193,7 @@ def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
         )
     if request.target_prompt_tokens is not None:
         check_target_tokens(request.target_prompt_tokens, len(prompt), info.vocab_size)
+    check_stop_strings(request.stop_strings, "stop_strings")
     for name, value in (("temperature", request.temperature), ("top_p", request.top_p)):
         if not math.isfinite(value):
             raise NotFiniteInputError(name, f"is {value}")
@@ -231,7 +233,6 @@ def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
             bool(request.stop_strings) and request.decode_text is None,
             "need a decoder of text, which this model was loaded without",
         ),
-        ("stop_strings", "" in request.stop_strings, "must not hold an empty text"),
     ):
         if is_wrong:
             raise InvalidFieldError(name, rule)

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_runtime.stop_strings import MAX_STOP_STRINGS, check_stop_strings
 
 _MAX_INT32 = 2**31 - 1
-_MAX_STOPS = 64
 _MAX_TOP_LOGPROBS = 20
 _MAX_PROMPTS = 256
 
@@ -70,7 +70,7 @@ class SamplingBody(pydantic.BaseModel):
     model: str = pydantic.Field(default="", max_length=512)
     n: int | None = pydantic.Field(default=None, ge=1, le=_MAX_INT32)
     seed: int | None = pydantic.Field(default=None, ge=-(2**63), lt=2**64)
-    stop: str | Annotated[list[str], pydantic.Field(max_length=_MAX_STOPS)] | None = None
+    stop: str | Annotated[list[str], pydantic.Field(max_length=MAX_STOP_STRINGS)] | None = None
     max_tokens: int | None = pydantic.Field(default=None, ge=0, le=_MAX_INT32)
     temperature: float | None = pydantic.Field(default=None, ge=0)
     top_p: float | None = pydantic.Field(default=None, gt=0, le=1)
@@ -108,8 +108,7 @@ class SamplingBody(pydantic.BaseModel):
             value = (self.model_extra or {}).get(name)
             if value not in neutral:
                 raise InvalidFieldError(name, "is not offered; leave it out")
-        if "" in self.stops:
-            raise InvalidFieldError("stop", "must not hold an empty string")
+        check_stop_strings(self.stops, "stop")
 
 
 class Message(pydantic.BaseModel):

@@ -23,9 +23,9 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from tinsmith_gateway.access.authentication import Callers, Credential
-from tinsmith_gateway.access.limits import Limits
+from tinsmith_gateway.access.limits import Admission, Limits
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
-from tinsmith_gateway.proxy.protobuf_scan import read_text_field
+from tinsmith_gateway.proxy.protobuf_scan import read_prompt, read_text_field
 from tinsmith_gateway.proxy.proxied_methods import METHODS, Method
 from tinsmith_gateway.serving.shutdown import Drain
 from tinsmith_gateway.upstream.pod_directory import Directory
@@ -38,6 +38,7 @@ from tinsmith_gateway.upstream.routing import (
 )
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
+    MalformedRequestError,
     NotFoundError,
     OperationNotFoundError,
     RunMovedError,
@@ -107,21 +108,23 @@ class PassThrough(grpc.GenericRpcHandler):
         path = handler_call_details.method
         method = METHODS.get(path)
         if method is None:
-            return grpc.unary_unary_rpc_method_handler(_refuse_unknown)
+            return grpc.stream_stream_rpc_method_handler(_refuse_unknown)
         call = _Passage(self, method)
+        # All are served as streams, which read when they are told to: the caller is found first.
         if method.streams_requests:
             return grpc.stream_stream_rpc_method_handler(call.serve_both_streams)
         if method.streams_responses:
-            return grpc.unary_stream_rpc_method_handler(call.serve_stream)
-        return grpc.unary_unary_rpc_method_handler(call.serve_unary)
+            return grpc.stream_stream_rpc_method_handler(call.serve_stream)
+        return grpc.stream_stream_rpc_method_handler(call.serve_unary)
 
-    async def authenticate(self, context: Context) -> Credential:
+    async def authenticate(self, method: Method, context: Context) -> Credential:
         """Return the caller.
 
         Raises:
             DrainingError: If the gateway is shutting down.
             UnauthenticatedError: If the key is no good.
-            PermissionDeniedError: If it is of a pod or an episode.
+            PermissionDeniedError: If it is of a pod or an episode, or of a role that does not call
+                the method.
         """
         self._drain.check()
         headers = {
@@ -131,11 +134,12 @@ class PassThrough(grpc.GenericRpcHandler):
         }
         credential = await self._callers.authenticate(headers)
         credential.require_user()
+        credential.caller.require_method(method.path)
         bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)
         return credential
 
     @contextlib.contextmanager
-    def admitted(self, method: Method, credential: Credential, num_bytes: int) -> Iterator[None]:
+    def admitted(self, method: Method, credential: Credential) -> Iterator[Admission]:
         """Count a call while it runs; one that only waits is cut when the gateway drains.
 
         Raises:
@@ -143,20 +147,20 @@ class PassThrough(grpc.GenericRpcHandler):
             DrainingError: If it was cut.
         """
         key_id = credential.caller.key_id
-        with self._limits.admit(key_id, num_bytes, is_wait=method.is_wait):
+        with self._limits.admit(key_id, is_wait=method.is_wait) as admission:
             if not method.is_wait:
-                yield
+                yield admission
                 return
             with self._drain.running(is_wait=True):
-                yield
+                yield admission
 
     def timeout_s(self, context: Context) -> float:
         """Return the time that a call has left."""
         remaining_s = context.time_remaining()
         return self._max_call_s if remaining_s is None else min(remaining_s, self._max_call_s)
 
-    async def stub(self, method: Method, owner: Owner) -> Any:
-        """Return the callable of a method at the pod that owns a resource.
+    async def stub(self, method: Method, owner: Owner) -> tuple[Any, str]:
+        """Return the callable of a method at the pod that owns a resource, and its address.
 
         Raises:
             TinsmithError: What the scheduler says of the resource, or that no pod holds it.
@@ -173,9 +177,13 @@ class PassThrough(grpc.GenericRpcHandler):
             else:
                 stub = channel.unary_unary(method.path)
             self._stubs[entry] = stub
-        return stub
+        return stub, address
 
-    def may_have_moved(self, owner: Owner, error: grpc.aio.AioRpcError) -> bool:
+    def in_flight(self, owner: Owner, address: str) -> contextlib.AbstractContextManager[None]:
+        """Count a call to a pod while it runs."""
+        return self._directory.in_flight(owner, address)
+
+    def may_have_moved(self, owner: Owner, address: str, error: grpc.aio.AioRpcError) -> bool:
         """Forget an address that failed; return whether the call may be sent to a new one."""
         if isinstance(owner, SchedulerOwner):
             return False
@@ -184,7 +192,7 @@ class PassThrough(grpc.GenericRpcHandler):
             error.code() is grpc.StatusCode.UNIMPLEMENTED
         )
         if is_elsewhere or error.code() is grpc.StatusCode.UNAVAILABLE:
-            self._directory.forget(owner)
+            self._directory.forget(owner, "" if is_elsewhere else address)
         return is_elsewhere
 
     def headers_of(self, owner: Owner) -> MetadataItems:
@@ -203,28 +211,29 @@ class _Passage:
         self._owner: Owner = SchedulerOwner()
         self._foreign: NotFoundError | None = None
 
-    async def serve_unary(self, body: bytes, context: Context) -> bytes:
+    async def serve_unary(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass one request and one answer."""
         async with self._answered(context):
-            credential = await self._gateway.authenticate(context)
-            with self._gateway.admitted(self._method, credential, len(body)):
+            credential = await self._gateway.authenticate(self._method, context)
+            with self._gateway.admitted(self._method, credential) as admission:
+                body = await self._body_of(bodies, context, admission)
                 self._find_owner(body, credential)
-                return await self._pass_unary(body, context, credential)
-        raise AssertionError("a failure was answered")
+                await context.write(await self._pass_unary(body, context, credential))
 
-    async def serve_stream(self, body: bytes, context: Context) -> None:
+    async def serve_stream(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass one request and a stream of answers."""
         async with self._answered(context):
-            credential = await self._gateway.authenticate(context)
-            with self._gateway.admitted(self._method, credential, len(body)):
+            credential = await self._gateway.authenticate(self._method, context)
+            with self._gateway.admitted(self._method, credential) as admission:
+                body = await self._body_of(bodies, context, admission)
                 self._find_owner(body, credential)
                 await self._pass_stream(lambda: body, context, credential, attempts=2)
 
     async def serve_both_streams(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass two streams; the first request says where they go."""
         async with self._answered(context):
-            credential = await self._gateway.authenticate(context)
-            with self._gateway.admitted(self._method, credential, 0):
+            credential = await self._gateway.authenticate(self._method, context)
+            with self._gateway.admitted(self._method, credential):
                 requests = aiter(bodies)
                 first = await self._first_of(requests, context)
                 self._find_owner(first or b"", credential)
@@ -237,6 +246,23 @@ class _Passage:
 
                 # What the client has sent cannot be taken back: one attempt.
                 await self._pass_stream(all_requests, context, credential, attempts=1)
+
+    async def _body_of(
+        self, bodies: AsyncIterator[bytes], context: Context, admission: Admission
+    ) -> bytes:
+        """Return the one request of a call, counted as what its key has in flight.
+
+        Raises:
+            MalformedRequestError: If the call ends without one.
+            RateLimitedError: If the key has too many bytes in flight.
+        """
+        body = await self._first_of(aiter(bodies), context)
+        if body is None:
+            raise MalformedRequestError(
+                f"the call of {self._method.path} ended without a request", method=self._method.path
+            )
+        admission.add_bytes(len(body))
+        return body
 
     async def _first_of(self, requests: AsyncIterator[bytes], context: Context) -> bytes | None:
         """Return the first request; a call that sends none is ended in time."""
@@ -254,10 +280,16 @@ class _Passage:
     def _find_owner(self, body: bytes, credential: Credential) -> None:
         resource = read_text_field(body) if self._method.is_named else ""
         spread = read_text_field(body, 2) if self._method.is_spread else ""
+        prompt = read_prompt(body) if self._method.is_sampling else b""
         method = self._method.path.rpartition("/")[2]
         bind_log_fields(method=method, resource=resource)
         owner = owner_of(
-            self._method.service, method, resource, pool=credential.caller.pool, spread=spread
+            self._method.service,
+            method,
+            resource,
+            pool=credential.caller.pool,
+            spread=spread,
+            prompt=prompt,
         )
         if owner is None:
             raise _unknown(self._method.path)
@@ -267,12 +299,13 @@ class _Passage:
     async def _pass_unary(self, body: bytes, context: Context, credential: Credential) -> bytes:
         metadata = _onward(context, credential)
         for is_last in (False, True):
-            stub = await self._gateway.stub(self._method, self._owner)
+            stub, address = await self._gateway.stub(self._method, self._owner)
             call = stub(body, timeout=self._gateway.timeout_s(context), metadata=metadata)
             try:
-                answer: bytes = await call
+                with self._gateway.in_flight(self._owner, address):
+                    answer: bytes = await call
             except grpc.aio.AioRpcError as error:
-                if not self._gateway.may_have_moved(self._owner, error) or is_last:
+                if not self._gateway.may_have_moved(self._owner, address, error) or is_last:
                     raise
                 REROUTED_CALLS.inc()
                 continue
@@ -293,13 +326,15 @@ class _Passage:
     ) -> None:
         metadata = _onward(context, credential)
         for left in reversed(range(attempts)):
-            stub = await self._gateway.stub(self._method, self._owner)
+            stub, address = await self._gateway.stub(self._method, self._owner)
+            in_flight = self._gateway.in_flight(self._owner, address)
             call = stub(request(), timeout=self._gateway.timeout_s(context), metadata=metadata)
             try:
-                message = await call.read()
+                with self._gateway.in_flight(self._owner, address):
+                    message = await call.read()
             except grpc.aio.AioRpcError as error:
                 call.cancel()
-                if not self._gateway.may_have_moved(self._owner, error) or left == 0:
+                if not self._gateway.may_have_moved(self._owner, address, error) or left == 0:
                     raise
                 REROUTED_CALLS.inc()
                 continue
@@ -308,12 +343,13 @@ class _Passage:
                 raise
             try:
                 await self._send_initial(context, call)
-                while message is not grpc.aio.EOF:
-                    await context.write(message)
-                    message = await call.read()
+                with in_flight:
+                    while message is not grpc.aio.EOF:
+                        await context.write(message)
+                        message = await call.read()
                 _set_trailing(context, await call.trailing_metadata())
             except grpc.aio.AioRpcError as error:
-                self._gateway.may_have_moved(self._owner, error)
+                self._gateway.may_have_moved(self._owner, address, error)
                 raise
             finally:
                 call.cancel()
@@ -365,8 +401,8 @@ def foreign_error(owner: Owner, resource: str, project: str) -> NotFoundError | 
     return error_class(f"{resource} does not exist in this project", resource=resource)
 
 
-async def _refuse_unknown(body: bytes, context: Context) -> NoReturn:
-    del body
+async def _refuse_unknown(bodies: AsyncIterator[bytes], context: Context) -> NoReturn:
+    del bodies
     await _abort(context, "unknown", _unknown("this"))
     raise AssertionError("abort returned")
 

@@ -40,6 +40,9 @@ _WAITS = frozenset(
     }
 )
 _SPREAD = frozenset({"/tinsmith.v1.EnvironmentService/CreateInstance"})
+_SAMPLING = frozenset(
+    f"/tinsmith.v1.SamplerService/{name}" for name in ("Sample", "StreamSample", "ComputeLogprobs")
+)
 _SECRETS = frozenset({"api_key"})
 
 
@@ -56,6 +59,7 @@ class Method:
             or it would be on every line that the call logs.
         is_wait: Whether it waits for what goes on anyway, or keeps something alive: it costs
             little, may stay open for long, and may be cut and sent again at any time.
+        is_sampling: Whether replicas share such calls by their prompt, field 2.
         is_spread: Whether pods of a role share such calls. Field 2 is the request id, and says
             which one: a repeat finds the pod that has the answer.
     """
@@ -67,6 +71,7 @@ class Method:
     is_named: bool
     is_wait: bool
     is_spread: bool
+    is_sampling: bool
 
 
 def _describe(method: MethodDescriptor) -> Method:
@@ -85,6 +90,7 @@ def _describe(method: MethodDescriptor) -> Method:
         ),
         is_wait=path in _WAITS,
         is_spread=path in _SPREAD,
+        is_sampling=path in _SAMPLING,
     )
 
 

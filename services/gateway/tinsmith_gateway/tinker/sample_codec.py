@@ -15,6 +15,7 @@ from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_gateway.tinker import bodies, tensor_codec, wire_pb2
 from tinsmith_gateway.tinker.training_codec import image_chunk
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError, ShapeMismatchError
+from tinsmith_runtime.stop_strings import check_stop_strings
 
 _NO_TOKEN, _NO_LOGPROB = 0, -99999.0
 _STOP_REASONS = {
@@ -81,6 +82,7 @@ def _decode_params(params: bodies.SamplingParams) -> trajectories_pb2.SamplingPa
         if any(isinstance(one, str) or not 0 <= one < 2**31 for one in stop):
             raise InvalidFieldError("sampling_params.stop", "must hold token ids, or strings alone")
         message.stop_tokens.token_ids.extend(int(one) for one in stop)
+    check_stop_strings(message.stop_strings, "sampling_params.stop")
     return message
 
 

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from tinsmith.backoff import backoff
 from tinsmith.rpc.channels import open_channel
+from tinsmith.v1 import sampler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.upstream.pod_directory import Directory
 from tinsmith_gateway.upstream.routing import Owner, owner_of
@@ -93,8 +94,6 @@ class Upstream:
                     owner, service, method, request, response, credential, left_s
                 )
             except TinsmithError as error:
-                if error.code in _ELSEWHERE_CODES:
-                    self._directory.forget(owner)
                 pause_s = next(pauses)
                 may_pass = error.code is ErrorCode.UNAVAILABLE
                 if not may_pass or time.monotonic() + pause_s >= deadline_s:
@@ -120,6 +119,7 @@ class Upstream:
         """
         owner = _owner(service, method, request, credential)
         address = await self._directory.address_of(owner)
+        counted = self._directory.in_flight(owner, address)
         call = self.channel(address).unary_stream(
             f"/{service}/{method}",
             request_serializer=type(request).SerializeToString,
@@ -127,12 +127,12 @@ class Upstream:
         )
         streamed = call(request, timeout=timeout_s, metadata=credential.metadata)
         try:
-            async with typed_errors(service, may_move=True):
-                async for message in streamed:
-                    yield message
+            with counted:
+                async with typed_errors(service, may_move=True):
+                    async for message in streamed:
+                        yield message
         except TinsmithError as error:
-            if error.code in _ELSEWHERE_CODES:
-                self._directory.forget(owner)
+            self._note(owner, address, error)
             raise
         finally:
             # A reader that stops tells the pod to stop working.
@@ -157,15 +157,33 @@ class Upstream:
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=response.FromString,
             )
-        async with typed_errors(service, may_move=True):
-            answer: ResponseT = await call(request, timeout=timeout_s, metadata=credential.metadata)
-            return answer
+        try:
+            with self._directory.in_flight(owner, address):
+                async with typed_errors(service, may_move=True):
+                    answer: ResponseT = await call(
+                        request, timeout=timeout_s, metadata=credential.metadata
+                    )
+                    return answer
+        except TinsmithError as error:
+            self._note(owner, address, error)
+            raise
+
+    def _note(self, owner: Owner, address: str, error: TinsmithError) -> None:
+        """Ask for an address again that failed."""
+        if error.code in _ELSEWHERE_CODES:
+            is_away = error.code is ErrorCode.UNAVAILABLE
+            self._directory.forget(owner, address if is_away else "")
 
 
 def _owner(service: str, method: str, request: Message, credential: Credential) -> Owner:
     value = getattr(request, request.DESCRIPTOR.fields[0].name) if request.DESCRIPTOR.fields else ""
     resource = value if isinstance(value, str) else ""
-    owner = owner_of(service, method, resource, pool=credential.caller.pool)
+    prompt = b""
+    if isinstance(request, sampler_pb2.SampleRequest):
+        prompt = request.prompt.SerializeToString()
+    elif isinstance(request, sampler_pb2.StreamSampleRequest):
+        prompt = request.request.prompt.SerializeToString()
+    owner = owner_of(service, method, resource, pool=credential.caller.pool, prompt=prompt)
     if owner is None:
         raise InternalError(f"no pod has the service {service}")
     return owner

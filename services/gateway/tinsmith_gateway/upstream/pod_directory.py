@@ -8,10 +8,14 @@ that owns it, with the caller's own key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
+from tinsmith.replicas import Replicas
 from tinsmith.rpc.channels import open_channel
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_gateway.upstream.routing import (
@@ -28,8 +32,11 @@ from tinsmith_runtime.errors import WorkerUnavailableError
 from tinsmith_runtime.rpc.pod_identity import PodCredentials
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 
+logger = logging.getLogger(__name__)
+
 _CALL_TIMEOUT_S = 10.0
 _WORKERS_TTL_S = 2.0
+_REPLICAS_TTL_S = 10.0
 _MAX_ENTRIES = 100_000
 _PAGE_SIZE = 1_000
 _ROLES = {
@@ -61,9 +68,11 @@ class Directory:
         self._clock = clock
         self._channel = open_channel(scheduler_address)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-        self._addresses: dict[Owner, str] = {}
+        self._addresses: dict[Owner, list[str]] = {}
+        self._replicas = Replicas()
+        self._refresh_s: dict[Owner, float] = {}
         self._workers: dict[str, tuple[float, list[RoleWorker]]] = {}
-        self._asking: dict[Owner, asyncio.Task[str]] = {}
+        self._asking: dict[Owner, asyncio.Task[list[str]]] = {}
         self._listing: dict[str, asyncio.Task[list[RoleWorker]]] = {}
 
     async def close(self) -> None:
@@ -85,19 +94,41 @@ class Directory:
             if not address:
                 raise _absent(f"no {role} is there")
             return address
-        known = self._addresses.get(owner, "")
-        if known:
-            return known
-        # One question for many calls that arrive together.
+        known = self._addresses.get(owner)
+        if known is None:
+            known = await asyncio.shield(self._asked(owner))
+        elif self._refresh_s.get(owner, math.inf) < self._clock():
+            # Replicas may have come meanwhile. Those that are known serve until there is an answer.
+            self._refresh_s[owner] = self._clock() + _REPLICAS_TTL_S
+            self._asked(owner).add_done_callback(_note_failure)
+        return self._replicas.choose(
+            known, owner.prompt if isinstance(owner, SamplingOwner) else b""
+        )
+
+    def _asked(self, owner: Owner) -> asyncio.Task[list[str]]:
+        """Return the question for an owner: one for many calls that arrive together."""
         task = self._asking.get(owner)
         if task is None:
             task = self._asking[owner] = asyncio.create_task(self._find(owner))
             task.add_done_callback(lambda _: self._asking.pop(owner, None))
-        return await asyncio.shield(task)
+        return task
 
-    def forget(self, owner: Owner) -> None:
-        """Ask again next time, as when a call to the address failed."""
+    def in_flight(self, owner: Owner, address: str) -> contextlib.AbstractContextManager[None]:
+        """Count a call while it runs, where calls to an owner are shared out by load."""
+        is_shared = isinstance(owner, SamplingOwner)
+        return self._replicas.in_flight(address) if is_shared else contextlib.nullcontext()
+
+    def forget(self, owner: Owner, address: str = "") -> None:
+        """Ask again next time, as when a call to the address failed.
+
+        Args:
+            owner: Whose address it was.
+            address: Of the pod that does not answer; empty if it does, and says that it is another.
+        """
         self._addresses.pop(owner, None)
+        self._refresh_s.pop(owner, None)
+        if address and isinstance(owner, SamplingOwner):
+            self._replicas.note_failure(address)
         if isinstance(owner, AnyOf | InstanceOwner):
             self._workers.pop(_role_of(owner), None)
 
@@ -133,18 +164,21 @@ class Directory:
             self._workers[role] = (self._clock() + _WORKERS_TTL_S, workers)
         return workers
 
-    async def _find(self, owner: Owner) -> str:
+    async def _find(self, owner: Owner) -> list[str]:
         async with typed_errors("scheduler"):
-            address, what = await self._ask(owner)
-        if not address:
+            addresses, what = await self._ask(owner)
+        if not any(addresses):
             raise _absent(what)
         if len(self._addresses) >= _MAX_ENTRIES:
             self._addresses.clear()
-        self._addresses[owner] = address
-        return address
+            self._refresh_s.clear()
+        self._addresses[owner] = addresses
+        if isinstance(owner, SamplingOwner):
+            self._refresh_s[owner] = self._clock() + _REPLICAS_TTL_S
+        return addresses
 
-    async def _ask(self, owner: Owner) -> tuple[str, str]:
-        """Return an address, and what its absence means."""
+    async def _ask(self, owner: Owner) -> tuple[list[str], str]:
+        """Return addresses, and what their absence means."""
         match owner:
             case RunOwner(run, checkpoint, is_any_on_ledger):
                 found = await self._call(
@@ -153,21 +187,21 @@ class Directory:
                 if is_any_on_ledger:
                     # Older schedulers name only the worker that holds it.
                     address = found.checkpoint_address or found.trainer_address
-                    return address, f"no trainer knows the checkpoints of {run}"
+                    return [address], f"no trainer knows the checkpoints of {run}"
                 if found.trainer_address or not checkpoint:
-                    return found.trainer_address, f"no trainer holds {run}"
+                    return [found.trainer_address], f"no trainer holds {run}"
                 # Checkpoints outlive the pool that made them.
                 located = await self._call(
                     self._stub.LocateCheckpoint,
                     scheduler_pb2.LocateCheckpointRequest(checkpoint=checkpoint),
                 )
-                return located.trainer_address, f"no trainer knows {checkpoint}"
+                return [located.trainer_address], f"no trainer knows {checkpoint}"
             case SamplingOwner(session):
                 found = await self._call(
                     self._stub.GetSamplingSession,
                     scheduler_pb2.GetSamplingSessionRequest(name=session),
                 )
-                return found.sampler_address, f"no sampler serves {session}"
+                return list(found.sampler_addresses), f"no sampler serves {session}"
         raise AssertionError(f"{owner} has an address of its own")
 
     async def _call(self, method: Any, request: Any) -> Any:
@@ -176,6 +210,11 @@ class Directory:
 
 def _role_of(owner: AnyOf | InstanceOwner) -> str:
     return owner.role if isinstance(owner, AnyOf) else "environment"
+
+
+def _note_failure(task: asyncio.Task[list[str]]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.info("replicas are not known anew", extra={"problem": str(task.exception())})
 
 
 def _absent(what: str) -> WorkerUnavailableError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tinsmith.names import worker_tag
 from tinsmith_runtime.errors import InvalidFieldError
@@ -53,9 +53,15 @@ class RunOwner:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOwner:
-    """The sampler of a sampling session."""
+    """The samplers of a sampling session.
+
+    Attributes:
+        sampling_session: Its name.
+        prompt: Bytes that the request says of its prompt, by which one of them is preferred.
+    """
 
     sampling_session: str
+    prompt: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,13 @@ def _weight(spread: str, name: str) -> bytes:
 
 
 def owner_of(
-    service: str, method: str, resource: str, *, pool: str = "", spread: str = ""
+    service: str,
+    method: str,
+    resource: str,
+    *,
+    pool: str = "",
+    spread: str = "",
+    prompt: bytes = b"",
 ) -> Owner | None:
     """Return the pod that answers a call; None if no pod has the service.
 
@@ -139,6 +151,7 @@ def owner_of(
         resource: Field 1 of the request.
         pool: Of the caller.
         spread: Request id of a call that workers of a role share; see `AnyOf`.
+        prompt: What is sampled; see `SamplingOwner`.
 
     Raises:
         InvalidFieldError: If no resource can have the name.
@@ -150,7 +163,7 @@ def owner_of(
             return _owner_of_run(resource, pool, is_any_on_ledger=method == "ListCheckpoints")
         case "tinsmith.v1.SamplerService":
             is_session = _SAMPLING_SESSION.fullmatch(resource) is not None
-            return SamplingOwner(resource) if is_session else AnyOf("sampler", pool)
+            return SamplingOwner(resource, prompt) if is_session else AnyOf("sampler", pool)
         case "tinsmith.v1.EnvironmentService":
             instance = _INSTANCE.fullmatch(resource)
             if instance is not None:

@@ -16,6 +16,7 @@ from tinsmith_engine import PromptLogprobs, SampledSequence
 from tinsmith_engine.base.types import IntArray
 from tinsmith_engine.contract.codec import decode_array, decode_input, given_fields
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError, ShapeMismatchError
+from tinsmith_runtime.stop_strings import check_stop_strings
 from tinsmith_sampler.service import Prompt, Sampled
 from tinsmith_sampler.sessions import Target
 from tinsmith_sampler.token_stream import Delivery, PromptReport
@@ -27,7 +28,6 @@ _STOP_REASONS = {
     "stop": trajectories_pb2.SampledSequence.STOP_REASON_STOP,
     "length": trajectories_pb2.SampledSequence.STOP_REASON_LENGTH,
 }
-_MAX_STOP_STRINGS = 64
 _MAX_TARGETS = 128
 
 
@@ -64,10 +64,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
         raise InvalidFieldError("params.top_k", "must be at least -1")
     if params.get("max_tokens", 1) < 1:
         raise InvalidFieldError("params.max_tokens", "must be at least 1")
-    if len(request.params.stop_strings) > _MAX_STOP_STRINGS:
-        raise InvalidFieldError("params.stop_strings", f"must be at most {_MAX_STOP_STRINGS}")
-    if "" in request.params.stop_strings:
-        raise InvalidFieldError("params.stop_strings", "must not hold an empty string")
+    check_stop_strings(request.params.stop_strings, "params.stop_strings")
     for name in (
         "num_samples",
         "topk_prompt_logprobs",

@@ -147,6 +147,6 @@ def encode_sampling_session(located: LocatedSession) -> scheduler_pb2.SamplingSe
         base_model=session.base_model,
         checkpoint=session.checkpoint,
         run=session.run,
-        sampler_address=located.sampler_address,
+        sampler_addresses=located.sampler_addresses,
         trainer_address=located.trainer_address,
     )

@@ -1,8 +1,8 @@
 """Sampling sessions: handles on a base model, a checkpoint or a live run.
 
 Only the source is stored. Addresses are looked up at each read, so that a handle survives restarts
-of its workers: the sampler follows from the handle's name and the samplers that are alive, the
-trainer from the run.
+of its workers: the samplers are those alive that may serve it, the trainer follows from the run. A
+handle has no sampler of its own: each call goes to any of them (`tinsmith.replicas`).
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from tinsmith_scheduler.store.records import (
     WorkerRole,
 )
 from tinsmith_scheduler.store.tables import sampling_sessions
-from tinsmith_scheduler.workers.placement import SamplerCandidate, choose_sampler, eligible_samplers
+from tinsmith_scheduler.workers.placement import SamplerCandidate, eligible_samplers
 from tinsmith_scheduler.workers.workers import Workers
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedSession:
-    """A sampling session and where its workers are now; empty if they are not alive."""
+    """A sampling session and where its workers are now; empty if none is alive."""
 
     session: SamplingSession
-    sampler_address: str
+    sampler_addresses: list[str]
     trainer_address: str
 
 
@@ -108,7 +108,7 @@ class SamplingSessions:
             pool=pool,
         )
         located = self._locate(handle, run)
-        if not located.sampler_address:
+        if not located.sampler_addresses:
             raise WorkerUnavailableError(
                 f"no sampler of the base model {base_model} is there at the moment; send the "
                 "request again",
@@ -201,7 +201,7 @@ class SamplingSessions:
         )
         return LocatedSession(
             session=handle,
-            sampler_address=addresses[choose_sampler(handle.name, eligible)] if eligible else "",
+            sampler_addresses=[addresses[name] for name in sorted(eligible)],
             trainer_address=self._trainer_address(handle, run),
         )
 

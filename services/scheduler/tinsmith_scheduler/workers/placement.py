@@ -147,17 +147,17 @@ def eligible_samplers(
     return dedicated or shared
 
 
-def choose_sampler(sampling_session: str, samplers: Collection[str]) -> str:
-    """Return the sampler of a sampling session, the same one for as long as it lives.
+def choose_worker(caller: str, workers: Collection[str]) -> str:
+    """Return the worker of a caller, the same one for as long as it lives.
 
-    Rendezvous hashing: sessions spread evenly, keep their sampler and so its prefix cache, and only
-    those of a sampler that is gone move. Samplers hold no state, so nothing is stored.
+    Rendezvous hashing: callers spread evenly, keep their worker, and only those of a worker that
+    is gone move. Nothing is stored.
 
     Args:
-        sampling_session: Name of the session.
-        samplers: Names of the samplers that may be chosen; at least one.
+        caller: Tells callers apart.
+        workers: Names of the workers that may be chosen; at least one.
     """
     return max(
-        samplers,
-        key=lambda name: (hashlib.sha256(f"{sampling_session}\0{name}".encode()).digest(), name),
+        workers,
+        key=lambda name: (hashlib.sha256(f"{caller}\0{name}".encode()).digest(), name),
     )

@@ -25,7 +25,7 @@ from tinsmith_scheduler.store.records import (
     WorkerRole,
 )
 from tinsmith_scheduler.store.tables import models
-from tinsmith_scheduler.workers.placement import TrainerCandidate, choose_sampler
+from tinsmith_scheduler.workers.placement import TrainerCandidate, choose_worker
 
 _MAX_NAMED_MODELS = 10
 
@@ -165,7 +165,7 @@ class Workers:
         pool = reach.pool if reach is not None else ""
         own = [name for name, worker in alive.items() if worker.pool == pool]
         names = own or [name for name, worker in alive.items() if not worker.pool]
-        return alive[choose_sampler(key, names)].address if names else ""
+        return alive[choose_worker(key, names)].address if names else ""
 
     def _is_elsewhere(self, run: Run) -> bool:
         listed = self._listed.get(run.worker)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinsmith_gateway.openai.codec import Sampled, Top
-from tinsmith_gateway.openai.text.detokenizer import IncrementalDetokenizer, StopFilter
 from tinsmith_gateway.openai.text.tool_calls import Piece, ToolCallParser
 from tinsmith_gateway.openai.tokenizers import ModelTokenizer
+from tinsmith_runtime.detokenizer import IncrementalDetokenizer, StopFilter
 
 # JSON has no infinity; OpenAI shows this for what is out of the question.
 _LOWEST_LOGPROB = -9999.0

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from tinsmith_gateway.openai.text.detokenizer import held_length
+from tinsmith_runtime.detokenizer import held_length
 
 _WHITESPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")

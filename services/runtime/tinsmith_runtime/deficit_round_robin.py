@@ -141,14 +141,19 @@ class FairQueue:
     """The credits of the runs of one engine, and their order.
 
     Args:
-        cycle_tokens: About how many tokens a cycle holds.
+        cycle_tokens: About how many tokens a cycle holds; may be changed between two of them.
     """
 
     def __init__(self, cycle_tokens: int) -> None:
-        self._cycle_tokens = cycle_tokens
+        self.cycle_tokens = cycle_tokens
         # The run that was served longest ago is first.
         self._credits: dict[str, int] = {}
         self._was_alone = False
+
+    def give_back(self, run: str, cost: int) -> None:
+        """Return to a run what it paid for a part that was not begun after all."""
+        if run in self._credits:
+            self._credits[run] += cost
 
     def take(self, backlogs: Sequence[Backlog]) -> CycleShare:
         """Return what goes into the next cycle; empty only if nothing is ready.
@@ -194,10 +199,10 @@ class FairQueue:
         return [
             _Flow(
                 backlog=known[run],
-                share=self._cycle_tokens // len(num_runs) // num_runs[known[run].project],
+                share=self.cycle_tokens // len(num_runs) // num_runs[known[run].project],
                 allotment=allotments[run],
                 credit=credit,
-                cycle_tokens=self._cycle_tokens,
+                cycle_tokens=self.cycle_tokens,
             )
             for run, credit in self._credits.items()
         ]
@@ -208,13 +213,13 @@ class FairQueue:
         for backlog in backlogs:
             debt = max(0, -self._credits[backlog.run])
             projects[backlog.project][backlog.run] = sum(backlog.costs) + debt
-        of_projects = _share_out(
-            self._cycle_tokens, {project: sum(runs.values()) for project, runs in projects.items()}
+        of_projects = share_out(
+            self.cycle_tokens, {project: sum(runs.values()) for project, runs in projects.items()}
         )
         return {
             run: allotment
             for project, runs in projects.items()
-            for run, allotment in _share_out(of_projects[project], runs).items()
+            for run, allotment in share_out(of_projects[project], runs).items()
         }
 
     def _fill(self, flows: Sequence[_Flow]) -> None:
@@ -226,9 +231,9 @@ class FairQueue:
         if first is not None:
             num_tokens += first.take()
         for flow in large:
-            num_tokens += flow.take_paid(self._cycle_tokens - num_tokens)
+            num_tokens += flow.take_paid(self.cycle_tokens - num_tokens)
         for flow in large:
-            if flow.may_owe and flow.cost <= self._cycle_tokens - num_tokens:
+            if flow.may_owe and flow.cost <= self.cycle_tokens - num_tokens:
                 num_tokens += flow.take()
 
     def _note(self, flows: Sequence[_Flow]) -> None:
@@ -240,7 +245,7 @@ class FairQueue:
             self._credits[run] = flow.credit if flow.has_work else 0
 
 
-def _share_out(total: int, demands: Mapping[str, int]) -> dict[str, int]:
+def share_out(total: int, demands: Mapping[str, int]) -> dict[str, int]:
     """Share a total out equally, giving none more than it asks for; at least 1 each."""
     allotments = {}
     num_left = len(demands)

@@ -1,0 +1,177 @@
+"""What a sampler keeps of a request, and of each sequence that it samples."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tinsmith_engine.base.types import Published
+from tinsmith_engine.sampling.prefix_cache import PromptKey
+from tinsmith_engine.sampling.sample_request import (
+    PromptLogprobs,
+    SampledSequence,
+    SampleRequest,
+    TokenListener,
+)
+from tinsmith_engine.sampling.stop_search import StopSearch
+from tinsmith_engine.sampling.token_selection import PickRule, uniform
+
+
+@dataclass(slots=True, eq=False)
+class Order:
+    """A request that has not ended."""
+
+    id: int
+    request: SampleRequest
+    weights: Published | None
+    """What its next token is sampled from."""
+    listener: TokenListener | None
+    num_unfinished: int
+    is_read: bool = False
+    """Whether its prompt was read, and so its scores are known."""
+    prompt: PromptLogprobs | None = None
+    num_cached_tokens: int = 0
+    key: PromptKey | None = None
+    """Of its prompt under its weights; None where the prompt cannot be known again."""
+
+    def __post_init__(self) -> None:
+        self.use(self.weights)
+
+    @property
+    def project(self) -> str:
+        """Whose request it is."""
+        return self.request.cache_scope
+
+    @property
+    def version(self) -> int:
+        """Of its weights; 0 for a base model."""
+        return 0 if self.weights is None else self.weights.version
+
+    def use(self, weights: Published | None) -> None:
+        """Sample from other weights from now on."""
+        self.weights = weights
+        # Images are part of what was read, and not among the tokens.
+        if not self.request.images:
+            request = self.request
+            self.key = PromptKey(request.cache_scope, weights, tuple(request.prompt_tokens))
+
+
+@dataclass(slots=True, eq=False)
+class ActiveSequence:
+    """One sequence that is being sampled."""
+
+    order: Order
+    sample_index: int
+    serial: int
+    """Of its first beginning: an earlier one has a lower number."""
+    tokens: list[int]
+    """Prompt and completion."""
+    rope_shift: int
+    """What the rotary position of the completion is ahead of the number of tokens."""
+    stop_search: StopSearch | None
+    blocks: list[int] = field(default_factory=list)
+    """Where it is cached."""
+    planned: list[int] = field(default_factory=list)
+    """Blocks to grow into, as long as they are free."""
+    num_cached: int = 0
+    """Tokens whose keys and values are in the blocks."""
+    is_kept: bool = False
+    """Whether it waited so long that it does not give way to younger ones again."""
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    topk: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    @property
+    def completion(self) -> list[int]:
+        """The tokens that were sampled."""
+        return self.tokens[len(self.order.request.prompt_tokens) :]
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all tokens but the newest are cached: the next logits are those of a new one."""
+        return self.num_cached == len(self.tokens) - 1
+
+    def rule(self) -> PickRule:
+        """Return how its next token is picked."""
+        request = self.order.request
+        drawn = uniform(request.seed, self.sample_index, len(self.logprobs))
+        return PickRule(request.temperature, request.top_k, request.top_p, drawn)
+
+    def sampled(self, reason: str | None) -> SampledSequence:
+        """Return it as the caller sees it."""
+        order = self.order
+        return SampledSequence(
+            request_id=order.id,
+            sample_index=self.sample_index,
+            tokens=self.completion,
+            logprobs=np.asarray(self.logprobs, dtype=np.float32),
+            versions=list(self.versions),
+            finish_reason=reason,
+            prompt=order.prompt,
+            topk=list(self.topk) if order.request.topk_sample_logprobs > 0 else None,
+            num_cached_prompt_tokens=order.num_cached_tokens,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class WaitingGroup:
+    """Samples of one request that have not begun, or one that gave its blocks up."""
+
+    order: Order
+    samples: range
+    resumed: ActiveSequence | None = None
+    num_passed: int = 0
+    """Groups that began while this one waited for blocks."""
+
+
+class WaitingGroups:
+    """Groups by project, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, deque[WaitingGroup]] = {}
+        self._num_samples: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def __iter__(self) -> Iterator[WaitingGroup]:
+        for groups in self._groups.values():
+            yield from groups
+
+    @property
+    def projects(self) -> list[str]:
+        """Those that have something waiting."""
+        return list(self._groups)
+
+    def of(self, project: str) -> Iterable[WaitingGroup]:
+        """Return what a project has waiting, the first to begin first."""
+        return self._groups.get(project, ())
+
+    def num_samples(self, project: str) -> int:
+        """Return how many samples of a project wait."""
+        return self._num_samples[project]
+
+    def add(self, group: WaitingGroup, *, is_first: bool = False) -> None:
+        """Add a group behind those of its project, or before them."""
+        groups = self._groups.setdefault(group.order.project, deque())
+        if is_first:
+            groups.appendleft(group)
+        else:
+            groups.append(group)
+        self._num_samples[group.order.project] += len(group.samples)
+
+    def remove(self, group: WaitingGroup) -> None:
+        """Take a group out."""
+        groups = self._groups[group.order.project]
+        groups.remove(group)
+        self._num_samples[group.order.project] -= len(group.samples)
+        if not groups:
+            del self._groups[group.order.project], self._num_samples[group.order.project]
+
+    def remove_order(self, order: Order) -> None:
+        """Take out what a request has waiting."""
+        for group in [group for group in self.of(order.project) if group.order is order]:
+            self.remove(group)

@@ -1,0 +1,147 @@
+"""What goes into a step of the sampler: whose prompts are read, and whose sequences get a token.
+
+A project that is alone gets all there is. Several share the time of the engine by deficit round
+robin. A cycle is a step, and its unit a row: one token of one sequence. A prompt costs as many
+rows as take the time of reading it. A step costs some time whatever is in it, and a cycle holds the
+rows that take as much time again. So a project with one sequence waits about twice as long for a
+token as it does alone, however many sequences others have. Where rows are nearly free, as on a
+GPU, a cycle holds all of them.
+
+What a row and a prompt cost is measured while sampling. It decides the order of the work and never
+its numbers: bits do not depend on what shares a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tinsmith_engine.base.types import FloatArray
+from tinsmith_runtime.deficit_round_robin import Backlog, FairQueue
+
+_DECAY = 0.97
+_PRIOR_WEIGHT = 0.5
+_PRIOR_COSTS = (16.0, 1.0, 0.125)
+"""A step, a row and a prompt's token, in rows: what holds until something was measured."""
+_MAX_FACTOR = 32.0
+"""How far a measured cost may be from the prior one: noise gives no project a step of its own."""
+_MAX_SURPRISE = 1.5
+
+
+class StepCosts:
+    """Learns what a step takes, by decayed least squares over its rows and prompt tokens."""
+
+    def __init__(self) -> None:
+        self._products = np.zeros((3, 3))
+        self._times = np.zeros(3)
+        self._costs: FloatArray = np.asarray(_PRIOR_COSTS)
+        self._is_known = False
+
+    @property
+    def rows_of_step(self) -> float:
+        """How many rows take as long as a step without any."""
+        return float(self._costs[0] / self._costs[1])
+
+    def rows_of_prompt(self, num_tokens: int) -> int:
+        """Return how many rows take as long as reading a prompt."""
+        return max(1, round(float(self._costs[2] / self._costs[1]) * num_tokens))
+
+    def note(self, num_rows: int, num_prompt_tokens: int, duration_s: float) -> None:
+        """Learn from a step."""
+        work = np.asarray([1.0, num_rows, num_prompt_tokens])
+        if self._is_known:
+            # A pause of the machine says nothing about rows.
+            duration_s = min(duration_s, _MAX_SURPRISE * float(work @ self._costs))
+        self._products = _DECAY * self._products + np.outer(work, work)
+        self._times = _DECAY * self._times + duration_s * work
+        prior = np.asarray(_PRIOR_COSTS)
+        # The prior in seconds: scaled to the time that all steps took.
+        prior = prior * (self._times[0] / float(prior @ self._products[0]))
+        weights = _PRIOR_WEIGHT * np.asarray(_PRIOR_COSTS) ** -2.0
+        found = np.linalg.solve(self._products + np.diag(weights), self._times + weights * prior)
+        self._costs = np.clip(found, prior / _MAX_FACTOR, prior * _MAX_FACTOR)
+        self._is_known = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectWork:
+    """What a project could have done in a step.
+
+    Attributes:
+        num_rows: Its sequences.
+        prompts: Tokens to read for each group that could begin, in order; 0 if all are known.
+    """
+
+    num_rows: int = 0
+    prompts: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What goes into a step, by project.
+
+    Attributes:
+        num_prompts: Groups that begin.
+        num_rows: Sequences that get a token; None for all.
+    """
+
+    num_prompts: Mapping[str, int]
+    num_rows: Mapping[str, int] | None = field(default=None)
+
+
+class StepPlanner:
+    """Decides, step by step.
+
+    Args:
+        max_prompt_tokens: Prompt tokens that one step reads for a project that is alone; of
+            prompts that are longer it reads one.
+    """
+
+    def __init__(self, max_prompt_tokens: int) -> None:
+        self._max_prompt_tokens = max_prompt_tokens
+        self.costs = StepCosts()
+        self._queue = FairQueue(int(self.costs.rows_of_step))
+
+    def plan(self, work: Mapping[str, ProjectWork]) -> StepPlan:
+        """Return what to do next; `work` holds the projects that have any."""
+        if len(work) > 1:
+            return self._share(work)
+        return StepPlan({project: self._fitting(one.prompts) for project, one in work.items()})
+
+    def give_back(self, project: str, num_tokens: int) -> None:
+        """Note that a group did not begin after all."""
+        self._queue.give_back(_prompts_of(project), self.costs.rows_of_prompt(num_tokens))
+
+    def _fitting(self, prompts: Sequence[int]) -> int:
+        num_tokens = num_fitting = 0
+        for length in prompts:
+            num_tokens += length
+            if num_fitting and num_tokens > self._max_prompt_tokens:
+                break
+            num_fitting += 1
+        return num_fitting
+
+    def _share(self, work: Mapping[str, ProjectWork]) -> StepPlan:
+        self._queue.cycle_tokens = int(max(self.costs.rows_of_step, 2 * len(work)))
+        backlogs = []
+        for project, one in work.items():
+            if one.num_rows:
+                backlogs.append(Backlog(_rows_of(project), project, [1] * one.num_rows))
+            if one.prompts:
+                costs = [self.costs.rows_of_prompt(length) for length in one.prompts]
+                backlogs.append(Backlog(_prompts_of(project), project, costs))
+        parts = self._queue.take(backlogs).num_parts
+        return StepPlan(
+            {project: parts.get(_prompts_of(project), 0) for project in work},
+            {project: parts.get(_rows_of(project), 0) for project in work},
+        )
+
+
+def _rows_of(project: str) -> str:
+    return f"{project}/rows"
+
+
+def _prompts_of(project: str) -> str:
+    return f"{project}/prompts"

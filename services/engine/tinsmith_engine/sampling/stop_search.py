@@ -1,0 +1,35 @@
+"""Looks for stop strings in a sample while it grows.
+
+Each token is decoded once, behind the few tokens before it. Only the end of the text is kept in
+which a stop string may have begun. The cost of a token does not depend on the sample's length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinsmith_runtime.detokenizer import Decode, IncrementalDetokenizer
+
+
+class StopSearch:
+    """The stop strings of one sample.
+
+    Args:
+        stop_strings: What ends it; at least one, none empty.
+        decode: The text of token ids.
+    """
+
+    def __init__(self, stop_strings: Sequence[str], decode: Decode) -> None:
+        self._stop_strings = tuple(stop_strings)
+        self._num_kept = max(map(len, stop_strings)) - 1
+        self._detokenizer = IncrementalDetokenizer(decode)
+        self._end = ""
+
+    def push(self, token: int) -> bool:
+        """Return whether the text contains a stop string now, which it did not before."""
+        piece = self._detokenizer.push([token])
+        if not piece:
+            return False
+        text = self._end + piece
+        self._end = text[-self._num_kept :] if self._num_kept else ""
+        return any(stop in text for stop in self._stop_strings)
