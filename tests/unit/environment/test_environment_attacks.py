@@ -166,6 +166,15 @@ async def test_the_end_of_the_pool_ends_what_was_detached(tmp_path: Path) -> Non
     await eventually(lambda: not is_alive(pid))
 
 
+async def test_the_end_of_one_pool_leaves_the_workers_of_another(pool: WorkerPool) -> None:
+    good = await play(pool, "good")
+    other = WorkerPool(num_workers=1, python_path=FOLDER)
+    await other.start()
+    await other.stop()
+    assert (await act(good, "remember x")).info["before"] == []
+    assert good.loss is None
+
+
 async def test_an_answer_that_is_too_long_ends_its_worker() -> None:
     pool = WorkerPool(num_workers=1, python_path=FOLDER, max_reply_bytes=2**16)
     await pool.start()

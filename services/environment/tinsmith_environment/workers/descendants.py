@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -20,9 +20,16 @@ _MAX_PASSES = 100
 
 def descendants_of(root: int) -> set[int]:
     """Return the processes below a process, without it."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in _parents().items():
-        children.setdefault(parent, []).append(pid)
+    return _below(root, _children())
+
+
+def count_descendants(roots: Sequence[int]) -> list[int]:
+    """Return how many processes are below each of some, by one look at all."""
+    children = _children()
+    return [len(_below(root, children)) for root in roots]
+
+
+def _below(root: int, children: Mapping[int, Sequence[int]]) -> set[int]:
     found: set[int] = set()
     open_pids = [root]
     while open_pids:
@@ -74,6 +81,13 @@ def end_orphans(known: Collection[int]) -> int:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     return num_ended
+
+
+def _children() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for pid, parent in _parents().items():
+        children.setdefault(parent, []).append(pid)
+    return children
 
 
 def _parents() -> dict[int, int]:

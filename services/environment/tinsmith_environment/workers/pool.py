@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from tinsmith_environment.environment import JsonValue
 from tinsmith_environment.metrics import WORKER_RESTARTS
 from tinsmith_environment.workers.confinement import ProcessLimits, guard_pod
-from tinsmith_environment.workers.descendants import descendants_of, end_orphans
+from tinsmith_environment.workers.descendants import count_descendants, end_orphans
 from tinsmith_environment.workers.worker import CRASHED, STOPPED, Worker, WorkerProcess
 from tinsmith_runtime.errors import (
     EnvironmentFailedError,
@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 _MIN_RESTART_DELAY_S = 0.05
 _MAX_RESTART_DELAY_S = 5.0
 _COUNT_INTERVAL_S = 0.25
+_START_POLL_S = 0.02
+# Of all pools of this process, whose children they are.
+_all_workers: set[WorkerProcess] = set()
+_all_starting: set[WorkerProcess] = set()
 
 
 class WorkerPool:
@@ -80,7 +84,6 @@ class WorkerPool:
         paths = [path for path in (python_path, self._variables.get("PYTHONPATH")) if path]
         self._variables["PYTHONPATH"] = os.pathsep.join(paths)
         self._workers: list[WorkerProcess] = []
-        self._starting: set[WorkerProcess] = set()
         self._keepers: set[asyncio.Task[None]] = set()
         self._counter: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
@@ -118,7 +121,10 @@ class WorkerPool:
         for worker in workers:
             worker.kill(STOPPED, "the environment pod was shut down")
         await asyncio.gather(*(worker.wait_lost() for worker in workers))
-        end_orphans(())
+        _all_workers.difference_update(workers)
+        while _all_starting:
+            await asyncio.sleep(_START_POLL_S)
+        end_orphans({each.pid for each in _all_workers})
 
     async def assign(self, project: str) -> Worker:
         """Return the worker of a project with the fewest instances; see `Workers`."""
@@ -183,7 +189,7 @@ class WorkerPool:
             max_reply_bytes=self._max_reply_bytes,
             uid=uid,
         )
-        self._starting.add(worker)
+        _all_starting.add(worker)
         try:
             await worker.start(self._start_timeout_s)
         except BaseException:
@@ -193,8 +199,9 @@ class WorkerPool:
             self._give_uid(worker)
             raise
         finally:
-            self._starting.discard(worker)
+            _all_starting.discard(worker)
         self._workers.append(worker)
+        _all_workers.add(worker)
         keeper = asyncio.create_task(self._keep(worker))
         self._keepers.add(keeper)
         keeper.add_done_callback(self._keepers.discard)
@@ -210,7 +217,11 @@ class WorkerPool:
             logger.warning("worker lost", extra={"cause": loss.cause, "worker_pid": worker.pid})
         # What it started may have outlived it.
         worker.kill(loss.cause, loss.message)
-        self._end_orphans()
+        _all_workers.discard(worker)
+        while _all_starting:
+            # The number of a process that is being started is not known yet.
+            await asyncio.sleep(_START_POLL_S)
+        end_orphans({each.pid for each in _all_workers})
         self._give_uid(worker)
         delay_s = _MIN_RESTART_DELAY_S
         while not is_replaced and not self._is_stopping:
@@ -229,17 +240,13 @@ class WorkerPool:
         """End workers that started too many processes."""
         while True:
             await asyncio.sleep(_COUNT_INTERVAL_S)
-            for worker in self.workers:
-                limit = self._limits.max_processes
-                if limit and worker.loss is None and len(descendants_of(worker.pid)) > limit:
+            limit = self._limits.max_processes
+            workers = self.workers
+            numbers = await asyncio.to_thread(count_descendants, [worker.pid for worker in workers])
+            for worker, number in zip(workers, numbers, strict=True):
+                if limit and worker.loss is None and number > limit:
                     message = f"it started more than {limit} processes, so they were stopped"
                     worker.kill(CRASHED, message)
-
-    def _end_orphans(self) -> None:
-        known = {worker.pid for worker in (*self._workers, *self._starting)}
-        # A process that is being started has no number yet that is known here.
-        if not self._starting:
-            end_orphans(known)
 
     def _take_uid(self) -> int | None:
         if not self._uid_base:
