@@ -50,7 +50,6 @@ async def test_a_template_of_another_pool_is_not_shared() -> None:
 async def test_files_that_are_not_what_their_digest_says_are_refused() -> None:
     scheduler = Scheduler()
     tokenizers = TokenizerStore(cast(Upstream, scheduler))
-    await tokenizers.get("model", MINE)
     scheduler.honest = False
     with pytest.raises(FailedPreconditionError, match="not the one"):
         await tokenizers.get("model", Credential(Caller("r", KeyRole.MEMBER, "x", "p.2"), (), "x"))
