@@ -95,7 +95,7 @@ class EpisodeClaims:
                 waits = " or ".join(answer.waiting_for for answer in answers)
                 raise OperationTimeoutError(
                     f"no episode came in time; the server waits for: {waits}",
-                    metadata={"waiting_for": waits},
+                    waiting_for=waits,
                     remedy="register episodes with Client.episodes.create(), or wait longer",
                 )
             if not is_told and waited_s > _TOLD_AFTER_S:

@@ -18,6 +18,7 @@ from google.protobuf import duration_pb2
 
 from tinsmith.errors import (
     ClientClosedError,
+    ErrorCode,
     InternalError,
     ResourceExhaustedError,
     RunUndeliverableError,
@@ -379,7 +380,7 @@ class OperationStream:
         if self._broken is None:
             self._broken = RunUndeliverableError(
                 f"operation {number} of {self._run} could not be delivered: {error.message}",
-                metadata={"sequence_number": str(number)},
+                sequence_number=number,
                 remedy="check the server, then continue with Client.runs.get(name)",
             )
             self._broken.__cause__ = error
@@ -477,7 +478,7 @@ class OperationStream:
             )
         except TinsmithError as error:
             pending = self._pending.get(number)
-            is_lost = error.code == "NOT_FOUND" or error.reason == _EXPIRED_REASON
+            is_lost = error.code is ErrorCode.NOT_FOUND or error.reason == _EXPIRED_REASON
             if is_lost and pending is not None and pending.accepted:
                 self._fail(number, error, known=False)
             elif is_away(error):

@@ -20,6 +20,7 @@ from tinsmith.errors import (
     ClientClosedError,
     ConfigurationError,
     DeadlineExceededError,
+    ErrorCode,
     TinsmithError,
     UnavailableError,
 )
@@ -46,8 +47,8 @@ _TOLD_AFTER_S = 3.0
 _TOLD_INTERVAL_S = 30.0
 _told_at_s: dict[str, float] = {}
 """When a server that does not answer was last warned of."""
-PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
-_AWAY_CODES = PASSING_CODES | {"DEADLINE_EXCEEDED"}
+PASSING_CODES = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED})
+_AWAY_CODES = PASSING_CODES | {ErrorCode.DEADLINE_EXCEEDED}
 
 _PINNED = ("x-tinsmith-gateway", "pinned")
 

@@ -104,7 +104,7 @@ async def _wait_created(
             waiting_for = metadata.waiting_for or "nothing"
             raise OperationTimeoutError(
                 f"{operation.name} did not finish; the server waits for: {waiting_for}",
-                metadata={"waiting_for": waiting_for},
+                waiting_for=waiting_for,
                 remedy=f"it goes on; Client.runs.get({metadata.run!r}) continues it",
             )
         # A server that answers at once instead of waiting is not to be flooded.

@@ -9,6 +9,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import field_mask_pb2, timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import age_encryption, bodies, ids, query_parameters
@@ -19,7 +20,6 @@ from tinsmith_runtime.errors import (
     FailedPreconditionError,
     InvalidFieldError,
 )
-from tinsmith_runtime.rpc.error_codec import decode_status
 
 _PAGE_SIZE = 1000
 _COPY_TIMEOUT_S = 600.0

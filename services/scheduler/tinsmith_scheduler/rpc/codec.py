@@ -22,12 +22,12 @@ from tinsmith.names import (
     SessionName,
     is_valid_id,
 )
+from tinsmith.rpc.error_codec import encode_status
 from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.adapters import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.rpc.auth import ApiKey
-from tinsmith_runtime.rpc.error_codec import encode_status
 from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX
 from tinsmith_runtime.rpc.requests import (

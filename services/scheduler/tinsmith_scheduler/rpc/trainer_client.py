@@ -12,6 +12,7 @@ import grpc.aio
 from google.longrunning import operations_pb2, operations_pb2_grpc
 
 from tinsmith.rpc.channels import open_channel
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
@@ -22,7 +23,6 @@ from tinsmith.v1 import (
 )
 from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
-from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.pod_identity import PodCredentials
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_scheduler.rpc.codec import decode_adapter, encode_adapter
