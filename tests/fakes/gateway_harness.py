@@ -49,7 +49,7 @@ class GatewayScheduler(FakeScheduler):
         """Address of the trainer by run; empty if no trainer holds it."""
         self.checkpoints: dict[str, str] = {}
         """Address of a trainer that knows it, by checkpoint."""
-        self.keepers: dict[str, str] = {}
+        self.checkpoint_addresses: dict[str, str] = {}
         """Address of a trainer that knows its checkpoints, by run."""
         self.num_lookups = 0
 
@@ -72,7 +72,7 @@ class GatewayScheduler(FakeScheduler):
         return scheduler_pb2.TrainingRun(
             name=request.name,
             trainer_address=self.runs[request.name],
-            checkpoint_address=self.keepers.get(request.name, ""),
+            checkpoint_address=self.checkpoint_addresses.get(request.name, ""),
         )
 
     async def ListWorkers(self, request: Any, context: Any) -> scheduler_pb2.ListWorkersResponse:

@@ -12,6 +12,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.names import name_of
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.forms import call, future
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.transport import Endpoint
@@ -127,7 +128,7 @@ class CheckpointCalls:
         if ttl_seconds is not None or keep:
             request.update_mask.paths.append("expire_time")
         if ttl_seconds is not None:
-            request.ttl.CopyFrom(codec.encode_ttl(ttl_seconds))
+            request.ttl.CopyFrom(encode_duration(ttl_seconds))
         return await self._answer(request.name, "UpdateCheckpoint", request)
 
     @call
@@ -183,7 +184,7 @@ class CheckpointCalls:
             source_checkpoint=name_of(source),
             checkpoint_id=name,
             labels=dict(labels or {}),
-            ttl=None if ttl_seconds is None else codec.encode_ttl(ttl_seconds),
+            ttl=None if ttl_seconds is None else encode_duration(ttl_seconds),
         )
         operation = await self._core.transport.call(
             endpoint, lambda c: c.checkpoint.CopyCheckpoint, request

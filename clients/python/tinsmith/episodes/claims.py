@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from google.protobuf import duration_pb2
-
 from tinsmith.episodes.types import STATES, TYPES, decode_episode, encode_type
 from tinsmith.errors import OperationTimeoutError
+from tinsmith.rpc.durations import decode_duration, encode_duration
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.v1 import episode_pb2
 
@@ -103,8 +102,7 @@ class EpisodeClaims:
                 await self._tell(types)
             if waits_s[0]:
                 # Of the call that waited: a caller that waited may ask again at once.
-                retry_after = answers[0].retry_after
-                retry_s = retry_after.seconds + retry_after.nanos / 1e9
+                retry_s = decode_duration(answers[0].retry_after)
                 await asyncio.sleep(min(retry_s, timeout_s - waited_s))
             else:
                 waits_s = [_ALTERNATING_POLL_S] + [0.0] * (len(types) - 1)
@@ -124,8 +122,8 @@ class EpisodeClaims:
             client_id=self._client_id,
             queue=self._queue,
             type=encode_type(episode_type),
-            lease_duration=_duration(lease_s),
-            timeout=_duration(wait_s),
+            lease_duration=encode_duration(lease_s),
+            timeout=encode_duration(wait_s),
             max_held=self._max_held,
         )
         return await self._core.transport.call(
@@ -158,9 +156,3 @@ class EpisodeClaims:
             self._queue,
             told,
         )
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    message = duration_pb2.Duration()
-    message.FromNanoseconds(int(seconds * 1e9))
-    return message

@@ -7,6 +7,7 @@ import uuid
 from tinsmith.names import KeyName, ProjectName
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.lists import read_pages
 from tinsmith.types import ApiKey, NewApiKey
@@ -57,7 +58,7 @@ class KeyCalls:
             display_name=display_name,
         )
         if ttl_seconds is not None:
-            request.ttl.CopyFrom(codec.encode_ttl(ttl_seconds))
+            request.ttl.CopyFrom(encode_duration(ttl_seconds))
         key = await self._core.transport.call(
             self._core.scheduler, lambda c: c.scheduler.CreateKey, request
         )

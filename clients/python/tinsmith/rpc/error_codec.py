@@ -8,7 +8,6 @@ code; the reason tells one meaning from another.
 from __future__ import annotations
 
 import grpc
-from google.protobuf import duration_pb2
 from google.protobuf import message as protobuf_message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
@@ -22,6 +21,7 @@ from tinsmith.errors import (
     UnavailableError,
     UnknownError,
 )
+from tinsmith.rpc.durations import decode_duration, encode_duration
 
 _NOT_CONNECTED = "failed to connect to all addresses"
 
@@ -68,8 +68,7 @@ def encode_status(error: TinsmithError, *, domain: str) -> status_pb2.Status:
         quota.violations.add(subject=error.reason, description=message)
         status.details.add().Pack(quota)
     if error.retry_after_s is not None:
-        delay = duration_pb2.Duration()
-        delay.FromNanoseconds(int(error.retry_after_s * 1e9))
+        delay = encode_duration(error.retry_after_s)
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return status
 
@@ -94,10 +93,8 @@ def decode_status(status: status_pb2.Status) -> TinsmithError:
         ],
     )
     error.metadata = dict(info.metadata)
-    delay = retry.retry_delay
-    error.retry_after_s = (
-        delay.seconds + delay.nanos / 1e9 if retry.HasField("retry_delay") else None
-    )
+    has_delay = retry.HasField("retry_delay")
+    error.retry_after_s = decode_duration(retry.retry_delay) if has_delay else None
     return error
 
 

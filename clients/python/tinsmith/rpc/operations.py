@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import grpc
 from google.longrunning import operations_pb2
-from google.protobuf import duration_pb2
 
 from tinsmith.errors import (
     ClientClosedError,
@@ -26,6 +25,7 @@ from tinsmith.errors import (
 )
 from tinsmith.rpc import codec
 from tinsmith.rpc.channels import MAX_MESSAGE_BYTES
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.futures import OperationFuture, Outcome
@@ -225,7 +225,7 @@ class OperationStream:
     ) -> None:
         request = operations_pb2.WaitOperationRequest(
             name=f"{self._run}/operations/{number}",
-            timeout=duration_pb2.Duration(seconds=int(_LONG_POLL_S)),
+            timeout=encode_duration(_LONG_POLL_S),
         )
         pending = _Pending(None, None, future, decode, accepted=True)
         self._looked_up.add(future)
@@ -435,7 +435,7 @@ class OperationStream:
                 request = trainer_pb2.WaitOperationsRequest(
                     run=self._run,
                     after_revision=self._revision,
-                    timeout=duration_pb2.Duration(seconds=int(_LONG_POLL_S)),
+                    timeout=encode_duration(_LONG_POLL_S),
                 )
                 response = await self._transport.call(
                     self._endpoint,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tinsmith import names
 from tinsmith.rpc import codec, operations
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.forms import call, submits
 from tinsmith.rpc.futures import OperationFuture, Ready
 from tinsmith.rpc.operations import OperationStream
@@ -346,7 +346,7 @@ class TrainingRunCalls(Ready):
             parent=self.name, checkpoint_id=name, kind=kind, labels=dict(labels or {})
         )
         if ttl_seconds is not None:
-            request.ttl.FromTimedelta(datetime.timedelta(seconds=ttl_seconds))
+            request.ttl.CopyFrom(encode_duration(ttl_seconds))
         return self._stream.submit(operations.SAVE_CHECKPOINT, request, codec.decode_checkpoint)
 
     def _load(
