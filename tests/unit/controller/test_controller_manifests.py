@@ -295,4 +295,6 @@ def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:
     without = dataclasses.replace(DEPLOYMENT, storage_secret="")
     trainer = make_pod(owner, owner.assignments[0], without)
 
-    assert container(trainer)["envFrom"] == [{"secretRef": {"name": "mine"}}]
+    assert "envFrom" not in container(trainer)
+    reference = {"name": "mine", "key": "AWS_ACCESS_KEY_ID", "optional": True}
+    assert env_of(trainer)["AWS_ACCESS_KEY_ID"] == {"secretKeyRef": reference}

@@ -264,9 +264,9 @@ def _container(
             {"name": "metrics", "containerPort": METRICS_PORT},
         ]
         container |= _probes(port, has_grpc=deployment.has_grpc_probes)
-    storage_secret = _storage_secret(owner, deployment)
-    if storage_secret and role.kind in MODEL_KINDS:
-        container["envFrom"] = [{"secretRef": {"name": storage_secret}}]
+    is_own = isinstance(owner.spec, JobSpec) and owner.spec.checkpoint.secret
+    if deployment.storage_secret and not is_own and role.kind in MODEL_KINDS:
+        container["envFrom"] = [{"secretRef": {"name": deployment.storage_secret}}]
     return container
 
 
@@ -322,8 +322,3 @@ def _command(owner: WorkloadContext, role: Role, assignment: Assignment) -> list
     else:
         command.append("--standalone")
     return [*command, "-m", "tinsmith_trainer"]
-
-
-def _storage_secret(owner: WorkloadContext, deployment: Deployment) -> str:
-    own = owner.spec.checkpoint.secret if isinstance(owner.spec, JobSpec) else ""
-    return own or deployment.storage_secret
