@@ -11,6 +11,7 @@ from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
 from tinsmith.sampling.opening import open_sampler
 from tinsmith.sampling.sampler import Sampler
+from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.run_creation import create_run, create_run_from
 from tinsmith.training.training_run import TrainingRun
@@ -249,15 +250,32 @@ class ClientCalls:
 
     @call
     async def _create_sampling_client(
-        self, model_path: str | Checkpoint | None = None, base_model: str | None = None
+        self,
+        model_path: str | Checkpoint | None = None,
+        base_model: str | None = None,
+        retry_config: RetryPolicy | None = None,
     ) -> Sampler:
         """Return a sampler with the arguments of Tinker's method of this name.
 
         Args:
             model_path: A checkpoint or its resource name.
             base_model: Name of a base model.
+            retry_config: How requests of the sampler are sent again; as the client's calls if None.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            ConfigurationError: Unless exactly one source is given, or if `retry_config` is no
+                `RetryPolicy`.
+            NotFoundError: If the source does not exist.
         """
-        return await self._create_sampler(base_model=base_model or "", checkpoint=model_path or "")
+        return await open_sampler(
+            self._core,
+            base_model=base_model or "",
+            checkpoint=name_of(model_path or ""),
+            retry_config=retry_config,
+        )
 
     @call
     async def _list_models(self) -> list[ModelInfo]:

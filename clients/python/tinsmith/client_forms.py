@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from tinsmith.client_calls import ClientCalls, ServerCapabilities
 from tinsmith.sampling.sampler import Sampler
+from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import Checkpoint, ModelInfo
@@ -319,22 +320,39 @@ class ClientForms(ClientCalls):
         )
 
     def create_sampling_client(
-        self, model_path: str | Checkpoint | None = None, base_model: str | None = None
+        self,
+        model_path: str | Checkpoint | None = None,
+        base_model: str | None = None,
+        retry_config: RetryPolicy | None = None,
     ) -> Sampler:
         """Return a sampler with the arguments of Tinker's method of this name.
 
         Args:
             model_path: A checkpoint or its resource name.
             base_model: Name of a base model.
+            retry_config: How requests of the sampler are sent again; as the client's calls if None.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            ConfigurationError: Unless exactly one source is given, or if `retry_config` is no
+                `RetryPolicy`.
+            NotFoundError: If the source does not exist.
         """
-        return self._core.background.call(self._create_sampling_client(model_path, base_model))
+        return self._core.background.call(
+            self._create_sampling_client(model_path, base_model, retry_config)
+        )
 
     async def create_sampling_client_async(
-        self, model_path: str | Checkpoint | None = None, base_model: str | None = None
+        self,
+        model_path: str | Checkpoint | None = None,
+        base_model: str | None = None,
+        retry_config: RetryPolicy | None = None,
     ) -> Sampler:
         """Do as `create_sampling_client`, without blocking."""
         return await self._core.background.acall(
-            self._create_sampling_client(model_path, base_model)
+            self._create_sampling_client(model_path, base_model, retry_config)
         )
 
     def list_models(self) -> list[ModelInfo]:

@@ -13,10 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 from tinsmith.episodes.claims import ANY_TYPE, EpisodeClaims
 from tinsmith.episodes.types import Episode, decode_episode, encode_outcome
 from tinsmith.errors import FailedPreconditionError, TinsmithError
-from tinsmith.rpc.transport import Endpoint
 from tinsmith.v1 import episode_pb2
 
 if TYPE_CHECKING:
-    from tinsmith.rpc.core import ClientCore
+    pass
 
 _LOG = logging.getLogger(__name__)
 
@@ -193,23 +189,12 @@ class EpisodeAgent:
     Methods block and may be called from any thread; those with `_async` are for asyncio code.
     """
 
-    def __init__(
-        self,
-        core: ClientCore,
-        endpoint: Callable[[], Awaitable[Endpoint]],
-        *,
-        queue: str,
-        client_id: str,
-        max_held: int,
-    ) -> None:
-        self.core = core
-        self.queue = queue
-        self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._endpoint = endpoint
+    def __init__(self, claims: EpisodeClaims) -> None:
+        self.core = claims.core
+        self.queue = claims.queue
+        self.client_id = claims.client_id
+        self._claims = claims
         self._held: dict[str, HeldEpisode] = {}
-        self._claims = EpisodeClaims(
-            core, endpoint, queue=queue, client_id=self.client_id, max_held=max_held
-        )
 
     def begin_episode(
         self,
@@ -341,7 +326,7 @@ class EpisodeAgent:
 
     async def send(self, method: Callable[[Any], Any], request: Any) -> Any:
         """Send a call about an episode until it is answered. Inside the background loop."""
-        return await self.core.transport.call(await self._endpoint(), method, request)
+        return await self.core.transport.call(await self._claims.endpoint(), method, request)
 
     async def _begin(
         self, lease_s: float, episode_type: str, timeout_s: float | None

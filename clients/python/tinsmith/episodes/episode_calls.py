@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from tinsmith.episodes.agent import EpisodeAgent
+from tinsmith.episodes.claims import EpisodeClaims
 from tinsmith.episodes.types import STATES, Episode, EpisodeSpec, decode_episode, encode_spec
 from tinsmith.errors import TinsmithError
 from tinsmith.names import EpisodeName
@@ -77,9 +78,10 @@ class EpisodeCalls:
             client_id: Names it, for people and throttling; drawn if empty.
             max_held: Episodes that clients of this id may hold at once; 0 for no limit.
         """
-        return EpisodeAgent(
+        claims = EpisodeClaims(
             self._core, self._service.endpoint, queue=queue, client_id=client_id, max_held=max_held
         )
+        return EpisodeAgent(claims)
 
     @call
     async def _create(

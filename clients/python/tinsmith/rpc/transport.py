@@ -261,6 +261,7 @@ class Transport:
         *,
         timeout_s: float | None = None,
         repeatable: bool = True,
+        retry: RetryPolicy | None = None,
     ) -> Response:
         """Send a request, again after passing failures, until the retry budget is used up.
 
@@ -270,11 +271,12 @@ class Transport:
             request: The same bytes, with the same request id, go out each time.
             timeout_s: Deadline of each attempt; the settings' `call_timeout_s` by default.
             repeatable: Whether a call that ran into its deadline may be sent again.
+            retry: How it is sent again; the settings' `retry` by default.
 
         Raises:
             TinsmithError: If the call fails for good, or the budget is used up.
         """
-        backoff = Backoff(self.settings.retry, repeatable)
+        backoff = Backoff(retry or self.settings.retry, repeatable)
         while True:
             try:
                 return await self.call_once(endpoint, method, request, timeout_s=timeout_s)

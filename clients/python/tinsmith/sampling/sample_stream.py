@@ -19,6 +19,7 @@ from tinsmith.errors import TinsmithError, UnavailableError
 from tinsmith.rpc import codec
 from tinsmith.rpc.transport import Backoff, Endpoint, is_away
 from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
+from tinsmith.settings import RetryPolicy
 from tinsmith.types import SampleChunk, SampledSequence, SampleResponse
 from tinsmith.v1 import sampler_pb2
 
@@ -36,10 +37,14 @@ class SampleStream:
     """
 
     def __init__(
-        self, core: ClientCore, endpoint: SamplerEndpoint, request: sampler_pb2.SampleRequest
+        self,
+        core: ClientCore,
+        endpoint: SamplerEndpoint,
+        request: sampler_pb2.SampleRequest,
+        retry: RetryPolicy,
     ) -> None:
         self._background = core.background
-        self._reader = _Reader(core, endpoint, request)
+        self._reader = _Reader(core, endpoint, request, retry)
         self._pieces = self._reader.pieces()
         self._is_closed = False
 
@@ -116,10 +121,15 @@ class _Reader:
     """Reads a stream inside the background loop, and begins it again where it broke off."""
 
     def __init__(
-        self, core: ClientCore, endpoint: SamplerEndpoint, request: sampler_pb2.SampleRequest
+        self,
+        core: ClientCore,
+        endpoint: SamplerEndpoint,
+        request: sampler_pb2.SampleRequest,
+        retry: RetryPolicy,
     ) -> None:
         self._core = core
         self._endpoint = endpoint
+        self._retry = retry
         self._request = request
         self._prompt: SampleResponse | None = None
         self._samples = [
@@ -157,7 +167,7 @@ class _Reader:
 
     async def _pieces_from(self, endpoint: Endpoint) -> AsyncGenerator[SampleChunk, None]:
         settings = self._core.settings
-        backoff = Backoff(settings.retry)
+        backoff = Backoff(self._retry)
         while True:
             messages = self._core.transport.stream_once(
                 endpoint,
@@ -168,7 +178,7 @@ class _Reader:
             try:
                 async with contextlib.aclosing(messages):
                     async for message in messages:
-                        backoff = Backoff(settings.retry)
+                        backoff = Backoff(self._retry)
                         piece = self._take(message)
                         if piece is not None:
                             yield piece

@@ -17,6 +17,7 @@ from tinsmith.rpc.forms import awaited, call
 from tinsmith.rpc.futures import Ready, ResultFuture
 from tinsmith.sampling.sample_stream import SampleStream
 from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
+from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInput, SampleResponse, SamplingParams
 from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
@@ -81,8 +82,10 @@ class SamplerCalls(Ready):
         message: scheduler_pb2.SamplingSession,
         endpoint: SamplerEndpoint,
         min_version: Callable[[], int] = lambda: 0,
+        retry: RetryPolicy | None = None,
     ) -> None:
         self._core = core
+        self._retry = retry or core.settings.retry
         self._endpoint = endpoint
         self._min_version = min_version
         self.name = message.name
@@ -186,7 +189,7 @@ class SamplerCalls(Ready):
             weight_updates,
         )
         message = request.encode(sampling_session=self.name, min_version=self._min_version())
-        return SampleStream(self._core, self._endpoint, message)
+        return SampleStream(self._core, self._endpoint, message, self._retry)
 
     @awaited
     def compute_logprobs(
@@ -223,6 +226,7 @@ class SamplerCalls(Ready):
                 lambda c: c.sampler.Sample,
                 request,
                 timeout_s=self._core.settings.operation_timeout_s,
+                retry=self._retry,
             )
         return codec.decode_sample(response)
 
@@ -233,6 +237,7 @@ class SamplerCalls(Ready):
                 lambda c: c.sampler.ComputeLogprobs,
                 request,
                 timeout_s=self._core.settings.operation_timeout_s,
+                retry=self._retry,
             )
         return codec.decode_logprobs(response.logprobs)
 

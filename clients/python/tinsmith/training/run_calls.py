@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinsmith import names
+from tinsmith.errors import ConfigurationError
 from tinsmith.rpc import codec, operations
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.durations import encode_duration
@@ -15,6 +16,7 @@ from tinsmith.rpc.futures import OperationFuture, Ready
 from tinsmith.rpc.operations import OperationStream
 from tinsmith.sampling.opening import open_sampler
 from tinsmith.sampling.sampler import Sampler
+from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.custom_loss import CustomLoss, evaluate_loss, forward_data, linear_data
 from tinsmith.types import (
@@ -223,7 +225,7 @@ class TrainingRunCalls(Ready):
         self,
         name: str,
         ttl_seconds: float | None = None,
-        *,
+        overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
     ) -> OperationFuture[Checkpoint]:
         """Save weights and optimizer state under a name, to go on training from.
@@ -231,14 +233,23 @@ class TrainingRunCalls(Ready):
         Args:
             name: Id within the run.
             ttl_seconds: It is deleted so long after the save; None keeps it.
+            overwrite: Refused if True: a checkpoint is never replaced, so what was saved under a
+                name stays what it was.
             user_metadata: Labels of the checkpoint.
 
         Returns:
             A future of the checkpoint.
 
         Raises:
+            ConfigurationError: At once, if `overwrite` is True.
             AlreadyExistsError: From `result()`, if the run has a checkpoint of this name.
         """
+        if overwrite:
+            raise ConfigurationError(
+                f"overwrite=True: checkpoint {name} would be replaced, which no server does",
+                remedy="save under another name, or delete the old one first with "
+                f"Client.checkpoints.delete({self.name + '/checkpoints/' + name!r})",
+            )
         return self._save(name, checkpoint_pb2.Checkpoint.KIND_TRAINING, user_metadata, ttl_seconds)
 
     @submits
@@ -246,7 +257,6 @@ class TrainingRunCalls(Ready):
         self,
         name: str,
         ttl_seconds: float | None = None,
-        *,
         user_metadata: Mapping[str, str] | None = None,
     ) -> OperationFuture[Checkpoint]:
         """Save weights under a name, to sample from.
@@ -289,17 +299,20 @@ class TrainingRunCalls(Ready):
         return await open_sampler(self._core, run=self.name, min_version=lambda: self._version)
 
     @call
-    async def _save_weights_and_get_sampling_client(self, name: str | None = None) -> Sampler:
+    async def _save_weights_and_get_sampling_client(
+        self, name: str | None = None, retry_config: RetryPolicy | None = None
+    ) -> Sampler:
         """Save the weights, and return a sampler that stays at them.
 
         Args:
             name: Id of the checkpoint within the run; drawn if None.
+            retry_config: How requests of the sampler are sent again; as the client's calls if None.
 
         Returns:
             The sampler; it serves the weights of this moment, whatever the run does later.
         """
         saved = await self.save_weights_for_sampler(name or f"sampler-{secrets.token_hex(6)}")
-        return await open_sampler(self._core, checkpoint=saved.name)
+        return await open_sampler(self._core, checkpoint=saved.name, retry_config=retry_config)
 
     @call
     async def _get_tokenizer(self) -> Tokenizer:

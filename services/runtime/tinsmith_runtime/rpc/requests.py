@@ -213,7 +213,7 @@ def parse_serial(key: str) -> int:
         InvalidFieldError: If it holds none.
     """
     if not (key.isascii() and key.isdigit() and len(key) <= _MAX_SERIAL_DIGITS):
-        raise InvalidFieldError("page_token", "is not a next_page_token of this list")
+        raise _foreign_token()
     return int(key)
 
 
@@ -242,7 +242,7 @@ def decode_key_token(list_name: str, token: str) -> str | None:
     except ValueError:
         digest, body, key = b"", b"", ""
     if digest != _page_digest(list_name, body):
-        raise InvalidFieldError("page_token", "is not a next_page_token of this list")
+        raise _foreign_token()
     return key
 
 
@@ -264,7 +264,13 @@ def decode_position_token(list_name: str, token: str) -> tuple[float, str] | Non
     try:
         return float(time_s), key
     except ValueError as error:
-        raise InvalidFieldError("page_token", "is not a next_page_token of this list") from error
+        raise _foreign_token() from error
+
+
+def _foreign_token() -> InvalidFieldError:
+    return InvalidFieldError(
+        "page_token", "is not a next_page_token of this list; start without one"
+    )
 
 
 def _page_digest(list_name: str, body: bytes) -> bytes:
