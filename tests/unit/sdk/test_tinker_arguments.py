@@ -1,4 +1,4 @@
-"""Arguments of the `tinker` SDK that programs bring along: taken with effect, or refused at once."""
+"""Arguments of the `tinker` SDK that programs bring along: taken with effect, or refused."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from tinsmith.v1 import (
 )
 from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
+from tinsmith_runtime.rpc.adapter_codec import decode_adapter, encode_adapter
 from tinsmith_runtime.rpc.pod_identity import PodCredentials
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
-from tinsmith_scheduler.rpc.codec import decode_adapter, encode_adapter
 from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
 _LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
