@@ -55,6 +55,9 @@ class CheckpointCalls:
 
         Raises:
             NotFoundError: If there is no such run.
+
+        Example:
+            >>> checkpoints = client.checkpoints.list(run)
         """
         core = self._core
         if run is not None:
@@ -76,8 +79,14 @@ class CheckpointCalls:
     async def _get(self, name: str | Checkpoint) -> Checkpoint:
         """Return a checkpoint of this project, or one that another project published.
 
+        Returns:
+            The checkpoint: kind, version, size in bytes and labels.
+
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.get(name).size_bytes
         """
         request = checkpoint_pb2.GetCheckpointRequest(name=name_of(name))
         return await self._answer(request.name, "GetCheckpoint", request)
@@ -88,6 +97,9 @@ class CheckpointCalls:
 
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.delete(saved)
         """
         request = checkpoint_pb2.DeleteCheckpointRequest(name=name_of(name))
         endpoint = await endpoint_of(self._core, request.name)
@@ -116,6 +128,9 @@ class CheckpointCalls:
         Raises:
             ConfigurationError: If both `ttl_seconds` and `keep` are given.
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.update(saved, ttl_seconds=7 * 24 * 3600)
         """
         if ttl_seconds is not None and keep:
             raise ConfigurationError(
@@ -135,8 +150,14 @@ class CheckpointCalls:
     async def _publish(self, name: str | Checkpoint) -> Checkpoint:
         """Let every project get, load, sample and copy a checkpoint by its name.
 
+        Returns:
+            The checkpoint, published.
+
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.publish(saved)
         """
         request = checkpoint_pb2.PublishCheckpointRequest(name=name_of(name))
         return await self._answer(request.name, "PublishCheckpoint", request)
@@ -145,8 +166,14 @@ class CheckpointCalls:
     async def _unpublish(self, name: str | Checkpoint) -> Checkpoint:
         """Keep other projects from reading a checkpoint from now on.
 
+        Returns:
+            The checkpoint, of this project alone.
+
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.unpublish(saved)
         """
         request = checkpoint_pb2.UnpublishCheckpointRequest(name=name_of(name))
         return await self._answer(request.name, "UnpublishCheckpoint", request)
@@ -172,9 +199,15 @@ class CheckpointCalls:
             ttl_seconds: The copy is deleted so long after it was made; kept if None.
             progress: Called with bytes done and in all, from another thread.
 
+        Returns:
+            The copy, once it is made.
+
         Raises:
             AlreadyExistsError: If the run has a checkpoint of this id.
             NotFoundError: If source or run does not exist.
+
+        Example:
+            >>> copy = client.checkpoints.copy(published, run, "start").result()
         """
         parent = await self._core.get_run(self._core.run_name(name_of(run)))
         endpoint = self._core.trainer_endpoint(parent)
@@ -209,9 +242,16 @@ class CheckpointCalls:
                 Hugging Face layout.
             progress: Called with bytes done and in all, from another thread.
 
+        Returns:
+            The export, once it is written; `download` fetches it.
+
         Raises:
             ConfigurationError: If there is no such format.
             NotFoundError: If there is no such checkpoint.
+
+        Example:
+            >>> export = client.checkpoints.export(saved, "peft").result()
+            >>> client.checkpoints.download(export, "adapter")
         """
         if export_format not in _EXPORT_FORMATS:
             raise ConfigurationError(
@@ -254,6 +294,9 @@ class CheckpointCalls:
 
         Raises:
             DataLossError: If a file is not what the server says; it is removed.
+
+        Example:
+            >>> paths = client.checkpoints.download(saved, "checkpoint")
         """
         return await files.download_checkpoint(
             self._core, name_of(name), Path(folder), progress=progress
@@ -281,9 +324,16 @@ class CheckpointCalls:
             ttl_seconds: It is deleted so long after the import; kept if None.
             progress: Called with bytes sent and in all, from another thread.
 
+        Returns:
+            The checkpoint that the run has now.
+
         Raises:
             ConfigurationError: If a file is missing.
             InvalidArgumentError: If the server does not accept the adapter.
+
+        Example:
+            >>> start = client.checkpoints.import_adapter("adapter", run, "start")
+            >>> run.load_state(start).result()
         """
         return await files.import_adapter(
             self._core,

@@ -50,6 +50,9 @@ class KeyCalls:
 
         Raises:
             PermissionDeniedError: If the client's key may not manage keys.
+
+        Example:
+            >>> key = client.keys.create(role="agent", ttl_seconds=3600)
         """
         request = scheduler_pb2.CreateKeyRequest(
             parent=self._project_name(project),
@@ -68,8 +71,14 @@ class KeyCalls:
     async def _list(self, *, project: str = "") -> list[ApiKey]:
         """Return the keys of a project, newest first, revoked ones included.
 
+        Returns:
+            The keys, without their secrets.
+
         Raises:
             PermissionDeniedError: If the client's key may not manage keys.
+
+        Example:
+            >>> names = [key.name for key in client.keys.list()]
         """
         pages = read_pages(
             self._core.transport,
@@ -88,6 +97,9 @@ class KeyCalls:
 
         Raises:
             NotFoundError: If the project has no such key.
+
+        Example:
+            >>> client.keys.revoke(key.name)
         """
         if "/" not in name:
             name = f"{self._project_name(project)}/keys/{name}"

@@ -46,7 +46,14 @@ class SampleRequest:
     weight_updates: WeightUpdates = "pinned"
 
     def encode(self, *, sampling_session: str, min_version: int) -> sampler_pb2.SampleRequest:
-        """Return the message; a seed is drawn where none was given, so that it can be repeated."""
+        """Return the message; a seed is drawn where none was given, so that it can be repeated.
+
+        Returns:
+            The message.
+
+        Raises:
+            KeyError: If `weight_updates` is no known word.
+        """
         params = self.sampling_params or SamplingParams()
         message = sampler_pb2.SampleRequest(
             sampling_session=sampling_session,
@@ -137,6 +144,9 @@ class SamplerCalls(Ready):
         Raises:
             InvalidArgumentError: If a parameter is out of range or the prompt too long.
             NotFoundError: If the weights are gone.
+
+        Example:
+            >>> completions = sampler.sample(prompt, 4, SamplingParams(max_tokens=64)).result()
         """
         request = SampleRequest(
             prompt,
@@ -175,6 +185,13 @@ class SamplerCalls(Ready):
 
         Returns:
             A stream to loop over, with `for` or `async for`.
+
+        Raises:
+            InvalidArgumentError: From the loop, if a parameter is out of range.
+
+        Example:
+            >>> for chunk in sampler.stream(prompt):
+            ...     print(chunk.tokens)
         """
         request = SampleRequest(
             prompt,
@@ -202,6 +219,9 @@ class SamplerCalls(Ready):
 
         Raises:
             InvalidArgumentError: If the sequence is too long.
+
+        Example:
+            >>> logprobs = sampler.compute_logprobs(tokens).result()
         """
         request = sampler_pb2.ComputeLogprobsRequest(
             sampling_session=self.name,
@@ -212,11 +232,25 @@ class SamplerCalls(Ready):
 
     @call
     async def _get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the base model."""
+        """Return the tokenizer of the base model.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            NotFoundError: If no worker serves the model any more.
+
+        Example:
+            >>> text = sampler.get_tokenizer().decode(sequence.tokens)
+        """
         return await self._core.get_tokenizer(self.base_model)
 
     def get_base_model(self) -> str:
-        """Return the name of the base model."""
+        """Return the name of the base model.
+
+        Returns:
+            Its name, as `Client.list_models` has it.
+        """
         return self.base_model
 
     async def _draw(self, request: sampler_pb2.SampleRequest) -> SampleResponse:

@@ -93,6 +93,15 @@ class TrainingRun(TrainingRunCalls):
         """Return a sampler of the live weights.
 
         Each request uses weights at least as new as the last `optim_step` whose result arrived.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> sampler = run.sampler()
         """
         return self._core.background.call(self._sampler())
 
@@ -111,6 +120,13 @@ class TrainingRun(TrainingRunCalls):
 
         Returns:
             The sampler; it serves the weights of this moment, whatever the run does later.
+
+        Raises:
+            AlreadyExistsError: If the run has a checkpoint of this name.
+            ConfigurationError: If `retry_config` is no `RetryPolicy`.
+
+        Example:
+            >>> sampler = run.save_weights_and_get_sampling_client("step-100")
         """
         return self._core.background.call(
             self._save_weights_and_get_sampling_client(name, retry_config)
@@ -125,7 +141,17 @@ class TrainingRun(TrainingRunCalls):
         )
 
     def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the base model."""
+        """Return the tokenizer of the base model.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            NotFoundError: If no worker serves the model any more.
+
+        Example:
+            >>> tokens = run.get_tokenizer().encode("hello")
+        """
         return self._core.background.call(self._get_tokenizer())
 
     async def get_tokenizer_async(self) -> Tokenizer:
