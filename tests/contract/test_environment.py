@@ -23,8 +23,8 @@ from tinsmith.v1 import environment_pb2, environment_pb2_grpc, tensors_pb2, traj
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.rpc.auth import USER_SCOPE
 from tinsmith_runtime.rpc.error_codec import decode_status
+from tinsmith_runtime.rpc.permissions import KeyRole
 
 Code = grpc.StatusCode
 Metadata = tuple[tuple[str, str], ...]
@@ -84,7 +84,7 @@ async def running(**fields: Any) -> AsyncIterator[Rig]:
     scheduler = FakeScheduler()
     for number, project in enumerate(("mine", "theirs"), start=1):
         key_id = f"{number:012d}"
-        scheduler.projects[key_id], scheduler.scopes[key_id] = project, frozenset({USER_SCOPE})
+        scheduler.projects[key_id], scheduler.roles[key_id] = project, KeyRole.MEMBER
     await scheduler.server.start()
     config = EnvironmentConfig(
         **{
@@ -186,7 +186,7 @@ async def test_a_foreign_instance_is_not_found(rig: Rig) -> None:
         await rig.stub.GetInstance(get, metadata=THEIRS, timeout=5)
     delete = environment_pb2.DeleteInstanceRequest(name=instance.name)
     await rig.stub.DeleteInstance(delete, metadata=THEIRS, timeout=5)
-    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await rig.step(instance.name, 0, metadata=pod("gateway"))
     for _ in range(2):
         await rig.stub.DeleteInstance(delete, metadata=MINE, timeout=5)

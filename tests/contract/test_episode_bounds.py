@@ -129,10 +129,10 @@ async def test_foreign_episodes_look_missing(rig: CoordinatorRig) -> None:
 async def test_only_pods_record_and_verify(rig: CoordinatorRig) -> None:
     await rig.create(2)
     first, second = await rig.claim(), await rig.claim()
-    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await rig.stub.RecordModelCall(record_request(first, [1], [2]), metadata=rig.mine)
     verify = episode_pb2.VerifyEpisodeKeyRequest(api_key=first.api_key)
-    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await rig.stub.VerifyEpisodeKey(verify, metadata=rig.mine)
     crossed = record_request(first, [1], [2])
     crossed.api_key = second.api_key

@@ -32,6 +32,7 @@ from tinsmith_gateway.openai.streaming import begin_stream
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.serving.port_multiplexer import PREFACE, bind, load_tls, raise_file_limit
 from tinsmith_runtime.errors import ConfigError, TinsmithError
+from tinsmith_runtime.rpc.permissions import ALL
 
 _HEALTHZ = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -69,11 +70,15 @@ class Protocol:
             return await begin_stream(call, chunks)
 
         return [
-            Route("/stream", endpoint(services, stream, _render), methods=["POST"]),
-            Route("/echo", endpoint(services, echo, _render), methods=["POST"]),
-            Route("/held", endpoint(services, held, _render), methods=["POST"]),
-            Route("/tokens", endpoint(services, tokens, _render), methods=["POST"]),
-            Route("/wait", endpoint(services, held, _render, is_wait=True), methods=["POST"]),
+            Route("/stream", endpoint(services, stream, _render, access=ALL), methods=["POST"]),
+            Route("/echo", endpoint(services, echo, _render, access=ALL), methods=["POST"]),
+            Route("/held", endpoint(services, held, _render, access=ALL), methods=["POST"]),
+            Route("/tokens", endpoint(services, tokens, _render, access=ALL), methods=["POST"]),
+            Route(
+                "/wait",
+                endpoint(services, held, _render, access=ALL, is_wait=True),
+                methods=["POST"],
+            ),
         ]
 
 

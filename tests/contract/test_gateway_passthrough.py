@@ -35,6 +35,7 @@ from tinsmith.v1 import (
     trainer_pb2,
 )
 from tinsmith_gateway.proxy import grpc_proxy
+from tinsmith_gateway.proxy.proxied_methods import METHODS
 from tinsmith_runtime.errors import RunMovedError, ShapeMismatchError
 
 
@@ -214,10 +215,12 @@ async def test_the_key_of_an_episode_is_in_no_log(
 ) -> None:
     bound: list[dict[str, str]] = []
     monkeypatch.setattr(grpc_proxy, "bind_log_fields", lambda **fields: bound.append(fields))
+    path = "/tinsmith.v1.EpisodeService/VerifyEpisodeKey"
     request = episode_pb2.VerifyEpisodeKeyRequest(api_key="tse-secret")
-    await refusal(rig.call("/tinsmith.v1.EpisodeService/VerifyEpisodeKey", request, None))
-    assert bound[-1]["method"] == "VerifyEpisodeKey"
+    error = await refusal(rig.call(path, request, None))
+    assert error.reason == "ROLE_MISSING"
     assert "tse-secret" not in str(bound)
+    assert not METHODS[path].is_named
 
 
 async def test_a_plain_stub_of_the_contract_works(rig: GatewayRig) -> None:

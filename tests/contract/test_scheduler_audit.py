@@ -32,9 +32,9 @@ async def rig(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
         yield rig
 
 
-async def new_key(rig: Rig, project: str, *scopes: str) -> scheduler_pb2.Key:
+async def new_key(rig: Rig, project: str, role: str = "member") -> scheduler_pb2.Key:
     request = scheduler_pb2.CreateKeyRequest(
-        parent=f"projects/{project}", request_id=new_id(), scopes=scopes
+        parent=f"projects/{project}", request_id=new_id(), role=role
     )
     key: scheduler_pb2.Key = await rig.stub.CreateKey(request, metadata=rig.admin)
     return key
@@ -60,7 +60,7 @@ def actions(events: list[audit_pb2.AuditEvent]) -> list[tuple[str, str]]:
 
 
 async def test_each_action_is_listed_once_under_the_project_of_its_resource(rig: Rig) -> None:
-    admin = await new_key(rig, "b", "admin", "user")
+    admin = await new_key(rig, "b", "admin")
     user = await new_key(rig, "b")
     who = bearer(user.secret)
     session = await rig.session(who, "b")
@@ -124,5 +124,5 @@ async def test_only_admins_of_the_project_read_them(rig: Rig) -> None:
     admin_of_b = bearer((await new_key(rig, "b", "admin")).secret)
     request = scheduler_pb2.ListAuditEventsRequest(parent="projects/default")
     for metadata in (await rig.user(), admin_of_b, pod("gateway")):
-        with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+        with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
             await rig.stub.ListAuditEvents(request, metadata=metadata)

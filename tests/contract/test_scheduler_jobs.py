@@ -116,9 +116,9 @@ async def test_only_the_key_of_a_job_reports_for_it(rig: Rig) -> None:
     )
     other = await rig.job_key("projects/default/trainingJobs/k", "uid-2")
     for who in (user, other):
-        with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+        with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
             await report(rig, who, step=1)
-    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await report(rig, pod("controller"), step=1)
     with expect_rpc_error(Code.NOT_FOUND, reason="JOB_NOT_FOUND"):
         await report(rig, foreigner, step=1)
@@ -206,7 +206,7 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
     caller = await rig.stub.GetCallerKey(
         scheduler_pb2.GetCallerKeyRequest(), metadata=driver, timeout=5
     )
-    assert (caller.name, caller.pool, list(caller.scopes)) == (name, "space.j", ["user"])
+    assert (caller.name, caller.pool, caller.role) == (name, "space.j", "member")
     with expect_rpc_error(Code.ALREADY_EXISTS, reason="RESOURCE_ALREADY_EXISTS"):
         await rig.job_key("projects/default/trainingJobs/k", "uid-2", key=key)
     revoke = job_pb2.RevokeJobKeyRequest(name=name)
@@ -233,7 +233,7 @@ async def test_keys_of_jobs_are_the_pods_affair(rig: Rig) -> None:
         ("ListTrainingJobReports", job_pb2.ListTrainingJobReportsRequest()),
         ("DeleteTrainingJobReport", job_pb2.DeleteTrainingJobReportRequest(name=JOB, uid="u")),
     ):
-        with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+        with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
             await getattr(rig.jobs, method)(request, metadata=rig.admin, timeout=5)
 
 
@@ -254,7 +254,7 @@ async def local(tmp_path: Path, database_url: str) -> AsyncIterator[Rig]:
 
 METHODS = [method.name for method in job_pb2.DESCRIPTOR.services_by_name["JobService"].methods]
 TAKE_NOTHING = {"ListJobKeys", "ListTrainingJobReports"}
-FOR_PODS = {"EnsureJobKey", "RevokeJobKey", "DeleteTrainingJobReport"}
+FOR_PODS = {"EnsureJobKey", "RevokeJobKey", "DeleteTrainingJobReport", *TAKE_NOTHING}
 
 
 @pytest.mark.parametrize("method", METHODS)

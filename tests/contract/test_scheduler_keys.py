@@ -65,7 +65,7 @@ async def test_created_key_works_until_revoked(rig: Rig) -> None:
     key = await rig.stub.CreateKey(create_key(display_name="mine"), metadata=rig.admin)
     assert key.secret.startswith("tsk_")
     assert key.tinker_secret == "tml-" + key.secret.removeprefix("tsk_")
-    assert list(key.scopes) == ["user"]
+    assert key.role == "member"
     for spelling in (key.secret, key.tinker_secret):
         await rig.stub.GetCapabilities(capabilities(), metadata=bearer(spelling))
     revoke = scheduler_pb2.RevokeKeyRequest(name=key.name)
@@ -96,17 +96,17 @@ async def test_key_management_needs_admin(rig: Rig) -> None:
     ]
     for metadata in (user, pod("gateway")):
         for method, request in calls:
-            with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+            with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
                 await method(request, metadata=metadata)
 
 
 async def test_admins_of_other_projects_manage_their_own_keys(rig: Rig) -> None:
-    other = await rig.stub.CreateKey(create_key("b", scopes=["admin", "user"]), metadata=rig.admin)
+    other = await rig.stub.CreateKey(create_key("b", role="admin"), metadata=rig.admin)
     b_admin = bearer(other.secret)
     await rig.stub.CreateKey(create_key("b"), metadata=b_admin)
-    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await rig.stub.CreateKey(create_key("c"), metadata=b_admin)
-    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await rig.stub.ListKeys(
             scheduler_pb2.ListKeysRequest(parent="projects/default"), metadata=b_admin
         )
@@ -138,9 +138,9 @@ async def test_a_key_describes_itself(rig: Rig) -> None:
     key = await rig.stub.CreateKey(create_key("b", display_name="mine"), metadata=rig.admin)
     request = scheduler_pb2.GetCallerKeyRequest()
     own = await rig.stub.GetCallerKey(request, metadata=bearer(key.tinker_secret))
-    assert (own.name, own.display_name, list(own.scopes)) == (key.name, "mine", ["user"])
+    assert (own.name, own.display_name, own.role) == (key.name, "mine", "member")
     assert (own.secret, own.tinker_secret) == ("", "")
-    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await rig.stub.GetCallerKey(request, metadata=pod("gateway"))
 
 
@@ -148,7 +148,7 @@ async def test_a_key_revokes_itself_and_no_other(rig: Rig) -> None:
     own, other = [await rig.stub.CreateKey(create_key("b"), metadata=rig.admin) for _ in range(2)]
     same_id_elsewhere = own.name.replace("projects/b", "projects/default")
     for name in (other.name, same_id_elsewhere):
-        with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+        with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
             await rig.stub.RevokeKey(
                 scheduler_pb2.RevokeKeyRequest(name=name), metadata=bearer(own.secret)
             )
@@ -162,15 +162,15 @@ async def test_a_key_revokes_itself_and_no_other(rig: Rig) -> None:
 
 async def test_unknown_scope_is_refused(rig: Rig) -> None:
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
-        await rig.stub.CreateKey(create_key(scopes=["pod"]), metadata=rig.admin)
+        await rig.stub.CreateKey(create_key(role="pod"), metadata=rig.admin)
 
 
 async def test_verify_key_answers_pods_only(rig: Rig) -> None:
     key = ApiKey.parse(rig.admin_key)
     request = scheduler_pb2.VerifyKeyRequest(key_id=key.key_id, secret_sha256=key.secret_sha256)
     answer = await rig.stub.VerifyKey(request, metadata=pod("gateway"))
-    assert (answer.project, list(answer.scopes)) == ("default", ["admin", "user"])
-    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+    assert (answer.project, answer.role) == ("default", "admin")
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await rig.stub.VerifyKey(request, metadata=rig.admin)
     request.secret_sha256 = bytes(32)
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_INVALID"):

@@ -63,7 +63,7 @@ async def test_the_name_of_another_worker_is_not_taken(rig: Rig) -> None:
 
 @pytest.mark.parametrize("role", ["trainer", "sampler", "environment", "coordinator"])
 async def test_the_key_of_a_worker_makes_no_key_of_users(rig: Rig, role: str) -> None:
-    with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+    with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
         await rig.job_key("projects/default/trainingJobs/j", who=pod(role))
 
 
@@ -73,7 +73,7 @@ async def test_the_scheduler_says_what_a_pod_is(rig: Rig) -> None:
         key_id=key.identity.key_id, secret_sha256=key.secret_sha256
     )
     answer = await rig.stub.VerifyKey(request, metadata=pod("trainer"), timeout=5)
-    assert (answer.role, answer.pool, answer.scopes) == ("sampler", "p.1", ["pod"])
+    assert (answer.role, answer.pool, answer.is_pod) == ("sampler", "p.1", True)
     request.secret_sha256 = bytes(32)
     with expect_rpc_error(Code.UNAUTHENTICATED, reason="KEY_INVALID"):
         await rig.stub.VerifyKey(request, metadata=pod("trainer"), timeout=5)

@@ -136,7 +136,7 @@ async def test_only_pods_are_workers(rig: Rig) -> None:
         (rig.stub.HeartbeatWorker, heartbeat),
         (rig.stub.ListWorkers, scheduler_pb2.ListWorkersRequest()),
     ):
-        with expect_rpc_error(Code.PERMISSION_DENIED, reason="SCOPE_MISSING"):
+        with expect_rpc_error(Code.PERMISSION_DENIED, reason="ROLE_MISSING"):
             await method(request, metadata=rig.admin)
 
 
@@ -166,12 +166,13 @@ async def test_malformed_and_empty_requests_are_typed(rig: Rig, method: str) -> 
     call: Any = rig.channel.unary_unary(
         f"/tinsmith.v1.SchedulerService/{method}", request_serializer=bytes
     )
+    credential = rig.admin
+    if "Worker" in method or method == "VerifyKey":
+        credential = pod("gateway" if method == "ListWorkers" else "trainer")
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="MALFORMED_REQUEST"):
-        await call(b"\xff\xff\xff", metadata=rig.admin)
+        await call(b"\xff\xff\xff", metadata=credential)
     if method in TAKE_NOTHING:
         return
-    is_of_pods = "Worker" in method or method == "VerifyKey"
-    credential = pod("trainer") if is_of_pods else rig.admin
     with expect_rpc_error(Code.INVALID_ARGUMENT, reason="INVALID_FIELD"):
         await call(b"", metadata=credential)
 

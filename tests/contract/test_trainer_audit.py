@@ -26,7 +26,8 @@ from tests.support.pod_keys import pod
 from tinsmith.v1 import audit_pb2, checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import TinsmithError
-from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
+from tinsmith_runtime.rpc.permissions import KeyRole
 
 PEFT = checkpoint_pb2.CheckpointExport.FORMAT_PEFT
 DAY_S = 24 * 3600.0
@@ -45,7 +46,7 @@ async def list_events(
     rig: TrainerRig, project: str, metadata: Metadata | None = None, **fields: Any
 ) -> list[audit_pb2.AuditEvent]:
     """Return all pages of a list."""
-    metadata = metadata or bearer(rig.scheduler.new_key(project, ADMIN_SCOPE))
+    metadata = metadata or bearer(rig.scheduler.new_key(project, KeyRole.ADMIN))
     request = checkpoint_pb2.ListCheckpointEventsRequest(parent=f"projects/{project}", **fields)
     events: list[audit_pb2.AuditEvent] = []
     while True:
@@ -253,11 +254,11 @@ async def test_pages_windows_and_age(rig: TrainerRig) -> None:
 async def test_only_admins_of_the_project_read_them(rig: TrainerRig) -> None:
     keys = [
         rig.scheduler.new_key("p"),
-        rig.scheduler.new_key("q", ADMIN_SCOPE),
+        rig.scheduler.new_key("q", KeyRole.ADMIN),
     ]
     for metadata in (*map(bearer, keys), pod("gateway")):
         refused = await refusal(list_events(rig, "p", metadata))
-        assert (refused.code.name, refused.reason) == ("PERMISSION_DENIED", "SCOPE_MISSING")
+        assert (refused.code.name, refused.reason) == ("PERMISSION_DENIED", "ROLE_MISSING")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ async def test_only_admins_of_the_project_read_them(rig: TrainerRig) -> None:
 )
 async def test_a_malformed_request_is_refused(rig: TrainerRig, field: str, value: Any) -> None:
     request = checkpoint_pb2.ListCheckpointEventsRequest(**{"parent": "projects/p", field: value})
-    metadata = bearer(rig.scheduler.new_key("p", ADMIN_SCOPE))
+    metadata = bearer(rig.scheduler.new_key("p", KeyRole.ADMIN))
     refused: TinsmithError = await refusal(
         rig.stub.ListCheckpointEvents(request, metadata=metadata, timeout=TIMEOUT_S)
     )

@@ -617,7 +617,7 @@ ROWS = {
     ),
     "not-a-pod": Row(
         lambda run: run.rig.adopt("projects/p/trainingRuns/new", metadata=run.metadata),
-        "PERMISSION_DENIED", "SCOPE_MISSING", ("pod",), {"scope": "pod"}, consumes=False,
+        "PERMISSION_DENIED", "ROLE_MISSING", ("member",), {"role": "member"}, consumes=False,
     ),
     # Checkpoints.
     "checkpoint-truncated": Row(

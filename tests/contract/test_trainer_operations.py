@@ -424,7 +424,7 @@ async def test_published_weights_are_pods_only_and_stay_while_unchanged(
     assert published[0].version == 1
     assert Path(published[0].manifest_uri.removeprefix("file://")).is_file()
     error = await refusal(rig.stub.ExportWeights(request, metadata=run.metadata, timeout=TIMEOUT_S))
-    assert error.reason == "SCOPE_MISSING"
+    assert error.reason == "ROLE_MISSING"
 
 
 async def test_two_projects_do_not_see_each_other(rig: TrainerRig, run: RunClient) -> None:
@@ -481,7 +481,7 @@ async def test_pods_are_told_which_runs_of_a_project_have_work(
     error = await refusal(
         rig.stub.ListRunStatuses(request, metadata=run.metadata, timeout=TIMEOUT_S)
     )
-    assert error.reason == "SCOPE_MISSING"
+    assert error.reason == "ROLE_MISSING"
     malformed = trainer_control_pb2.ListRunStatusesRequest(parent="../etc")
     error = await refusal(
         rig.stub.ListRunStatuses(malformed, metadata=pod("scheduler"), timeout=TIMEOUT_S)

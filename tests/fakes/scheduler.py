@@ -13,7 +13,8 @@ from tinsmith_runtime.errors import (
     KeyRevokedError,
     SamplingSessionNotFoundError,
 )
-from tinsmith_runtime.rpc.auth import USER_SCOPE, ApiKey, Authenticator, Caller
+from tinsmith_runtime.rpc.auth import ApiKey, Authenticator, Caller
+from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 
 
@@ -22,7 +23,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def __init__(self) -> None:
         self.projects: dict[str, str] = {}
-        self.scopes: dict[str, frozenset[str]] = {}
+        self.roles: dict[str, KeyRole] = {}
         self.pools: dict[str, str] = {}
         self.revoked: set[str] = set()
         self.sampling_sessions: dict[str, scheduler_pb2.SamplingSession] = {}
@@ -34,12 +35,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
         self.server.add(scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server, self)
 
-    def new_key(self, project: str, *scopes: str, pool: str = "") -> str:
-        """Return a key of a project; for users unless told otherwise."""
+    def new_key(self, project: str, role: KeyRole = KeyRole.MEMBER, *, pool: str = "") -> str:
+        """Return a key of a project; of a member unless told otherwise."""
         key = ApiKey.generate()
         self.projects[key.key_id] = project
         self.pools[key.key_id] = pool
-        self.scopes[key.key_id] = frozenset(scopes or {USER_SCOPE})
+        self.roles[key.key_id] = role
         return str(key)
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
@@ -47,14 +48,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise KeyRevokedError("the key was revoked")
         if key_id not in self.projects:
             raise KeyInvalidError("the key is unknown")
-        return Caller(
-            self.projects[key_id], self.scopes[key_id], key_id, self.pools.get(key_id, "")
-        )
+        return Caller(self.projects[key_id], self.roles[key_id], key_id, self.pools.get(key_id, ""))
 
     async def VerifyKey(self, request: Any, context: Any) -> scheduler_pb2.VerifyKeyResponse:
         caller = await self.verify(request.key_id, request.secret_sha256)
         return scheduler_pb2.VerifyKeyResponse(
-            project=caller.project, scopes=caller.scopes, pool=caller.pool
+            project=caller.project, role=caller.role or "", pool=caller.pool, is_pod=caller.is_pod
         )
 
     async def RegisterWorker(self, request: Any, context: Any) -> scheduler_pb2.Worker:

@@ -38,11 +38,9 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 from tinsmith_runtime.rpc.auth import (
-    POD_SCOPE,
     ApiKey,
     Authenticator,
     Caller,
-    current_caller,
     derive_job_key,
 )
 from tinsmith_runtime.rpc.error_codec import decode_status, encode_status
@@ -103,7 +101,6 @@ class FakeTrainer(
         raise KeyInvalidError("only pods call this trainer")
 
     async def AdoptRun(self, request: Any, context: Any) -> trainer_control_pb2.AdoptRunResponse:
-        current_caller().require_scope(POD_SCOPE)
         self.adopt_calls.append(request)
         await self.gate.wait()
         if self.adopt_errors:
@@ -117,7 +114,6 @@ class FakeTrainer(
     async def ReleaseRun(
         self, request: Any, context: Any
     ) -> trainer_control_pb2.ReleaseRunResponse:
-        current_caller().require_scope(POD_SCOPE)
         if self.release_errors:
             raise self.release_errors.pop(0)
         if request.run not in self.adopted:
@@ -132,7 +128,6 @@ class FakeTrainer(
     async def ListRunStatuses(
         self, request: Any, context: Any
     ) -> trainer_control_pb2.ListRunStatusesResponse:
-        current_caller().require_scope(POD_SCOPE)
         if not request.page_token:
             self.list_calls.append(request.parent)
         await self.list_gate.wait()
@@ -145,7 +140,6 @@ class FakeTrainer(
         )
 
     async def ResumeRun(self, request: Any, context: Any) -> trainer_pb2.RunStatus:
-        current_caller().require_scope(POD_SCOPE)
         if self.resume_errors:
             raise self.resume_errors.pop(0)
         if request.run not in self.adopted:
@@ -169,7 +163,6 @@ class FakeTrainer(
         return checkpoint
 
     async def LoadCheckpoint(self, request: Any, context: Any) -> operations_pb2.Operation:
-        current_caller().require_scope(POD_SCOPE)
         self.load_calls.append(request)
         await self.load_gate.wait()
         operation = operations_pb2.Operation(name=f"{request.run}/operations/1", done=True)

@@ -548,7 +548,7 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.Key(
             name=f"{request.parent}/keys/k1",
             state=scheduler_pb2.Key.STATE_ACTIVE,
-            scopes=request.scopes,
+            role=request.role,
             display_name=request.display_name,
             secret="tsk_k1_secret",
             tinker_secret="tml-k1_secret",
@@ -556,7 +556,7 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def ListKeys(self, request: Any, context: Any) -> Any:
         await self._server.count(context, "ListKeys", request)
-        key = scheduler_pb2.Key(name=f"{request.parent}/keys/k1", scopes=["user"])
+        key = scheduler_pb2.Key(name=f"{request.parent}/keys/k1", role="member")
         return scheduler_pb2.ListKeysResponse(keys=[key])
 
     async def RevokeKey(self, request: Any, context: Any) -> Any:

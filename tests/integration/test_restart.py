@@ -330,7 +330,7 @@ def test_a_foreign_key_is_refused_by_every_pod(
                 metadata=metadata,
             )
         )
-        assert error.reason == "SCOPE_MISSING"
+        assert error.reason == "ROLE_MISSING"
     with grpc.insecure_channel(located.sampler_addresses[0]) as channel:
         sampler: Any = sampler_pb2_grpc.SamplerServiceStub(channel)
         request = sampler_pb2.SampleRequest(sampling_session=handle.name)
@@ -379,13 +379,13 @@ def test_a_foreign_key_is_refused_by_every_pod(
                 ),
             ),
             (
-                "SCOPE_MISSING",
+                "ROLE_MISSING",
                 lambda: control.ExportWeights(
                     trainer_control_pb2.ExportWeightsRequest(run=run.name), metadata=metadata
                 ),
             ),
             (
-                "SCOPE_MISSING",
+                "ROLE_MISSING",
                 lambda: control.ReleaseRun(
                     trainer_control_pb2.ReleaseRunRequest(
                         run=run.name,

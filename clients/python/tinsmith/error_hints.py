@@ -76,7 +76,8 @@ REMEDIES = MappingProxyType(
         "KEY_INVALID": "check TINSMITH_API_KEY: are characters missing, or is it a key of another"
         " data directory or server?",
         "KEY_REVOKED": "use another key",
-        "SCOPE_MISSING": "use a key with that scope",
+        "KEY_EXPIRED": "use another key",
+        "ROLE_MISSING": "use a key of a role that may",
         "WORKER_FOREIGN": "give the pod the key of its role and pool",
         "ABORTED": "start again from the last known state",
         "DATA_LOSS": "restore the resource named in the message",

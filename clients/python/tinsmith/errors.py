@@ -132,7 +132,7 @@ class PermissionDeniedError(TinsmithError):
     """The key may not do this."""
 
     code = "PERMISSION_DENIED"
-    default_reason = "SCOPE_MISSING"
+    default_reason = "ROLE_MISSING"
 
 
 class ResourceExhaustedError(TinsmithError):

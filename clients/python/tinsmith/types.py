@@ -426,10 +426,12 @@ class ApiKey:
     name: str
     state: str
     """`active` or `revoked`."""
-    scopes: tuple[str, ...]
-    """What it may do: `admin`, `user`."""
+    role: str
+    """What it may do: `viewer`, `agent`, `member` or `admin`."""
     display_name: str
     create_time: datetime.datetime | None
+    expire_time: datetime.datetime | None
+    """When it is refused from; None for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +439,10 @@ class NewApiKey:
     """An API key that was created a moment ago; its secret is never told again."""
 
     name: str
-    scopes: tuple[str, ...]
+    role: str
+    """What it may do: `viewer`, `agent`, `member` or `admin`."""
+    expire_time: datetime.datetime | None
+    """When it is refused from; None for never."""
     display_name: str
     secret: str = field(repr=False)
     """The key, `tsk_<id>_<secret>`."""

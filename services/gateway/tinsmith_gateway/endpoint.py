@@ -33,6 +33,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.rpc.error_codec import internal_error
+from tinsmith_runtime.rpc.permissions import Access
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def endpoint(
     handler: Handler,
     render_error: RenderError,
     *,
-    needs_key: bool = True,
+    access: Access | None,
     is_wait: bool = False,
     takes_excess: bool = False,
     max_body_bytes: int | None = None,
@@ -108,7 +109,8 @@ def endpoint(
         services: What the gateway is made of.
         handler: Answers a request; a `TinsmithError` that it raises is rendered.
         render_error: Makes the answer of an error, given its status and headers.
-        needs_key: Whether a caller is needed; without one the credential is the anonymous one.
+        access: The roles whose keys call it; None for a route without a key, whose credential is
+            the anonymous one.
         is_wait: Whether it only waits for what goes on anyway, or keeps something alive: it is
             counted apart from other requests, and cut when the gateway shuts down.
         takes_excess: Whether the handler is given the beginning of a body that is too large,
@@ -123,8 +125,10 @@ def endpoint(
         status = 500
         try:
             credential = services.anonymous
-            if needs_key:
+            if access is not None:
                 credential = await services.callers.authenticate(request.headers)
+                if credential.caller.role not in access:
+                    raise credential.caller.denied(f"{request.method} {request.url.path}")
                 bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)
             key_id = credential.caller.key_id
             with (

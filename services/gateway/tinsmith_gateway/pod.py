@@ -112,7 +112,7 @@ class GatewayPod(Pod):
             callers=self._callers,
             upstream=self._upstream,
             database=self._database,
-            anonymous=Credential(Caller("", frozenset(), ""), (), ""),
+            anonymous=Credential(Caller("", None, ""), (), ""),
             limits=self._limits,
             drain=self._drain,
         )

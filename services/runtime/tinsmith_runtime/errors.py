@@ -127,7 +127,7 @@ class PermissionDeniedError(TinsmithError):
     """The caller is known and may not do this."""
 
     code = ErrorCode.PERMISSION_DENIED
-    reason = "SCOPE_MISSING"
+    reason = "ROLE_MISSING"
 
 
 class DataLossError(TinsmithError):
@@ -584,6 +584,12 @@ class KeyRevokedError(UnauthenticatedError):
     reason = "KEY_REVOKED"
 
 
+class KeyExpiredError(UnauthenticatedError):
+    """The API key has expired."""
+
+    reason = "KEY_EXPIRED"
+
+
 class DownloadTokenInvalidError(PermissionDeniedError):
     """A download token is forged, for something else, or too old."""
 
@@ -596,10 +602,10 @@ class WorkerForeignError(PermissionDeniedError):
     reason = "WORKER_FOREIGN"
 
 
-class ScopeMissingError(PermissionDeniedError):
-    """The API key may not call this method."""
+class RoleMissingError(PermissionDeniedError):
+    """The role of the API key does not call this method."""
 
-    reason = "SCOPE_MISSING"
+    reason = "ROLE_MISSING"
 
 
 class ConfigError(ValueError):

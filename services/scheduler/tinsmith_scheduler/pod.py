@@ -14,10 +14,11 @@ from tinsmith.v1 import job_pb2_grpc, scheduler_pb2_grpc
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey, Authenticator
+from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.server import PodServer
 from tinsmith_runtime.sql import Database, open_store
-from tinsmith_scheduler.auth.api_keys import BOOTSTRAP_SCOPES, Keys
+from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.auth.audit import AuditTrail
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.jobs.launcher import Launcher
@@ -166,7 +167,7 @@ class SchedulerPod(Pod):
             await keys.ensure(
                 ApiKey.parse(config.bootstrap_key),
                 project=config.bootstrap_project,
-                scopes=BOOTSTRAP_SCOPES,
+                role=KeyRole.ADMIN,
             )
         self._trainers = GrpcTrainers(credentials, timeout_s=config.trainer_call_timeout_s)
         workers = Workers(database, timeout_s=config.worker_timeout_s, clock=self._clock)

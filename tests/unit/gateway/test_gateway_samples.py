@@ -19,6 +19,7 @@ from tinsmith_gateway.tinker.usage import Usage
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.errors import QueueFullError
 from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.sql import Database, open_store
 
 BODY = bodies.Sample(
@@ -50,7 +51,7 @@ class PodKeys:
     """Makes credentials of no caller."""
 
     def for_pods(self, project: str) -> Credential:
-        return Credential(Caller(project, frozenset({"pod"}), "pod"), (), "")
+        return Credential(Caller(project, PodRole.GATEWAY, "pod"), (), "")
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.permissions import KeyRole
 
-CREDENTIAL = Credential(Caller("p", frozenset({"user"}), "k"), (), "key")
+CREDENTIAL = Credential(Caller("p", KeyRole.MEMBER, "k"), (), "key")
 
 
 class FakeUpstream:

@@ -10,13 +10,11 @@ from tinsmith_runtime.errors import (
     KeyInvalidError,
     KeyMissingError,
     KeyRevokedError,
+    RoleMissingError,
     RunNotFoundError,
-    ScopeMissingError,
     UnavailableError,
 )
 from tinsmith_runtime.rpc.auth import (
-    POD_SCOPE,
-    USER_SCOPE,
     ApiKey,
     Authenticator,
     CachingKeyVerifier,
@@ -24,8 +22,10 @@ from tinsmith_runtime.rpc.auth import (
     bind_caller,
     current_caller,
 )
+from tinsmith_runtime.rpc.permissions import KeyRole
+from tinsmith_runtime.rpc.pod_identity import PodRole
 
-USER = Caller("p", frozenset({USER_SCOPE}), "0123456789ab")
+USER = Caller("p", KeyRole.MEMBER, "0123456789ab")
 
 
 class FakeKeys:
@@ -131,14 +131,14 @@ def test_callers_reach_their_own_project_and_pods_all() -> None:
     USER.require_project("p", missing)
     with pytest.raises(RunNotFoundError):
         USER.require_project("q", missing)
-    Caller("", frozenset({POD_SCOPE}), "pod").require_project("q", missing)
+    Caller("", PodRole.SCHEDULER, "pod").require_project("q", missing)
 
 
-def test_scopes_are_required() -> None:
-    USER.require_scope(USER_SCOPE)
-    with pytest.raises(ScopeMissingError) as failure:
-        USER.require_scope(POD_SCOPE)
-    assert failure.value.metadata == {"scope": "pod", "key_id": USER.key_id}
+def test_roles_are_required() -> None:
+    USER.require_role(KeyRole.MEMBER, KeyRole.ADMIN)
+    with pytest.raises(RoleMissingError) as failure:
+        USER.require_role(KeyRole.ADMIN)
+    assert failure.value.metadata == {"role": "member", "key_id": USER.key_id}
 
 
 async def test_the_caller_belongs_to_the_task() -> None:
@@ -147,7 +147,7 @@ async def test_the_caller_belongs_to_the_task() -> None:
         await asyncio.sleep(0)
         return current_caller()
 
-    callers = [Caller(project, frozenset(), project) for project in "pq"]
+    callers = [Caller(project, KeyRole.VIEWER, project) for project in "pq"]
     assert await asyncio.gather(*(asyncio.create_task(serve(c)) for c in callers)) == callers
     with pytest.raises(KeyMissingError):
         current_caller()

@@ -7,6 +7,7 @@ from google.longrunning import operations_pb2
 
 from tinsmith.v1 import (
     checkpoint_pb2,
+    environment_pb2,
     episode_pb2,
     job_pb2,
     sampler_pb2,
@@ -14,8 +15,9 @@ from tinsmith.v1 import (
     trainer_control_pb2,
     trainer_pb2,
 )
-from tinsmith_runtime.errors import ConfigError, KeyInvalidError, ScopeMissingError
-from tinsmith_runtime.rpc.auth import POD_SCOPE, USER_SCOPE, Authenticator, Caller
+from tinsmith_runtime.errors import ConfigError, KeyInvalidError, RoleMissingError
+from tinsmith_runtime.rpc.auth import Authenticator, Caller
+from tinsmith_runtime.rpc.permissions import KEY_PERMISSIONS, POD_PERMISSIONS, KeyRole
 from tinsmith_runtime.rpc.pod_identity import (
     PodCredentials,
     PodIdentity,
@@ -23,7 +25,6 @@ from tinsmith_runtime.rpc.pod_identity import (
     PodRole,
     verify_pod_key,
 )
-from tinsmith_runtime.rpc.pod_permissions import POD_PERMISSIONS
 
 TRAINER = PodIdentity(PodRole.TRAINER, "jobs", "grpo.0a1b")
 
@@ -84,7 +85,7 @@ async def test_two_roots_are_valid_while_the_root_is_rotated() -> None:
         found = await Authenticator(Scheduler(), roots=new.roots).authenticate(
             f"Bearer {credentials.key}"
         )
-        assert (found.role, found.scopes) == (PodRole.SAMPLER, {POD_SCOPE})
+        assert (found.role, found.is_pod) == (PodRole.SAMPLER, True)
     with pytest.raises(KeyInvalidError):
         await Authenticator(Scheduler(), roots=["new"]).authenticate(f"Bearer {old.key}")
 
@@ -123,7 +124,7 @@ def test_a_pool_that_cannot_stand_in_a_key_is_refused() -> None:
         PodIdentity(PodRole.TRAINER, pool="a_b")
 
 
-def test_a_pod_calls_what_its_role_calls_and_users_are_not_bound_by_it() -> None:
+def test_a_key_calls_what_its_role_calls() -> None:
     pod = Caller.of_pod(PodIdentity(PodRole.ENVIRONMENT))
     pod.require_method("/tinsmith.v1.SchedulerService/RegisterWorker")
     for method in (
@@ -131,14 +132,21 @@ def test_a_pod_calls_what_its_role_calls_and_users_are_not_bound_by_it() -> None
         "/tinsmith.v1.SchedulerService/DeleteTrainingRun",
         "/tinsmith.v1.SamplerService/Sample",
     ):
-        with pytest.raises(ScopeMissingError):
+        with pytest.raises(RoleMissingError):
             pod.require_method(method)
-    Caller("p", frozenset({USER_SCOPE}), "k").require_method("/tinsmith.v1.JobService/X")
+    forward = "/tinsmith.v1.TrainerService/Forward"
+    Caller("p", KeyRole.MEMBER, "k").require_method(forward)
+    for role in (KeyRole.VIEWER, KeyRole.AGENT, None):
+        with pytest.raises(RoleMissingError):
+            Caller("p", role, "k").require_method(forward)
+    with pytest.raises(RoleMissingError):
+        Caller("p", KeyRole.ADMIN, "k").require_method("/tinsmith.v1.JobService/Unknown")
 
 
 def test_the_table_names_methods_of_the_contract() -> None:
     modules = (
         checkpoint_pb2,
+        environment_pb2,
         episode_pb2,
         job_pb2,
         operations_pb2,
@@ -155,3 +163,5 @@ def test_the_table_names_methods_of_the_contract() -> None:
     }
     assert set(POD_PERMISSIONS) == set(PodRole)
     assert set().union(*POD_PERMISSIONS.values()) <= known
+    ours = {method for method in known if method.startswith("/tinsmith.v1.")}
+    assert ours <= set(KEY_PERMISSIONS) <= known, "each method has a row"

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 import pytest
 
 from tinsmith.names import JobName, KeyName
-from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller
+from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.sql import Database, open_store
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.store.records import KeyState, NewJobKey
 from tinsmith_scheduler.store.tables import STORE
 
-CALLER = Caller("", frozenset({POD_SCOPE}), "pod")
+CALLER = Caller("", PodRole.SCHEDULER, "pod")
 NEW = NewJobKey(JobName("p", "j"), "uid", "key-id", b"\x01" * 32)
 
 ResultT = TypeVar("ResultT")

@@ -133,7 +133,7 @@ def test_runs_and_checkpoints_are_deleted(
 def test_a_new_key_is_shown_once_in_both_spellings(
     local: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert invoke("keys", "create", "--for", "laptop", "--admin", "--project", "b") == 0
+    assert invoke("keys", "create", "--for", "laptop", "--role", "admin", "--project", "b") == 0
     shown = capsys.readouterr().out
     assert "secret: tsk_k1_secret\n" in shown
     assert "tinker_secret: tml-k1_secret\n" in shown
@@ -142,10 +142,10 @@ def test_a_new_key_is_shown_once_in_both_spellings(
     assert f"export TINKER_BASE_URL=http://{local.address} TINKER_API_KEY=tml-k1_secret\n" in shown
     request = local.state.last["CreateKey"]
     assert (request.parent, request.display_name) == ("projects/b", "laptop")
-    assert list(request.scopes) == ["admin", "user"]
+    assert request.role == "admin"
     assert invoke("keys", "create", "--json") == 0
     assert json.loads(capsys.readouterr().out)["tinker_secret"] == "tml-k1_secret"
-    assert list(local.state.last["CreateKey"].scopes) == ["user"]
+    assert local.state.last["CreateKey"].role == "member"
     assert invoke("keys", "list") == 0
     shown = capsys.readouterr().out
     assert "k1  " in shown
@@ -194,10 +194,10 @@ def test_failures_are_one_line_with_the_remedy(
 def test_a_failure_of_the_server_is_one_line(
     local: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status = make_status(code_pb2.PERMISSION_DENIED, "SCOPE_MISSING", "needs admin\nscope")
+    status = make_status(code_pb2.PERMISSION_DENIED, "ROLE_MISSING", "needs admin\nscope")
     local.state.fail_calls["ListTrainingRuns"] = [status]
     assert invoke("runs", "list") == 1
-    assert capsys.readouterr().err.startswith("error: needs admin scope (SCOPE_MISSING); use a key")
+    assert capsys.readouterr().err.startswith("error: needs admin scope (ROLE_MISSING); use a key")
 
 
 def test_a_recipe_is_given_its_configuration(

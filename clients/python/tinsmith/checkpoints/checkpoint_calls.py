@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tinsmith.checkpoints import files
-from tinsmith.checkpoints.tasks import Progress, encode_ttl, endpoint_of, wait_task
+from tinsmith.checkpoints.tasks import Progress, endpoint_of, wait_task
 from tinsmith.errors import ConfigurationError
 from tinsmith.names import name_of
 from tinsmith.rpc import codec
@@ -127,7 +127,7 @@ class CheckpointCalls:
         if ttl_seconds is not None or keep:
             request.update_mask.paths.append("expire_time")
         if ttl_seconds is not None:
-            request.ttl.CopyFrom(encode_ttl(ttl_seconds))
+            request.ttl.CopyFrom(codec.encode_ttl(ttl_seconds))
         return await self._answer(request.name, "UpdateCheckpoint", request)
 
     @call
@@ -183,7 +183,7 @@ class CheckpointCalls:
             source_checkpoint=name_of(source),
             checkpoint_id=name,
             labels=dict(labels or {}),
-            ttl=None if ttl_seconds is None else encode_ttl(ttl_seconds),
+            ttl=None if ttl_seconds is None else codec.encode_ttl(ttl_seconds),
         )
         operation = await self._core.transport.call(
             endpoint, lambda c: c.checkpoint.CopyCheckpoint, request

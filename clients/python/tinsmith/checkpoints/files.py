@@ -94,7 +94,7 @@ async def import_adapter(
             checkpoint_id=name,
             files=files,
             labels=dict(labels),
-            ttl=None if ttl_seconds is None else tasks.encode_ttl(ttl_seconds),
+            ttl=None if ttl_seconds is None else codec.encode_ttl(ttl_seconds),
         ),
     )
     meter = _Meter(progress, sum(file.size_bytes for file in files))

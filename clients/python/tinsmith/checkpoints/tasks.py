@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from google.longrunning import operations_pb2
-from google.protobuf import duration_pb2
 
 from tinsmith import names
 from tinsmith.errors import InternalError, OperationTimeoutError
+from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.transport import Endpoint
@@ -79,7 +78,9 @@ async def wait_task(
         operation = await core.transport.call(
             endpoint,
             lambda c: c.operations.WaitOperation,
-            operations_pb2.WaitOperationRequest(name=operation.name, timeout=encode_ttl(wait_s)),
+            operations_pb2.WaitOperationRequest(
+                name=operation.name, timeout=codec.encode_ttl(wait_s)
+            ),
             timeout_s=wait_s + core.settings.call_timeout_s,
         )
     if operation.HasField("error"):
@@ -88,10 +89,3 @@ async def wait_task(
     if not operation.response.Unpack(result):
         raise InternalError(f"{operation.name} ended with a {operation.response.type_url}")
     return message
-
-
-def encode_ttl(seconds: float) -> duration_pb2.Duration:
-    """Return a time span."""
-    duration = duration_pb2.Duration()
-    duration.FromTimedelta(datetime.timedelta(seconds=seconds))
-    return duration

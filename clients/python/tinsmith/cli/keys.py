@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import Annotated
 
 import typer
 
 from tinsmith.cli.connection import connect
+from tinsmith.cli.durations import parse_duration
 from tinsmith.cli.output import AsJson, show_json, show_list, show_record
 from tinsmith.episodes.agent import openai_base_url
 
@@ -16,10 +18,21 @@ app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True
 _COLUMNS = {
     "name": "NAME",
     "state": "STATE",
-    "scopes": "SCOPES",
+    "role": "ROLE",
     "display_name": "FOR",
     "create_time": "AGE",
+    "expire_time": "EXPIRES",
 }
+
+
+class Role(enum.StrEnum):
+    """What a key may do."""
+
+    VIEWER = "viewer"
+    AGENT = "agent"
+    MEMBER = "member"
+    ADMIN = "admin"
+
 
 _Project = Annotated[str, typer.Option(help="Id of another project; operators only.")]
 
@@ -27,14 +40,16 @@ _Project = Annotated[str, typer.Option(help="Id of another project; operators on
 @app.command("create")
 def create_key(
     display_name: Annotated[str, typer.Option("--for", help="What it is for.")] = "",
-    admin: Annotated[bool, typer.Option("--admin", help="Let it manage the project too.")] = False,
+    role: Annotated[Role, typer.Option(help="What it may do.")] = Role.MEMBER,
+    expires_in: Annotated[str, typer.Option(help="Its life, such as 30d; no end if empty.")] = "",
     project: _Project = "",
     as_json: AsJson = False,
 ) -> None:
     """Create a key, and show it once, as gRPC clients and as Tinker's clients spell it."""
     with connect("tinsmith keys create") as client:
         key = client.keys.create(
-            scopes=("admin", "user") if admin else ("user",),
+            role=role.value,
+            ttl_seconds=parse_duration(expires_in) if expires_in else None,
             display_name=display_name,
             project=project,
         )

@@ -17,7 +17,9 @@ _LOG = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
 _FLUSH_TIMEOUT_S = 300.0
-_REFUSED_REASONS = frozenset({"JOB_REPLACED", "KEY_REVOKED", "KEY_INVALID", "SCOPE_MISSING"})
+_REFUSED_REASONS = frozenset(
+    {"JOB_REPLACED", "KEY_REVOKED", "KEY_EXPIRED", "KEY_INVALID", "ROLE_MISSING"}
+)
 """Of a job that was deleted, or ended by another caller."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 
 from tinsmith.names import KeyName, ProjectName
 from tinsmith.rpc import codec
@@ -17,7 +16,7 @@ from tinsmith.v1 import scheduler_pb2
 class KeyCalls:
     """The API keys of a project, that of the client unless told otherwise.
 
-    Every call needs a key of the scope `admin`, but to revoke the key that the client itself uses.
+    Every call needs a key of the role `admin`, but to revoke the key that the client itself uses.
 
     Example:
         >>> key = client.keys.create(display_name="nightly evaluation")
@@ -29,12 +28,19 @@ class KeyCalls:
 
     @call
     async def _create(
-        self, *, scopes: Sequence[str] = ("user",), display_name: str = "", project: str = ""
+        self,
+        *,
+        role: str = "member",
+        ttl_seconds: float | None = None,
+        display_name: str = "",
+        project: str = "",
     ) -> NewApiKey:
         """Create a key, and its project with the first one.
 
         Args:
-            scopes: What it may do: `user`, `admin`.
+            role: What it may do: `viewer` reads, `agent` samples and plays, `member` trains,
+                `admin` manages keys besides.
+            ttl_seconds: It is refused so long from now on; None for never.
             display_name: What it is for, for people.
             project: Id of another project, whose keys operators may manage.
 
@@ -47,9 +53,11 @@ class KeyCalls:
         request = scheduler_pb2.CreateKeyRequest(
             parent=self._project_name(project),
             request_id=str(uuid.uuid4()),
-            scopes=scopes,
+            role=role,
             display_name=display_name,
         )
+        if ttl_seconds is not None:
+            request.ttl.CopyFrom(codec.encode_ttl(ttl_seconds))
         key = await self._core.transport.call(
             self._core.scheduler, lambda c: c.scheduler.CreateKey, request
         )

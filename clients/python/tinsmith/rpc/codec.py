@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
+from google.protobuf import duration_pb2
 
 from tinsmith import tensors
 from tinsmith import types as t
@@ -233,7 +234,8 @@ def decode_key(message: scheduler_pb2.Key) -> t.ApiKey:
     return t.ApiKey(
         name=message.name,
         state=_enum_word(scheduler_pb2.Key.State.Name(message.state), "STATE_"),
-        scopes=tuple(message.scopes),
+        role=message.role,
+        expire_time=_decode_expiry(message),
         display_name=message.display_name,
         create_time=_decode_time(message),
     )
@@ -243,7 +245,8 @@ def decode_new_key(message: scheduler_pb2.Key) -> t.NewApiKey:
     """Return a key with its secret."""
     return t.NewApiKey(
         name=message.name,
-        scopes=tuple(message.scopes),
+        role=message.role,
+        expire_time=_decode_expiry(message),
         display_name=message.display_name,
         secret=message.secret,
         tinker_secret=message.tinker_secret,
@@ -357,8 +360,15 @@ def _decode_time(
 
 
 def _decode_expiry(
-    message: checkpoint_pb2.Checkpoint | checkpoint_pb2.CheckpointExport,
+    message: checkpoint_pb2.Checkpoint | checkpoint_pb2.CheckpointExport | scheduler_pb2.Key,
 ) -> datetime.datetime | None:
     if not message.HasField("expire_time"):
         return None
     return message.expire_time.ToDatetime(tzinfo=datetime.UTC)
+
+
+def encode_ttl(seconds: float) -> duration_pb2.Duration:
+    """Return a time span."""
+    duration = duration_pb2.Duration()
+    duration.FromTimedelta(datetime.timedelta(seconds=seconds))
+    return duration

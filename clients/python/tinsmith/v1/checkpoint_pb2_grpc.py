@@ -250,7 +250,7 @@ class CheckpointServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CreateCheckpointDownload(self, request, context):
-        """Says from where the files of a checkpoint, or of an export, can be fetched for an hour.
+        """Says from where the files of a checkpoint, or of an export, can be fetched for a quarter of an hour.
 
         A file has either a URL, where the store signs them, or a token for `DownloadCheckpointFile`.
         Both are bearer secrets of their own: whoever holds one can read that file.
@@ -273,7 +273,7 @@ class CheckpointServiceServicer:
 
         Errors:
         * `PERMISSION_DENIED` (`DOWNLOAD_TOKEN_INVALID`): the token is not one of this deployment, is for
-        another checkpoint, or is over an hour old; ask for another one.
+        another checkpoint, or is over a quarter of an hour old; ask for another one.
         * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the file was deleted with its checkpoint or export.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the offset is negative or behind the end.
         """
@@ -363,7 +363,7 @@ class CheckpointServiceServicer:
         of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -137,7 +137,7 @@ class CheckpointServiceStub:
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.
     """
     CreateCheckpointDownload: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.CreateCheckpointDownloadRequest, _checkpoint_pb2.CheckpointDownload]
-    """Says from where the files of a checkpoint, or of an export, can be fetched for an hour.
+    """Says from where the files of a checkpoint, or of an export, can be fetched for a quarter of an hour.
 
     A file has either a URL, where the store signs them, or a token for `DownloadCheckpointFile`.
     Both are bearer secrets of their own: whoever holds one can read that file.
@@ -156,7 +156,7 @@ class CheckpointServiceStub:
 
     Errors:
     * `PERMISSION_DENIED` (`DOWNLOAD_TOKEN_INVALID`): the token is not one of this deployment, is for
-      another checkpoint, or is over an hour old; ask for another one.
+      another checkpoint, or is over a quarter of an hour old; ask for another one.
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the file was deleted with its checkpoint or export.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the offset is negative or behind the end.
     """
@@ -226,7 +226,7 @@ class CheckpointServiceStub:
     of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
 
@@ -338,7 +338,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`): the store is full; export again under a new request.
     """
     CreateCheckpointDownload: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.CreateCheckpointDownloadRequest, _checkpoint_pb2.CheckpointDownload]  # type: ignore[assignment]
-    """Says from where the files of a checkpoint, or of an export, can be fetched for an hour.
+    """Says from where the files of a checkpoint, or of an export, can be fetched for a quarter of an hour.
 
     A file has either a URL, where the store signs them, or a token for `DownloadCheckpointFile`.
     Both are bearer secrets of their own: whoever holds one can read that file.
@@ -357,7 +357,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
 
     Errors:
     * `PERMISSION_DENIED` (`DOWNLOAD_TOKEN_INVALID`): the token is not one of this deployment, is for
-      another checkpoint, or is over an hour old; ask for another one.
+      another checkpoint, or is over a quarter of an hour old; ask for another one.
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the file was deleted with its checkpoint or export.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the offset is negative or behind the end.
     """
@@ -427,7 +427,7 @@ class CheckpointServiceAsyncStub(CheckpointServiceStub):
     of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
 
@@ -584,7 +584,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_pb2.CreateCheckpointDownloadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_pb2.CheckpointDownload, _abc.Awaitable[_checkpoint_pb2.CheckpointDownload]]:
-        """Says from where the files of a checkpoint, or of an export, can be fetched for an hour.
+        """Says from where the files of a checkpoint, or of an export, can be fetched for a quarter of an hour.
 
         A file has either a URL, where the store signs them, or a token for `DownloadCheckpointFile`.
         Both are bearer secrets of their own: whoever holds one can read that file.
@@ -609,7 +609,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `PERMISSION_DENIED` (`DOWNLOAD_TOKEN_INVALID`): the token is not one of this deployment, is for
-          another checkpoint, or is over an hour old; ask for another one.
+          another checkpoint, or is over a quarter of an hour old; ask for another one.
         * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the file was deleted with its checkpoint or export.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the offset is negative or behind the end.
         """
@@ -709,7 +709,7 @@ class CheckpointServiceServicer(metaclass=_abc_1.ABCMeta):
         of a checkpoint by itself or with its run. Events are kept for 400 days unless set otherwise.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is none of the project's with the scope `admin`.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is none of the project's with the scope `admin`.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
 

@@ -111,7 +111,7 @@ class EpisodeServiceStub:
     Renews the lease as well. Repeating it with the same request id changes nothing.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `UNAUTHENTICATED` (`KEY_INVALID`): the key is not one of this episode.
     * `ABORTED` (`LEASE_LOST`): the lease ran out and the episode went back to the queue.
     * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it has ended.
@@ -124,7 +124,7 @@ class EpisodeServiceStub:
     """Says which episode a key belongs to, and renews its lease. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `UNAUTHENTICATED` (`KEY_INVALID`): there is no such key.
     * `ABORTED` (`LEASE_LOST`): the lease of the key ran out.
     * `FAILED_PRECONDITION` (`EPISODE_ENDED`): the episode has ended.
@@ -213,7 +213,7 @@ class EpisodeServiceAsyncStub(EpisodeServiceStub):
     Renews the lease as well. Repeating it with the same request id changes nothing.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `UNAUTHENTICATED` (`KEY_INVALID`): the key is not one of this episode.
     * `ABORTED` (`LEASE_LOST`): the lease ran out and the episode went back to the queue.
     * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it has ended.
@@ -226,7 +226,7 @@ class EpisodeServiceAsyncStub(EpisodeServiceStub):
     """Says which episode a key belongs to, and renews its lease. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `UNAUTHENTICATED` (`KEY_INVALID`): there is no such key.
     * `ABORTED` (`LEASE_LOST`): the lease of the key ran out.
     * `FAILED_PRECONDITION` (`EPISODE_ENDED`): the episode has ended.
@@ -372,7 +372,7 @@ class EpisodeServiceServicer(metaclass=_abc_1.ABCMeta):
         Renews the lease as well. Repeating it with the same request id changes nothing.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `UNAUTHENTICATED` (`KEY_INVALID`): the key is not one of this episode.
         * `ABORTED` (`LEASE_LOST`): the lease ran out and the episode went back to the queue.
         * `FAILED_PRECONDITION` (`EPISODE_ENDED`): it has ended.
@@ -391,7 +391,7 @@ class EpisodeServiceServicer(metaclass=_abc_1.ABCMeta):
         """Says which episode a key belongs to, and renews its lease. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `UNAUTHENTICATED` (`KEY_INVALID`): there is no such key.
         * `ABORTED` (`LEASE_LOST`): the lease of the key ran out.
         * `FAILED_PRECONDITION` (`EPISODE_ENDED`): the episode has ended.

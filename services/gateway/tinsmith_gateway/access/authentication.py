@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 from tinsmith.v1 import episode_pb2
 from tinsmith_runtime.errors import KeyMissingError, PermissionDeniedError
-from tinsmith_runtime.rpc.auth import POD_SCOPE, Authenticator, Caller
-from tinsmith_runtime.rpc.pod_identity import PodCredentials
+from tinsmith_runtime.rpc.auth import Authenticator, Caller
+from tinsmith_runtime.rpc.permissions import KeyRole
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
 EPISODE_KEY_PREFIX = "tse-"
-EPISODE_SCOPE = "episode"
 
 Metadata = tuple[tuple[str, str], ...]
 VerifyEpisodeKey = Callable[[str], Awaitable[tuple[episode_pb2.Episode, str]]]
@@ -29,7 +29,7 @@ class Credential:
     """The party behind a request, and what its calls to other pods carry.
 
     Attributes:
-        caller: Project, scopes and key.
+        caller: Project, role and key.
         metadata: What calls to other pods carry.
         key: The key as it was sent.
         episode: The episode of an episode's key; None for a user's.
@@ -50,7 +50,6 @@ class Credential:
         if self.episode is not None:
             raise PermissionDeniedError(
                 "the key of an episode is for model calls alone; use an API key of the project",
-                scope="user",
             )
 
 
@@ -96,18 +95,18 @@ class Callers:
         if key.startswith(EPISODE_KEY_PREFIX):
             episode, pool = await self._verify_episode_key(key)
             project, episode_id = episode.name.split("/")[1], episode.name.split("/")[3]
-            caller = Caller(project, frozenset({EPISODE_SCOPE}), f"episode-{episode_id}", pool)
+            caller = Caller(project, KeyRole.AGENT, f"episode-{episode_id}", pool)
             return Credential(caller, self._pods.metadata, key, episode)
         caller = await self._authenticator.authenticate(f"Bearer {key}")
         if caller.is_pod:
             # The key of the pods would act for every project.
-            raise PermissionDeniedError("the key of the pods is not for clients", scope="user")
+            raise PermissionDeniedError("the key of the pods is not for clients")
         return Credential(caller, _bearer(key), key)
 
     def for_pods(self, project: str, pool: str = "") -> Credential:
         """Return what work of the gateway itself carries, on behalf of a project or pool."""
         return Credential(
-            Caller(project, frozenset({POD_SCOPE}), self._pods.key.identity.key_id, pool),
+            Caller(project, PodRole.GATEWAY, self._pods.key.identity.key_id, pool),
             self._pods.metadata,
             str(self._pods.key),
         )

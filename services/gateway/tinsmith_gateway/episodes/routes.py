@@ -30,6 +30,7 @@ from starlette.routing import BaseRoute, Route
 
 from tinsmith.names import EpisodeName, InvalidNameError, SamplingSessionName
 from tinsmith.v1 import episode_pb2
+from tinsmith_gateway.access.permissions import access_of
 from tinsmith_gateway.endpoint import Call, Handler, endpoint
 from tinsmith_gateway.episodes import bodies
 from tinsmith_gateway.openai.streaming import until_disconnect
@@ -67,7 +68,9 @@ def routes(services: Services) -> list[BaseRoute]:
     """Return the routes of episodes."""
 
     def route(method: str, path: str, handler: Handler, *, is_wait: bool = False) -> Route:
-        serve = endpoint(services, handler, render_error, is_wait=is_wait)
+        serve = endpoint(
+            services, handler, render_error, access=access_of(method, path), is_wait=is_wait
+        )
         return Route(path, serve, methods=[method])
 
     refused = [

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from tinsmith_gateway.access.permissions import access_of
 from tinsmith_gateway.endpoint import Call, endpoint
 from tinsmith_gateway.openai.chat import chat_completion
 from tinsmith_gateway.openai.completions import completion
@@ -31,7 +32,8 @@ def routes(services: Services) -> list[BaseRoute]:
     models = ModelList(services, calls)
 
     def route(path: str, method: str, handler: Callable[[Call], Awaitable[Response]]) -> Route:
-        return Route(path, identified(endpoint(services, handler, render_error)), methods=[method])
+        serve = endpoint(services, handler, render_error, access=access_of(method, path))
+        return Route(path, identified(serve), methods=[method])
 
     return [
         route("/v1/models", "GET", models.list_models),

@@ -18,6 +18,7 @@ _CODES = {
     "KEY_MISSING": "invalid_api_key",
     "KEY_INVALID": "invalid_api_key",
     "KEY_REVOKED": "invalid_api_key",
+    "KEY_EXPIRED": "invalid_api_key",
     "QUEUE_FULL": "rate_limit_exceeded",
     "RATE_LIMITED": "rate_limit_exceeded",
 }

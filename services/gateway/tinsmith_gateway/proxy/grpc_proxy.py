@@ -23,7 +23,7 @@ import grpc.aio
 from grpc_status import rpc_status
 
 from tinsmith_gateway.access.authentication import Callers, Credential
-from tinsmith_gateway.access.limits import Limits
+from tinsmith_gateway.access.limits import Admission, Limits
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
 from tinsmith_gateway.proxy.protobuf_scan import read_prompt, read_text_field
 from tinsmith_gateway.proxy.proxied_methods import METHODS, Method
@@ -38,6 +38,7 @@ from tinsmith_gateway.upstream.routing import (
 )
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
+    MalformedRequestError,
     NotFoundError,
     OperationNotFoundError,
     RunMovedError,
@@ -107,21 +108,23 @@ class PassThrough(grpc.GenericRpcHandler):
         path = handler_call_details.method
         method = METHODS.get(path)
         if method is None:
-            return grpc.unary_unary_rpc_method_handler(_refuse_unknown)
+            return grpc.stream_stream_rpc_method_handler(_refuse_unknown)
         call = _Passage(self, method)
+        # All are served as streams, which read when they are told to: the caller is found first.
         if method.streams_requests:
             return grpc.stream_stream_rpc_method_handler(call.serve_both_streams)
         if method.streams_responses:
-            return grpc.unary_stream_rpc_method_handler(call.serve_stream)
-        return grpc.unary_unary_rpc_method_handler(call.serve_unary)
+            return grpc.stream_stream_rpc_method_handler(call.serve_stream)
+        return grpc.stream_stream_rpc_method_handler(call.serve_unary)
 
-    async def authenticate(self, context: Context) -> Credential:
+    async def authenticate(self, method: Method, context: Context) -> Credential:
         """Return the caller.
 
         Raises:
             DrainingError: If the gateway is shutting down.
             UnauthenticatedError: If the key is no good.
-            PermissionDeniedError: If it is of a pod or an episode.
+            PermissionDeniedError: If it is of a pod or an episode, or of a role that does not call
+                the method.
         """
         self._drain.check()
         headers = {
@@ -131,11 +134,12 @@ class PassThrough(grpc.GenericRpcHandler):
         }
         credential = await self._callers.authenticate(headers)
         credential.require_user()
+        credential.caller.require_method(method.path)
         bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)
         return credential
 
     @contextlib.contextmanager
-    def admitted(self, method: Method, credential: Credential, num_bytes: int) -> Iterator[None]:
+    def admitted(self, method: Method, credential: Credential) -> Iterator[Admission]:
         """Count a call while it runs; one that only waits is cut when the gateway drains.
 
         Raises:
@@ -143,12 +147,12 @@ class PassThrough(grpc.GenericRpcHandler):
             DrainingError: If it was cut.
         """
         key_id = credential.caller.key_id
-        with self._limits.admit(key_id, num_bytes, is_wait=method.is_wait):
+        with self._limits.admit(key_id, is_wait=method.is_wait) as admission:
             if not method.is_wait:
-                yield
+                yield admission
                 return
             with self._drain.running(is_wait=True):
-                yield
+                yield admission
 
     def timeout_s(self, context: Context) -> float:
         """Return the time that a call has left."""
@@ -207,28 +211,29 @@ class _Passage:
         self._owner: Owner = SchedulerOwner()
         self._foreign: NotFoundError | None = None
 
-    async def serve_unary(self, body: bytes, context: Context) -> bytes:
+    async def serve_unary(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass one request and one answer."""
         async with self._answered(context):
-            credential = await self._gateway.authenticate(context)
-            with self._gateway.admitted(self._method, credential, len(body)):
+            credential = await self._gateway.authenticate(self._method, context)
+            with self._gateway.admitted(self._method, credential) as admission:
+                body = await self._body_of(bodies, context, admission)
                 self._find_owner(body, credential)
-                return await self._pass_unary(body, context, credential)
-        raise AssertionError("a failure was answered")
+                await context.write(await self._pass_unary(body, context, credential))
 
-    async def serve_stream(self, body: bytes, context: Context) -> None:
+    async def serve_stream(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass one request and a stream of answers."""
         async with self._answered(context):
-            credential = await self._gateway.authenticate(context)
-            with self._gateway.admitted(self._method, credential, len(body)):
+            credential = await self._gateway.authenticate(self._method, context)
+            with self._gateway.admitted(self._method, credential) as admission:
+                body = await self._body_of(bodies, context, admission)
                 self._find_owner(body, credential)
                 await self._pass_stream(lambda: body, context, credential, attempts=2)
 
     async def serve_both_streams(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass two streams; the first request says where they go."""
         async with self._answered(context):
-            credential = await self._gateway.authenticate(context)
-            with self._gateway.admitted(self._method, credential, 0):
+            credential = await self._gateway.authenticate(self._method, context)
+            with self._gateway.admitted(self._method, credential):
                 requests = aiter(bodies)
                 first = await self._first_of(requests, context)
                 self._find_owner(first or b"", credential)
@@ -241,6 +246,23 @@ class _Passage:
 
                 # What the client has sent cannot be taken back: one attempt.
                 await self._pass_stream(all_requests, context, credential, attempts=1)
+
+    async def _body_of(
+        self, bodies: AsyncIterator[bytes], context: Context, admission: Admission
+    ) -> bytes:
+        """Return the one request of a call, counted as what its key has in flight.
+
+        Raises:
+            MalformedRequestError: If the call ends without one.
+            RateLimitedError: If the key has too many bytes in flight.
+        """
+        body = await self._first_of(aiter(bodies), context)
+        if body is None:
+            raise MalformedRequestError(
+                f"the call of {self._method.path} ended without a request", method=self._method.path
+            )
+        admission.add_bytes(len(body))
+        return body
 
     async def _first_of(self, requests: AsyncIterator[bytes], context: Context) -> bytes | None:
         """Return the first request; a call that sends none is ended in time."""
@@ -379,8 +401,8 @@ def foreign_error(owner: Owner, resource: str, project: str) -> NotFoundError | 
     return error_class(f"{resource} does not exist in this project", resource=resource)
 
 
-async def _refuse_unknown(body: bytes, context: Context) -> NoReturn:
-    del body
+async def _refuse_unknown(bodies: AsyncIterator[bytes], context: Context) -> NoReturn:
+    del bodies
     await _abort(context, "unknown", _unknown("this"))
     raise AssertionError("abort returned")
 

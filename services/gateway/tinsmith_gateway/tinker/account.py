@@ -15,7 +15,7 @@ from tinsmith_gateway.tinker import ids, usage
 from tinsmith_gateway.tinker.base_models import BaseModels
 from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
 from tinsmith_gateway.tinker.usage import HOUR_S, Usage, UsageKey
-from tinsmith_runtime.errors import InvalidFieldError, ScopeMissingError
+from tinsmith_runtime.errors import InvalidFieldError, RoleMissingError
 
 _MAX_WINDOW = datetime.timedelta(days=14)
 _DAY = datetime.timedelta(days=1)
@@ -179,7 +179,7 @@ class Account:
         native = user_native(call)
         wanted = call.request.query_params.get("project_id", native.project)
         if wanted != native.project:
-            raise ScopeMissingError(f"the key is of project {native.project}", scope="user")
+            raise RoleMissingError(f"the key is of project {native.project}")
         checkpoints = await native.checkpoints(f"projects/{native.project}/trainingRuns/-")
         size = sum(checkpoint.size_bytes for checkpoint in checkpoints)
         return JSONResponse(

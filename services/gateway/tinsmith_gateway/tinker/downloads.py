@@ -38,7 +38,7 @@ _EXPORT_TIMEOUT_S = 600.0
 _PIPE_BYTES = 2**16
 _PURPOSE = b"tinsmith gateway link v1"
 _FILE = "file"
-_LINK_LIFETIME_S = 3600.0
+_LINK_LIFETIME_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Downloads:
             yield piece.data
 
     def link(self, call: Call, path: str, purpose: str, *content: str) -> str:
-        """Return a link, good for an hour, whose words only this deployment can have written.
+        """Return a link for a quarter of an hour; only this deployment can have written its words.
 
         Args:
             call: Whose client is to fetch it.

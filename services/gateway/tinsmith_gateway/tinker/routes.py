@@ -7,6 +7,7 @@ import logging
 
 from starlette.routing import BaseRoute, Route
 
+from tinsmith_gateway.access.permissions import access_of
 from tinsmith_gateway.endpoint import Handler, endpoint
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker.account import Account
@@ -168,6 +169,7 @@ class TinkerWire:
             self._services,
             handler,
             render_error,
+            access=access_of(method, _PREFIX + path),
             is_wait=is_wait,
             takes_excess=takes_excess,
             max_body_bytes=None if is_large else _SMALL_BODY_BYTES,
@@ -175,7 +177,7 @@ class TinkerWire:
         return Route(_PREFIX + path, serve, methods=[method])
 
     def _open_route(self, path: str, handler: Handler) -> Route:
-        serve = endpoint(self._services, handler, render_error, needs_key=False)
+        serve = endpoint(self._services, handler, render_error, access=None)
         return Route(path, serve, methods=["GET"])
 
     async def _sweep(self) -> None:

@@ -27,9 +27,10 @@ from tinsmith_runtime.errors import (
     KeyInvalidError,
     KeyMissingError,
     NotFoundError,
-    ScopeMissingError,
+    RoleMissingError,
     UnauthenticatedError,
 )
+from tinsmith_runtime.rpc.permissions import KeyRole, may_call
 from tinsmith_runtime.rpc.pod_identity import (
     POD_KEY_PREFIX,
     PodIdentity,
@@ -37,12 +38,6 @@ from tinsmith_runtime.rpc.pod_identity import (
     PodRole,
     verify_pod_key,
 )
-from tinsmith_runtime.rpc.pod_permissions import POD_PERMISSIONS
-
-USER_SCOPE = "user"
-ADMIN_SCOPE = "admin"
-POD_SCOPE = "pod"
-GRANTABLE_SCOPES = frozenset({USER_SCOPE, ADMIN_SCOPE})
 
 _KEY_PATTERN = re.compile(r"(?:tsk_|tml-)([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _SECRET_BYTES = 32
@@ -54,43 +49,43 @@ class Caller:
     """The party behind a call."""
 
     project: str
-    scopes: frozenset[str]
+    role: KeyRole | PodRole | None
+    """What it may call; None for a caller without a key, which calls nothing."""
     key_id: str
     pool: str = ""
     """The workers that the key is bound to; empty for the shared ones."""
-    role: PodRole | None = None
-    """What the pod is; None for a key of users."""
 
     @classmethod
     def of_pod(cls, identity: PodIdentity) -> Caller:
         """Return the caller that a pod is."""
-        return cls("", frozenset({POD_SCOPE}), identity.key_id, identity.pool, identity.role)
+        return cls("", identity.role, identity.key_id, identity.pool)
 
     @property
     def is_pod(self) -> bool:
         """Whether the caller is another pod, which may act for any project."""
-        return POD_SCOPE in self.scopes
-
-    def require_scope(self, scope: str) -> None:
-        """Raise `ScopeMissingError` unless the caller holds a scope."""
-        if scope not in self.scopes:
-            raise ScopeMissingError(
-                f"this call needs a key with the scope {scope!r}", scope=scope, key_id=self.key_id
-            )
+        return isinstance(self.role, PodRole)
 
     def require_method(self, method: str) -> None:
-        """Raise `ScopeMissingError` if the caller is a pod whose role does not call a method.
+        """Raise `RoleMissingError` if the caller's role does not call a method.
 
         Args:
             method: Its full name, `/package.Service/Method`.
         """
-        if self.is_pod and (self.role is None or method not in POD_PERMISSIONS[self.role]):
-            raise ScopeMissingError(
-                f"a pod of the role {self.role} does not call {method}; show the key of the "
-                "client on whose behalf it is",
-                scope=USER_SCOPE,
-                key_id=self.key_id,
-            )
+        if self.role is None or not may_call(self.role, method):
+            raise self.denied(method)
+
+    def require_role(self, *roles: KeyRole) -> None:
+        """Raise `RoleMissingError` unless the key has one of some roles."""
+        if self.role not in roles:
+            raise self.denied("this")
+
+    def denied(self, what: str) -> RoleMissingError:
+        """Return the error of a call that the caller's role does not allow."""
+        return RoleMissingError(
+            f"a key of the role {self.role} does not call {what}; use one whose role does",
+            role=self.role or "",
+            key_id=self.key_id,
+        )
 
     def require_project(self, project: str, missing: Callable[[], NotFoundError]) -> None:
         """Raise `missing()` unless the caller belongs to a project.

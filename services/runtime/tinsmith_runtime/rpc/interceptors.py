@@ -1,7 +1,8 @@
 """What happens around every call, in one interceptor: decode, authenticate, time, map errors.
 
 One interceptor rather than a chain, because the order matters and is easier to read in one place. A
-call is counted, and refused while the pod drains. Its caller is found, and its bytes are decoded
+call is refused while the pod drains. Its caller is found by its metadata, before a byte of its
+request is read: only callers with a key cost memory. Then it is counted, and its bytes are decoded
 here: a deserializer that fails inside gRPC would answer `UNKNOWN`. What the servicer raises becomes
 a `google.rpc.Status`. This is the only module that maps domain errors to status codes.
 """
@@ -64,19 +65,41 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return handler
         metadata = dict(handler_call_details.invocation_metadata or ())
         authorization = metadata.get("authorization")
-        call = _Call(self, method, authorization if isinstance(authorization, str) else None)
-        return call.wrap(handler)
+        try:
+            caller = await self._admit(
+                method, authorization if isinstance(authorization, str) else None
+            )
+        except Exception as error:
+            return self._refusal(method, error)
+        return _Call(self, method, caller).wrap(handler)
 
-    async def admit(self, authorization: str | None) -> Caller:
+    async def _admit(self, method: str, authorization: str | None) -> Caller:
         """Return the caller of a call that may go on.
 
         Raises:
             DrainingError: If the pod is shutting down.
             UnauthenticatedError: If the credential is no good.
+            RoleMissingError: If the caller's role does not call the method.
         """
         if self._is_draining:
             raise DrainingError("the pod is shutting down; send the request again")
-        return await self._authenticator.authenticate(authorization)
+        caller = await self._authenticator.authenticate(authorization)
+        caller.require_method(method)
+        return caller
+
+    def _refusal(self, method: str, error: Exception) -> Handler:
+        """Return a handler that refuses a call, and never asks for the bytes of its request.
+
+        A handler of streams reads when it is told to. One of a single request is called with the
+        whole body, whose size a caller without a key would choose.
+        """
+
+        async def refuse(bodies: AsyncIterator[bytes], context: Context) -> None:
+            del bodies
+            with _Timer(method, context):
+                await self.abort(context, method, error)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
     async def abort(self, context: Context, method: str, error: Exception) -> NoReturn:
         """End a call with the status of an error; a bug is logged with its trace."""
@@ -92,12 +115,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 class _Call:
     """One method, wrapped for one call."""
 
-    def __init__(
-        self, interceptor: CallInterceptor, method: str, authorization: str | None
-    ) -> None:
+    def __init__(self, interceptor: CallInterceptor, method: str, caller: Caller) -> None:
         self._interceptor = interceptor
         self._method = method
-        self._authorization = authorization
+        self._caller = caller
         self._decode: Decode = lambda _: _unset()
         self._serve: Any = None
 
@@ -120,7 +141,7 @@ class _Call:
     async def _serve_unary(self, body: bytes, context: Context) -> Message:
         with _Timer(self._method, context):
             try:
-                await self._begin()
+                self._begin()
                 with bind_body(body):
                     response: Message = await self._serve(self._parse(body), context)
                 return response
@@ -130,7 +151,7 @@ class _Call:
     async def _serve_unary_stream(self, body: bytes, context: Context) -> AsyncIterator[Message]:
         with _Timer(self._method, context):
             try:
-                await self._begin()
+                self._begin()
                 with bind_body(body):
                     async for response in self._serve(self._parse(body), context):
                         yield response
@@ -142,19 +163,19 @@ class _Call:
     ) -> AsyncIterator[Message]:
         with _Timer(self._method, context):
             try:
-                await self._begin()
+                self._begin()
                 requests = (self._parse(body) async for body in bodies)
                 async for response in self._serve(requests, context):
                     yield response
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
 
-    async def _begin(self) -> None:
-        caller = await self._interceptor.admit(self._authorization)
-        caller.require_method(self._method)
-        bind_caller(caller)
+    def _begin(self) -> None:
+        bind_caller(self._caller)
         bind_log_fields(
-            method=self._method.rpartition("/")[2], project=caller.project, key_id=caller.key_id
+            method=self._method.rpartition("/")[2],
+            project=self._caller.project,
+            key_id=self._caller.key_id,
         )
 
     def _parse(self, body: bytes) -> Message:

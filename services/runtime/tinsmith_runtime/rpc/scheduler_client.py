@@ -22,6 +22,7 @@ from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
     InternalError,
+    KeyExpiredError,
     KeyInvalidError,
     KeyRevokedError,
     TinsmithError,
@@ -29,6 +30,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.rpc.auth import Authenticator, CachingKeyVerifier, Caller
 from tinsmith_runtime.rpc.error_codec import decode_status
+from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
 logger = logging.getLogger(__name__)
@@ -111,19 +113,20 @@ class SchedulerClient:
         Raises:
             KeyInvalidError: If the key is unknown.
             KeyRevokedError: If it was revoked.
+            KeyExpiredError: If it has expired.
             WorkerUnavailableError: If the scheduler cannot be reached.
         """
         request = scheduler_pb2.VerifyKeyRequest(key_id=key_id, secret_sha256=secret_sha256)
         try:
             response = await self._call(self._stub.VerifyKey, request)
         except TinsmithError as error:
-            for known in (KeyInvalidError, KeyRevokedError):
+            for known in (KeyInvalidError, KeyRevokedError, KeyExpiredError):
                 if error.reason == known.reason:
                     metadata: dict[str, Any] = dict(error.metadata)
                     raise known(error.message, **metadata) from error
             raise
-        role = PodRole(response.role) if response.role else None
-        return Caller(response.project, frozenset(response.scopes), key_id, response.pool, role)
+        role = PodRole(response.role) if response.is_pod else KeyRole(response.role)
+        return Caller(response.project, role, key_id, response.pool)
 
     async def get_sampling_session(self, name: str) -> scheduler_pb2.SamplingSession:
         """Return a sampling session."""

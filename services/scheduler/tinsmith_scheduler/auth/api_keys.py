@@ -20,13 +20,15 @@ from tinsmith.names import KeyName
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     ConfigError,
+    KeyExpiredError,
     KeyInvalidError,
     KeyNotFoundError,
     KeyRevokedError,
-    ScopeMissingError,
+    RoleMissingError,
 )
 from tinsmith_runtime.records import RequestIdentity
-from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, USER_SCOPE, ApiKey, Caller
+from tinsmith_runtime.rpc.auth import ApiKey, Caller
+from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX, verify_pod_key
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database, insert
@@ -34,8 +36,6 @@ from tinsmith_scheduler.store.database import record_action, remember, reused
 from tinsmith_scheduler.store.job_reports import begin_report
 from tinsmith_scheduler.store.records import Key, KeyState, NewJobKey, PageRequest
 from tinsmith_scheduler.store.tables import keys, projects, requests
-
-BOOTSTRAP_SCOPES = (USER_SCOPE, ADMIN_SCOPE)
 
 
 class Keys:
@@ -69,7 +69,7 @@ class Keys:
         )
         self._keys = {key.key_id: key for key in rows}
 
-    async def ensure(self, api_key: ApiKey, *, project: str, scopes: Sequence[str]) -> Key:
+    async def ensure(self, api_key: ApiKey, *, project: str, role: KeyRole) -> Key:
         """Make sure that a given key exists; one that was revoked stays revoked.
 
         Raises:
@@ -77,7 +77,7 @@ class Keys:
         """
         known = self._keys.get(api_key.key_id)
         if known is None:
-            return await self._add(api_key, project, tuple(scopes), "bootstrap")
+            return await self._add(api_key, project, role, "bootstrap")
         if (known.secret_sha256, known.project) != (api_key.secret_sha256, project):
             raise ConfigError(
                 f"bootstrap_key: the id {api_key.key_id} exists with another secret or project"
@@ -98,7 +98,7 @@ class Keys:
             known = await self._add(
                 ApiKey(new.key_id, ""),
                 new.job.project,
-                (USER_SCOPE,),
+                new.role,
                 new.display_name,
                 caller=caller,
                 job_key=new,
@@ -166,27 +166,30 @@ class Keys:
             raise KeyInvalidError("the API key is unknown to this server")
         if key.state is KeyState.REVOKED:
             raise KeyRevokedError(f"the API key {key_id} was revoked", key_id=key_id)
-        return Caller(key.project, frozenset(key.scopes), key_id, key.pool)
+        if key.expire_time_s is not None and key.expire_time_s <= self._wall_clock():
+            raise KeyExpiredError(f"the API key {key_id} has expired", key_id=key_id)
+        return Caller(key.project, key.role, key_id, key.pool)
 
     async def create(
         self,
         caller: Caller,
         *,
         project: str,
-        scopes: Sequence[str],
+        role: KeyRole,
         display_name: str,
         request: RequestIdentity,
+        ttl_s: float | None = None,
     ) -> tuple[Key, ApiKey]:
         """Create a key, and its project with the first one.
 
         Raises:
-            ScopeMissingError: If the caller may not manage the keys of the project.
+            RoleMissingError: If the caller may not manage the keys of the project.
             RequestIdReusedError: If the request was answered before: the secret is not kept.
         """
         self.require_manager(caller, project)
         api_key = ApiKey.generate()
         key = await self._add(
-            api_key, project, tuple(scopes), display_name, caller=caller, request=request
+            api_key, project, role, display_name, caller=caller, request=request, ttl_s=ttl_s
         )
         return key, api_key
 
@@ -194,7 +197,7 @@ class Keys:
         """Return keys of a project, newest first, and the token that goes on.
 
         Raises:
-            ScopeMissingError: If the caller may not manage the keys of the project.
+            RoleMissingError: If the caller may not manage the keys of the project.
             InvalidFieldError: If the page token is not one of this list.
         """
         self.require_manager(caller, project)
@@ -216,11 +219,11 @@ class Keys:
         """Refuse a key from now on; repeating it succeeds. A key may revoke itself.
 
         Raises:
-            ScopeMissingError: If the caller is no admin, and the key is not its own.
+            RoleMissingError: If the caller is no admin, and the key is not its own.
             KeyNotFoundError: If the project has no such key, or is not the caller's.
         """
         if (caller.project, caller.key_id) != (name.project, name.key):
-            caller.require_scope(ADMIN_SCOPE)
+            caller.require_role(KeyRole.ADMIN)
         key = self._keys.get(name.key)
         is_own = caller.project in (name.project, self._operator_project)
         if key is None or key.project != name.project or not is_own:
@@ -263,13 +266,12 @@ class Keys:
         return key
 
     def require_manager(self, caller: Caller, project: str) -> None:
-        """Raise `ScopeMissingError` unless a caller may manage a project."""
-        caller.require_scope(ADMIN_SCOPE)
+        """Raise `RoleMissingError` unless a caller may manage a project."""
+        caller.require_role(KeyRole.ADMIN)
         if caller.project not in (project, self._operator_project):
-            raise ScopeMissingError(
+            raise RoleMissingError(
                 f"project {project} is managed by its own admins and by those of "
                 f"project {self._operator_project}",
-                scope=ADMIN_SCOPE,
                 key_id=caller.key_id,
             )
 
@@ -277,12 +279,13 @@ class Keys:
         self,
         api_key: ApiKey,
         project: str,
-        scopes: tuple[str, ...],
+        role: KeyRole,
         display_name: str,
         *,
         caller: Caller | None = None,
         request: RequestIdentity | None = None,
         job_key: NewJobKey | None = None,
+        ttl_s: float | None = None,
     ) -> Key:
         now_s = self._wall_clock()
 
@@ -309,10 +312,11 @@ class Keys:
                     key_id=api_key.key_id,
                     project=project,
                     secret_sha256=job_key.secret_sha256 if job_key else api_key.secret_sha256,
-                    scopes=list(scopes),
+                    role=role.value,
                     state=KeyState.ACTIVE.value,
                     display_name=display_name,
                     create_time_s=now_s,
+                    expire_time_s=now_s + ttl_s if ttl_s is not None else None,
                     pool=job_key.pool if job_key else "",
                     job=str(job_key.job) if job_key else "",
                     job_uid=job_key.uid if job_key else "",
@@ -340,4 +344,4 @@ def _is_known(connection: sa.Connection, request: RequestIdentity) -> bool:
 
 def _key(row: sa.Row[tuple[object, ...]]) -> Key:
     values = dict(row._mapping)
-    return Key(**{**values, "state": KeyState(values["state"]), "scopes": tuple(values["scopes"])})
+    return Key(**{**values, "state": KeyState(values["state"]), "role": KeyRole(values["role"])})

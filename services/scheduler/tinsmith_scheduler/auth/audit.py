@@ -38,7 +38,7 @@ class AuditTrail:
         """Return events of a project, oldest first, and the token that goes on.
 
         Raises:
-            ScopeMissingError: If the caller does not manage the project.
+            RoleMissingError: If the caller does not manage the project.
             InvalidFieldError: If the page token is not one of this list.
         """
         self._keys.require_manager(caller, project)

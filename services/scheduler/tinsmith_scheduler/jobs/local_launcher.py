@@ -32,7 +32,8 @@ from tinsmith_jobs.spec import DRIVER, JobSpec, Template
 from tinsmith_jobs.status_codec import encode_status
 from tinsmith_runtime.errors import AlreadyExistsError, JobFinishedError, JobNotFoundError
 from tinsmith_runtime.records import RequestIdentity
-from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller, derive_job_key
+from tinsmith_runtime.rpc.auth import Caller, derive_job_key
+from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.auth.api_keys import Keys
@@ -69,7 +70,7 @@ _BACKOFF_BASE_S, _BACKOFF_MAX_S = 2.0, 60.0
 """Times are stored in whole seconds, so the first pause lasts at least one."""
 _MAX_PLANS = 8
 """Plans of one job in one pass: each that changes the status is followed by another."""
-_PODS = Caller("", frozenset({POD_SCOPE}), "launcher")
+_PODS = Caller("", PodRole.CONTROLLER, "launcher")
 
 
 class LocalLauncher:

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from google.longrunning import operations_pb2
 from google.protobuf.message import Message
@@ -26,8 +26,9 @@ from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.adapters import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.records import AuditEvent
-from tinsmith_runtime.rpc.auth import GRANTABLE_SCOPES, USER_SCOPE, ApiKey
+from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.rpc.error_codec import encode_status
+from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX
 from tinsmith_runtime.rpc.requests import (
     check_text,
@@ -60,6 +61,7 @@ DOMAIN = "scheduler.tinsmith"
 
 _MAX_RANK = 128
 _MAX_MODEL_NAME = 256
+_MAX_KEY_TTL_S = 10 * 365.25 * 24 * 3600.0
 _MAX_WAIT_S = 20.0
 
 _SESSION_STATES = {
@@ -156,14 +158,22 @@ def decode_page(size: int, token: str) -> PageRequest:
     return PageRequest(decode_page_size(size), token)
 
 
-def decode_scopes(scopes: Any) -> tuple[str, ...]:
-    """Return the scopes that a key is to have."""
-    if not scopes:
-        return (USER_SCOPE,)
-    if not set(scopes) <= GRANTABLE_SCOPES:
-        known = ", ".join(sorted(GRANTABLE_SCOPES))
-        raise InvalidFieldError("scopes", f"must be of {known}")
-    return tuple(sorted(set(scopes)))
+def decode_key_role(role: str) -> KeyRole:
+    """Return the role that a key is to have; that of a member by default."""
+    try:
+        return KeyRole(role or KeyRole.MEMBER)
+    except ValueError as error:
+        raise InvalidFieldError("role", f"must be one of {', '.join(KeyRole)}") from error
+
+
+def decode_key_ttl_s(request: scheduler_pb2.CreateKeyRequest) -> float | None:
+    """Return how long a key is good for; None for ever."""
+    if not request.HasField("ttl"):
+        return None
+    ttl_s = decode_duration(request.ttl)
+    if not 0 < ttl_s <= _MAX_KEY_TTL_S:
+        raise InvalidFieldError("ttl", "must be more than 0 s and at most 10 years")
+    return ttl_s
 
 
 def decode_key_lookup(request: scheduler_pb2.VerifyKeyRequest) -> tuple[str, bytes]:
@@ -305,9 +315,10 @@ def encode_key(key: Key, *, name: str, api_key: ApiKey | None = None) -> schedul
     return scheduler_pb2.Key(
         name=name,
         state=_KEY_STATES[key.state],
-        scopes=key.scopes,
+        role=key.role,
         display_name=key.display_name,
         create_time=encode_time(key.create_time_s),
+        expire_time=encode_time(key.expire_time_s) if key.expire_time_s is not None else None,
         secret=str(api_key or ""),
         pool=key.pool,
         tinker_secret=api_key.tinker_spelling if api_key is not None else "",

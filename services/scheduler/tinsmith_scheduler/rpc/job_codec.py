@@ -11,6 +11,7 @@ from tinsmith.names import CheckpointName, JobName, KeyName, RunName, is_valid_i
 from tinsmith.v1 import job_pb2
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.rpc.requests import check_text, decode_labels, encode_time, parse_name
+from tinsmith_scheduler.rpc.codec import decode_key_role
 from tinsmith_scheduler.store.records import (
     Job,
     JobOutcome,
@@ -192,6 +193,7 @@ def decode_new_key(request: job_pb2.EnsureJobKeyRequest) -> NewJobKey:
         secret_sha256=request.secret_sha256,
         pool=check_text(request.pool, "pool"),
         display_name=check_text(request.display_name, "display_name"),
+        role=decode_key_role(request.role),
     )
 
 

@@ -10,7 +10,7 @@ import grpc.aio
 from tinsmith.names import JobName, KeyName, ProjectName
 from tinsmith.v1 import job_pb2, job_pb2_grpc
 from tinsmith_runtime.errors import JobsDisabledError, NotFoundError
-from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
+from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import decode_identity, parse_name
 from tinsmith_runtime.sql import Database
@@ -146,7 +146,6 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def ListTrainingJobReports(
         self, request: job_pb2.ListTrainingJobReportsRequest, context: Context
     ) -> job_pb2.ListTrainingJobReportsResponse:
-        current_caller().require_scope(POD_SCOPE)
         reports, token = take_page(
             "trainingJobReports",
             await self._reports.list(job_codec.decode_identities(request)),
@@ -160,7 +159,6 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def DeleteTrainingJobReport(
         self, request: job_pb2.DeleteTrainingJobReportRequest, context: Context
     ) -> job_pb2.DeleteTrainingJobReportResponse:
-        current_caller().require_scope(POD_SCOPE)
         name = parse_name(JobName, request.name, "name")
         await self._reports.delete(name, job_codec.decode_uid(request.uid))
         return job_pb2.DeleteTrainingJobReportResponse()
@@ -168,21 +166,18 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
     async def EnsureJobKey(
         self, request: job_pb2.EnsureJobKeyRequest, context: Context
     ) -> job_pb2.JobKey:
-        current_caller().require_scope(POD_SCOPE)
         new = job_codec.decode_new_key(request)
         return job_codec.encode_job_key(await self._keys.ensure_job_key(new, current_caller()))
 
     async def RevokeJobKey(
         self, request: job_pb2.RevokeJobKeyRequest, context: Context
     ) -> job_pb2.JobKey:
-        current_caller().require_scope(POD_SCOPE)
         name = parse_name(KeyName, request.name, "name")
         return job_codec.encode_job_key(await self._keys.revoke_job_key(name, current_caller()))
 
     async def ListJobKeys(
         self, request: job_pb2.ListJobKeysRequest, context: Context
     ) -> job_pb2.ListJobKeysResponse:
-        current_caller().require_scope(POD_SCOPE)
         page = codec.decode_page(request.page_size, request.page_token)
         keys, token = self._keys.list_job_keys(page, request.job)
         return job_pb2.ListJobKeysResponse(

@@ -23,7 +23,7 @@ from tinsmith.names import (
 )
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.errors import NotFoundError, WorkerForeignError
-from tinsmith_runtime.rpc.auth import POD_SCOPE, Caller, current_caller
+from tinsmith_runtime.rpc.auth import Caller, current_caller
 from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import check_text, decode_identity, parse_name
 from tinsmith_scheduler.auth.api_keys import Keys
@@ -200,7 +200,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.TrainingRun:
         """Return a run; to pods one of whatever project, by its id alone."""
         if request.name.startswith(_ANY_PROJECT):
-            current_caller().require_scope(POD_SCOPE)
+            caller = current_caller()
+            if not caller.is_pod:
+                raise caller.denied("runs of whatever project")
             run_id = request.name.removeprefix(_ANY_PROJECT)
             return self._encode_run(await self._domain.runs.get_anywhere(run_id))
         return self._encode_run(await self._domain.runs.get(_own_run(request.name)))
@@ -247,7 +249,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         key, api_key = await self._domain.keys.create(
             current_caller(),
             project=project,
-            scopes=codec.decode_scopes(request.scopes),
+            role=codec.decode_key_role(request.role),
+            ttl_s=codec.decode_key_ttl_s(request),
             display_name=check_text(request.display_name, "display_name"),
             request=decode_identity(request, project),
         )
@@ -298,20 +301,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.VerifyKeyRequest, context: Context
     ) -> scheduler_pb2.VerifyKeyResponse:
         """Check a key for another pod."""
-        current_caller().require_scope(POD_SCOPE)
         owner = await self._domain.keys.verify(*codec.decode_key_lookup(request))
         return scheduler_pb2.VerifyKeyResponse(
             project=owner.project,
-            scopes=sorted(owner.scopes),
-            pool=owner.pool,
             role=owner.role or "",
+            pool=owner.pool,
+            is_pod=owner.is_pod,
         )
 
     async def RegisterWorker(
         self, request: scheduler_pb2.RegisterWorkerRequest, context: Context
     ) -> scheduler_pb2.Worker:
         """Add a worker."""
-        current_caller().require_scope(POD_SCOPE)
         worker = worker_codec.decode_worker(request.worker)
         _check_identity(worker)
         self._check_holder(worker.name)
@@ -324,7 +325,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ListWorkersRequest, context: Context
     ) -> scheduler_pb2.ListWorkersResponse:
         """List the workers that are alive."""
-        current_caller().require_scope(POD_SCOPE)
         role = worker_codec.decode_role(request)
         workers, token = take_page(
             f"workers/{role}",
@@ -346,7 +346,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.HeartbeatWorkerRequest, context: Context
     ) -> scheduler_pb2.Worker:
         """Keep a worker listed."""
-        current_caller().require_scope(POD_SCOPE)
         name = parse_name(WorkerName, request.name, "name")
         self._check_holder(str(name))
         return self._encode_worker(self._domain.workers.heartbeat(str(name), request.incarnation))
@@ -355,7 +354,6 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.DeregisterWorkerRequest, context: Context
     ) -> scheduler_pb2.DeregisterWorkerResponse:
         """Take a worker off the list."""
-        current_caller().require_scope(POD_SCOPE)
         name = parse_name(WorkerName, request.name, "name")
         self._check_holder(str(name))
         self._domain.workers.deregister(str(name), request.incarnation)

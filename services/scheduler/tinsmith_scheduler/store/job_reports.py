@@ -12,7 +12,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from tinsmith.names import JobName
-from tinsmith_runtime.errors import JobNotFoundError, JobReplacedError, ScopeMissingError
+from tinsmith_runtime.errors import JobNotFoundError, JobReplacedError, RoleMissingError
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.sql import Database, insert
 from tinsmith_scheduler.store.records import JobOutcome, JobReport, JobUpdate, Key
@@ -43,13 +43,13 @@ class JobReports:
         """Take a driver's report over what it reported before, and return the whole.
 
         Raises:
-            ScopeMissingError: If the caller is not the driver of the job.
+            RoleMissingError: If the caller is not the driver of the job.
             JobReplacedError: If another job has the name now.
         """
         key = self._key_of(caller)
         if (key.job, key.job_uid) != (str(name), uid):
-            raise ScopeMissingError(
-                f"only the key of job {name} may report for it", scope="job", key_id=caller.key_id
+            raise RoleMissingError(
+                f"only the key of job {name} may report for it", role="job", key_id=caller.key_id
             )
         now_s = self._wall_clock()
 

@@ -15,6 +15,7 @@ from typing import Any
 from tinsmith.names import CheckpointName, JobName, RunName, SessionName
 from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
+from tinsmith_runtime.rpc.permissions import KeyRole
 
 
 class SessionState(enum.Enum):
@@ -225,7 +226,7 @@ class Key:
     key_id: str
     project: str
     state: KeyState
-    scopes: tuple[str, ...]
+    role: KeyRole
     display_name: str
     create_time_s: float
     secret_sha256: bytes = field(repr=False)
@@ -235,6 +236,8 @@ class Key:
     job: str = ""
     """The job whose driver has it; empty for a user's."""
     job_uid: str = ""
+    expire_time_s: float | None = None
+    """When it is refused from; None for never."""
 
 
 class WorkerRole(enum.Enum):
@@ -358,6 +361,8 @@ class NewJobKey:
     secret_sha256: bytes = field(repr=False)
     pool: str = ""
     display_name: str = ""
+    role: KeyRole = KeyRole.MEMBER
+    """What it may do; that of players is `agent`."""
 
 
 class JobOutcome(enum.Enum):

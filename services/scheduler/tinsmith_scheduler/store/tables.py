@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.sql import Store
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.store.migrations"
 
@@ -32,7 +32,7 @@ keys = sa.Table(
     sa.Column("key_id", sa.Text, nullable=False, unique=True),
     sa.Column("project", sa.Text, nullable=False),
     sa.Column("secret_sha256", sa.LargeBinary, nullable=False),
-    sa.Column("scopes", sa.JSON, nullable=False),
+    sa.Column("role", sa.Text, nullable=False),
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("display_name", sa.Text, nullable=False),
     sa.Column("create_time_s", sa.Float, nullable=False),
@@ -41,6 +41,8 @@ keys = sa.Table(
     # The job whose driver has the key, and which one of the name; empty for a user's.
     sa.Column("job", sa.Text, nullable=False, default="", server_default=""),
     sa.Column("job_uid", sa.Text, nullable=False, default="", server_default=""),
+    # Seconds since the epoch; null for a key that does not expire.
+    sa.Column("expire_time_s", sa.Float),
     sqlite_autoincrement=True,
 )
 

@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tinsmith_runtime.errors import InvalidFieldError, ScopeMissingError
+from tinsmith_runtime.errors import InvalidFieldError, RoleMissingError
 from tinsmith_runtime.ledger import CheckpointRecord, Ledger
 from tinsmith_runtime.records import AuditEvent
-from tinsmith_runtime.rpc.auth import ADMIN_SCOPE, Caller
+from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.permissions import KeyRole
 
 _TOKEN = re.compile(r"([0-9][0-9.e+-]{0,31}):([0-9]{1,18})")
 
@@ -63,14 +64,13 @@ class AuditTrail:
         """Return events of a project, oldest first, and the token that goes on.
 
         Raises:
-            ScopeMissingError: If the caller does not manage the project.
+            RoleMissingError: If the caller does not manage the project.
             InvalidFieldError: If the page token is not one of this list.
         """
-        caller.require_scope(ADMIN_SCOPE)
+        caller.require_role(KeyRole.ADMIN)
         if caller.project != query.project:
-            raise ScopeMissingError(
+            raise RoleMissingError(
                 f"the checkpoints of project {query.project} are managed by its own admins",
-                scope=ADMIN_SCOPE,
                 key_id=caller.key_id,
             )
         found = await self._ledger.list_events(

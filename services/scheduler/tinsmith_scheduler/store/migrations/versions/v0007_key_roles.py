@@ -1,0 +1,23 @@
+"""Keys: one role in the place of scopes, and the time at which they expire."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+
+
+def upgrade() -> None:
+    """Turn scopes into roles."""
+    op.add_column("keys", sa.Column("role", sa.Text, nullable=False, server_default="member"))
+    op.add_column("keys", sa.Column("expire_time_s", sa.Float, nullable=True))
+    keys = sa.table("keys", sa.column("serial"), sa.column("scopes", sa.JSON), sa.column("role"))
+    connection = op.get_bind()
+    for serial, scopes in connection.execute(sa.select(keys.c.serial, keys.c.scopes)).all():
+        if "admin" in scopes:
+            connection.execute(sa.update(keys).where(keys.c.serial == serial).values(role="admin"))
+    with op.batch_alter_table("keys") as batch:
+        batch.drop_column("scopes")
+        batch.alter_column("role", server_default=None)
