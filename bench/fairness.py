@@ -3,8 +3,8 @@
 `python -m bench.fairness` starts the embedded server. A quiet project does one thing after the
 other and notes how long each takes: alone, and beside a project that keeps a hundred of the same in
 flight, from a process of its own. That is done for training steps, samples, completions of the
-OpenAI API, episodes and control calls. Then two projects with ten and with a hundred loops share
-training and sampling, and Jain's index of what they got is 1 if that was equal.
+OpenAI API, episodes and control calls. Then two projects share training and sampling, one with ten loops and one with
+a hundred. Jain's index of what they got is 1 if that was equal.
 
 Client, flood and server share the cores of one machine: `alone` has them for itself, so the ratio
 holds what a flood costs in client and server alike.

@@ -4,8 +4,8 @@ A project that is alone gets all there is. Several share the time of the engine 
 robin. A cycle is a step, and its unit a row: one token of one sequence. A prompt costs as many
 rows as take the time of reading it. A step costs some time whatever is in it, and a cycle holds the
 rows that take about a third of that time. So a project with one sequence waits less than twice as
-long for a token as it does alone, however many sequences others have. Where rows are nearly free, as
-on a GPU, a cycle holds all of them.
+long for a token as it does alone, however many sequences others have. Where rows are nearly free,
+as on a GPU, a cycle holds all of them.
 
 What a row and a prompt cost is measured while sampling. It decides the order of the work and never
 its numbers: bits do not depend on what shares a step.

@@ -48,6 +48,7 @@ from tinsmith_runtime.errors import (
     UnimplementedError,
     WorkerUnavailableError,
 )
+from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.rpc.error_codec import decode_status, encode_status, internal_error
 
@@ -61,6 +62,8 @@ DOMAIN = "gateway.tinsmith"
 GATEWAY_HEADER = "x-tinsmith-gateway"
 """Initial metadata of the scheduler's answers: `pinned` tells a client to send every call here."""
 
+_NUM_CONTROL_CALLS, _NUM_OF_PROJECT = 64, 2
+"""Calls to the scheduler that run at once: of all projects, and of one."""
 _DETAILS_KEY = "grpc-status-details-bin"
 # What the scheduler says of a run of another project would tell that there is one.
 _TELLING = (NotFoundError, WorkerUnavailableError)
@@ -102,6 +105,7 @@ class PassThrough(grpc.GenericRpcHandler):
         self._pins_clients = pins_clients
         self._drain = drain
         self._stubs: dict[tuple[str, str], Any] = {}
+        self._turns = FairSlots(_NUM_CONTROL_CALLS, _NUM_OF_PROJECT)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Return what passes a method through; health checks are answered elsewhere."""
@@ -179,6 +183,14 @@ class PassThrough(grpc.GenericRpcHandler):
             self._stubs[entry] = stub
         return stub, address
 
+    def turn(
+        self, method: Method, owner: Owner, credential: Credential
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold a place for a control call: those of one project wait for each other."""
+        if method.is_wait or not isinstance(owner, SchedulerOwner):
+            return contextlib.nullcontext()
+        return self._turns.hold(credential.caller.project)
+
     def in_flight(self, owner: Owner, address: str) -> contextlib.AbstractContextManager[None]:
         """Count a call to a pod while it runs."""
         return self._directory.in_flight(owner, address)
@@ -218,7 +230,9 @@ class _Passage:
             with self._gateway.admitted(self._method, credential) as admission:
                 body = await self._body_of(bodies, context, admission)
                 self._find_owner(body, credential)
-                await context.write(await self._pass_unary(body, context, credential))
+                async with self._gateway.turn(self._method, self._owner, credential):
+                    answer = await self._pass_unary(body, context, credential)
+                await context.write(answer)
 
     async def serve_stream(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass one request and a stream of answers."""
