@@ -3,8 +3,9 @@
 `python -m bench.fairness` starts the embedded server. A quiet project does one thing after the
 other and notes how long each takes: alone, and beside a project that keeps a hundred of the same in
 flight, from a process of its own. That is done for training steps, samples, completions of the
-OpenAI API, episodes and control calls. Then two projects share training and sampling, one with ten loops and one with
-a hundred. Jain's index of what they got is 1 if that was equal.
+OpenAI API, episodes and control calls. Then two projects with as many runs share training and
+sampling, one with 16 loops and one with a hundred. Jain's index of what they got is 1 if that was
+equal.
 
 Client, flood and server share the cores of one machine: `alone` has them for itself, so the ratio
 holds what a flood costs in client and server alike.
@@ -36,7 +37,7 @@ from bench.paired_runs import VOCAB, build_model
 from bench.processes import Server
 from bench.service_side import wait_served
 
-_FLOOD, _MODEST = 100, 10
+_FLOOD, _MODEST = 100, 16
 _FLOOD_RUNS = 16
 _COUNTS = {"training": 60, "sampling": 60, "openai": 60, "episodes": 100, "control": 300}
 _SHARED = ("training", "sampling")
@@ -203,7 +204,7 @@ def shares(quiet: tinsmith.Client, address: str, keys: Sequence[str], kind: str)
     """Return what a modest and a loud project get done in the same time."""
 
     async def go() -> tuple[int, int]:
-        act = await actor(quiet, keys[0], kind, num_runs=4)
+        act = await actor(quiet, keys[0], kind, num_runs=_FLOOD_RUNS)
         await act(0)
         loud = await asyncio.to_thread(lambda: Flood(address, keys[1], kind, duration_s=_SHARE_S))
         try:
