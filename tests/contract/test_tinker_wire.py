@@ -8,7 +8,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -543,7 +542,7 @@ def test_other_projects_futures_are_unknown(
         model.ask("save_weights_for_sampler", sampling_session_seq_id=20_000),
         model.ask("optim_step"),
         str(ours.sample(sampler, 100)["request_id"]),
-        str(_custom_loss_of(ours, 100)["request_id"]),
+        str(ours.create_custom_loss(100).json()["request_id"]),
         f"op.{model.id.replace(':', '-')}/create/create_model",
     ]
     for future in futures:
@@ -562,11 +561,12 @@ def test_a_promise_to_another_project_takes_no_place_of_ours(
     # They know our ids, as every reader of a published path does, and are faster.
     stolen = theirs.sample(sampler, 200)["request_id"]
     assert "error" in theirs.result(stolen)
-    _custom_loss_of(theirs, 200, session_id=ours.session_id)
+    refused = theirs.create_custom_loss(200, ours.session_id)
+    assert refused.status_code == 404
     promised = ours.sample(sampler, 200)["request_id"]
     assert promised == stolen
     assert len(ours.samples(promised).sequences) == 1
-    loss = _custom_loss_of(ours, 200)
+    loss = ours.create_custom_loss(200).json()
     assert ours.result(loss["request_id"])["loss_id"] == loss["request_id"]
     listed = theirs.json(
         "retrieve_futures",
@@ -576,15 +576,14 @@ def test_a_promise_to_another_project_takes_no_place_of_ours(
     assert [one["state"] for one in listed["completions"]] == ["failed"]
 
 
-def _custom_loss_of(client: Wire, number: int, session_id: str = "") -> dict[str, Any]:
-    return client.json(
-        "create_custom_loss",
-        session_id=session_id or client.session_id,
-        custom_loss_seq_id=number,
-        name="x",
-        inputs=[{"name": "logprobs", "rank": 1}],
-        graph={"format": 1, "nodes": []},
-    )
+def test_a_session_has_a_limited_number_of_custom_losses(ours: Wire) -> None:
+    for number in range(1000, 1100):
+        answer = ours.create_custom_loss(number)
+        if answer.status_code != 200:
+            break
+    assert (answer.status_code, answer.json()["reason"]) == (400, "LIMIT_EXCEEDED")
+    # A repeat of one that is there is none more.
+    assert ours.create_custom_loss(1000).status_code == 200
 
 
 def test_a_future_that_waits_says_for_what(server: EmbeddedThread, model: Model) -> None:

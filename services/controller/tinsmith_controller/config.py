@@ -54,6 +54,8 @@ class ControllerConfig:
     image_tag: str
     image_pull_secrets: str = ""
     """Names, separated by commas."""
+    protected_secret_names: str = ""
+    """Other Secrets in namespaces of jobs that no job may ask for; names, separated by commas."""
     trusted_images: str = ""
     """Beginnings of names of images, separated by commas, that may run where the deployment's
     secrets are; besides those of `image_repository`. `*` trusts whatever authors of jobs write."""
@@ -142,8 +144,12 @@ class ControllerConfig:
         """Return the names of image pull secrets."""
         return _names(self.image_pull_secrets)
 
+    def protected_secrets(self) -> tuple[str, ...]:
+        """Return the names of other Secrets that no job may ask for."""
+        return _names(self.protected_secret_names)
+
     def trusted_image_list(self) -> tuple[str, ...]:
-        """Return beginnings of the names of images that are trusted."""
+        """Return images, and folders of a registry, that are trusted."""
         return (f"{self.image_repository}/", *_names(self.trusted_images))
 
     def replica(self) -> str:

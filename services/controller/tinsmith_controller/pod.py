@@ -242,6 +242,7 @@ def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
         image_tag=config.image_tag,
         trusted_images=config.trusted_image_list(),
         pull_secrets=config.pull_secrets(),
+        protected_secrets=config.protected_secrets(),
         service_account=config.service_account_name,
         device=config.device,
         has_grpc_probes=minor >= _GRPC_PROBES_SINCE,

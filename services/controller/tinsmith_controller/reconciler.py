@@ -264,12 +264,13 @@ class Reconciler:
             return ""
         deployment = self._deployment
         return check_images(
-            item.spec.roles,
+            item.spec,
             deployment.trusted_images,
             (
                 deployment.database_secret,
                 deployment.storage_secret,
                 *deployment.pull_secrets,
+                *deployment.protected_secrets,
             ),
         )
 

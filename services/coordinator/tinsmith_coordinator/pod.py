@@ -62,7 +62,10 @@ class CoordinatorPod(WorkerPod):
         """
         config = self._config
         self._database = database = await open_store(
-            STORE, config.data_dir, config.database_url, on_lost=self._on_lost
+            STORE.of_pool(config.pool),
+            config.data_dir,
+            config.database_url,
+            on_lost=self._on_lost,
         )
         episodes = Episodes(
             database, self._bells, clock=self._clock, max_open=config.max_open_episodes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from tinsmith_jobs.quantities import QuantityError, parse_quantity
 from tinsmith_jobs.spec import (
@@ -162,6 +163,10 @@ class _Reader:
         ]
 
 
+_STORE_PARAMETERS = frozenset({"endpoint", "public_endpoint", "region", "path_style"})
+"""Never where credentials come from or are exchanged: those of the pod are the operators'."""
+
+
 def decode_job(name: str, spec: object, *, is_local: bool = False) -> JobSpec:
     """Return the spec of a TrainingJob.
 
@@ -266,10 +271,25 @@ def _check_job(job: JobSpec, *, is_local: bool) -> None:
             f"method {job.method.value} trains, so it needs spec.roles.trainer",
             "spec.roles.trainer",
         )
+    foreign = [role.name for role in job.roles if role.kind not in (SAMPLER, DRIVER)]
+    if job.is_serving and foreign:
+        # Its samplers are among those that others use, so that its project finds them.
+        raise SpecError(
+            f"method serve has samplers alone; drop {', '.join(foreign)} from spec.roles",
+            "spec.roles",
+        )
     if job.is_serving and job.pool:
         raise SpecError("method serve needs samplers of its own; drop spec.poolRef", "spec.poolRef")
     if job.checkpoint.uri and not job.checkpoint.secret:
         raise SpecError("spec.checkpoint.uri needs spec.checkpoint.secretRef")
+    query = parse_qsl(urlsplit(job.checkpoint.uri).query, keep_blank_values=True)
+    unknown = sorted({name for name, _ in query} - _STORE_PARAMETERS)
+    if unknown:
+        raise SpecError(
+            f"spec.checkpoint.uri may say {', '.join(sorted(_STORE_PARAMETERS))} of its store, not "
+            f"{unknown[0]}",
+            "spec.checkpoint.uri",
+        )
     num_pods = sum(role.replicas for role in job.roles)
     if num_pods > _MAX_PODS:
         raise SpecError(

@@ -281,8 +281,8 @@ def test_programs_of_authors_have_no_identity_at_the_object_store() -> None:
     deployment = dataclasses.replace(DEPLOYMENT, service_account="jobs")
     for entry in owner.assignments:
         pod = make_pod(owner, entry, deployment)
-        is_client = entry.role in ("driver", "agent/red/worker")
-        assert ("serviceAccountName" in pod["spec"]) != is_client
+        runs_programs = entry.role in ("driver", "environment", "agent/red/worker")
+        assert ("serviceAccountName" in pod["spec"]) != runs_programs
 
 
 def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:
@@ -295,4 +295,6 @@ def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:
     without = dataclasses.replace(DEPLOYMENT, storage_secret="")
     trainer = make_pod(owner, owner.assignments[0], without)
 
-    assert container(trainer)["envFrom"] == [{"secretRef": {"name": "mine"}}]
+    assert "envFrom" not in container(trainer)
+    reference = {"name": "mine", "key": "AWS_ACCESS_KEY_ID", "optional": True}
+    assert env_of(trainer)["AWS_ACCESS_KEY_ID"] == {"secretKeyRef": reference}

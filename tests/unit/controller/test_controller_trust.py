@@ -19,7 +19,7 @@ def reason(**roles: Any) -> str:
         "model": {"name": "m", "source": "hf://org/m"},
         "roles": {"trainer": {}, "driver": {"template": {"image": "mine:1"}}, **roles},
     }
-    return check_images(decode_job("job", spec).roles, TRUSTED, SECRETS)
+    return check_images(decode_job("job", spec), TRUSTED, SECRETS)
 
 
 @pytest.mark.parametrize(
@@ -78,4 +78,4 @@ def test_operators_may_trust_everybody() -> None:
         "roles": {"trainer": {"template": {"command": ["anything"]}}},
     }
 
-    assert check_images(decode_job("job", spec).roles, ("*",), SECRETS) == ""
+    assert check_images(decode_job("job", spec), ("*",), SECRETS) == ""

@@ -17,7 +17,7 @@ from tinsmith_gateway.tinker.future_store import FutureStore
 from tinsmith_gateway.tinker.sample_futures import Samples
 from tinsmith_gateway.tinker.usage import Usage
 from tinsmith_gateway.upstream.pod_client import Upstream
-from tinsmith_runtime.errors import QueueFullError
+from tinsmith_runtime.errors import QueueFullError, StorageUnavailableError
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.sql import Database, open_store
@@ -166,3 +166,31 @@ async def test_a_project_that_waits_for_much_is_told_to_come_again(
     await drawn.cancel("a", FUTURE)
     await drawn.submit("a", SESSION, "sample.s.1", BODY)
     await drawn.stop()
+
+
+class FlakyStore(FutureStore):
+    """A store whose database is away for the first ends."""
+
+    def __init__(self, database: Database, num_failures: int) -> None:
+        super().__init__(database)
+        self.num_failures = num_failures
+
+    async def finish(self, project: str, future: str, **end: Any) -> int:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise StorageUnavailableError("the database is away")
+        return await super().finish(project, future, **end)
+
+
+async def test_the_end_of_a_sample_is_kept_once_the_database_is_back(
+    database: Database, sampler: SlowSampler
+) -> None:
+    sampler.may_draw.set()
+    store = FlakyStore(database, num_failures=3)
+    drawn = Samples(store, cast(Upstream, sampler), cast(Callers, PodKeys()), Usage(database))
+    await drawn.submit("a", SESSION, FUTURE, BODY)
+    ended = await drawn.wait("a", FUTURE, 30)
+    assert not isinstance(ended, str)
+    assert ended is not None
+    assert ended.is_ended
+    assert (store.num_failures, sampler.num_calls) == (0, 1)

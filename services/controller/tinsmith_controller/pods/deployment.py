@@ -41,6 +41,7 @@ class Deployment:
         image_tag: Of all images.
         trusted_images: See `image_policy`.
         pull_secrets: Names of image pull secrets.
+        protected_secrets: Names of other Secrets that no job may ask for.
         service_account: Of job pods; its token is not mounted.
         device: Where models compute in pods that have a GPU; `cpu` elsewhere.
         has_grpc_probes: Whether the cluster can probe gRPC health (1.24 and later).
@@ -57,6 +58,7 @@ class Deployment:
     image_tag: str
     trusted_images: tuple[str, ...] = ()
     pull_secrets: tuple[str, ...] = ()
+    protected_secrets: tuple[str, ...] = ()
     service_account: str = ""
     device: str = "cuda"
     has_grpc_probes: bool = True

@@ -13,25 +13,48 @@ from collections.abc import Mapping, Sequence
 
 from tinsmith_controller.pods.pod_env import SERVER_KINDS
 from tinsmith_jobs.naming import is_key_secret
-from tinsmith_jobs.spec import Role
+from tinsmith_jobs.spec import JobSpec, Role
 
 EVERYTHING = "*"
-_SETTING = "TINSMITH_"
+_SETTINGS_OF_ENGINES = """
+DTYPE NUM_THREADS EXACT COMPILED MAX_RESIDENT_RUNS MAX_PARKED_BYTES MAX_RUNS MAX_BATCH_TOKENS
+MAX_BATCH_DATUMS CYCLE_TOKENS MAX_QUEUED_OPERATIONS MAX_QUEUED_TOKENS MAX_QUEUED_BYTES
+RANK_TIMEOUT_S SNAPSHOT_REPLAY_S RESULT_RETENTION_S UNRETRIEVED_RETENTION_S GAP_TIMEOUT_S
+MAX_ATTEMPTS EXPORT_SHARD_BYTES MAX_CONCURRENT_SEQUENCES CACHE_BYTES MAX_QUEUED_SEQUENCES
+MAX_SAMPLES MAX_TOPK_LOGPROBS MAX_LOADED_WEIGHTS SESSION_TTL_S WEIGHT_POLL_INTERVAL_S
+"""
+_SETTINGS_OF_OTHERS = """
+ENVIRONMENTS PYTHON_PATH MATH_PROBLEMS_PATH NUM_WORKERS MAX_INSTANCES INSTANCE_TTL_S
+STEP_TIMEOUT_S WORKER_START_TIMEOUT_S MAX_STREAM_STEPS SHOW_WORKER_OUTPUT MAX_OPEN_EPISODES
+MAX_TRAJECTORY_BYTES RETENTION_S SWEEP_INTERVAL_S DRAIN_TIMEOUT_S LOG_LEVEL
+"""
+_SETTINGS = frozenset(
+    f"TINSMITH_{name}" for name in (_SETTINGS_OF_ENGINES + _SETTINGS_OF_OTHERS).split()
+)
+"""What the author of a job may set of a pod that holds keys.
+
+None of them changes the pod's identity, its peers, its store or its credentials.
+"""
 
 
-def check_images(
-    roles: Sequence[Role], trusted_images: Sequence[str], own_secrets: Sequence[str]
-) -> str:
+def check_images(job: JobSpec, trusted_images: Sequence[str], own_secrets: Sequence[str]) -> str:
     """Return why a job cannot be run, in one sentence; empty if it can.
 
     Args:
-        roles: Of the job.
-        trusted_images: Beginnings of the names of images; `*` trusts whatever a job says.
+        job: What it asks for.
+        trusted_images: Names of images, or folders of a registry that end in `/`; `*` trusts
+            whatever a job says.
         own_secrets: Names of the deployment's Secrets.
     """
     if EVERYTHING in trusted_images:
         return ""
-    for role in roles:
+    for field, name in (
+        ("checkpoint.secretRef", job.checkpoint.secret),
+        ("model.hubTokenSecretRef", job.model.hub_token_secret if job.model else ""),
+    ):
+        if name and (name in own_secrets or is_key_secret(name)):
+            return f"spec.{field} may not name the Secret {name} of the deployment"
+    for role in job.roles:
         stolen = sorted(
             name for name in _asked_secrets(role) if name in own_secrets or is_key_secret(name)
         )
@@ -40,7 +63,7 @@ def check_images(
         if role.kind not in SERVER_KINDS:
             continue
         template = role.template
-        if template.image and not template.image.startswith(tuple(trusted_images)):
+        if template.image and not any(_is_of(template.image, one) for one in trusted_images):
             return (
                 f"the {role.name} may not run the image {template.image}, because it would get the "
                 "secrets of the deployment: ask its operators to add it to the trusted images"
@@ -50,17 +73,20 @@ def check_images(
                 f"the {role.name} may not have a command of its own, because it gets the secrets "
                 "of the deployment; build it into an image that the operators trust"
             )
-        foreign = [str(e["name"]) for e in template.env if not _is_setting(str(e["name"]))]
+        foreign = [str(e["name"]) for e in template.env if str(e["name"]) not in _SETTINGS]
         if foreign:
             return (
-                f"the {role.name} may have variables that begin with {_SETTING} alone, because it "
-                f"gets the secrets of the deployment; {foreign[0]} does not"
+                f"the {role.name} may not set {foreign[0]}, because it gets the secrets of the "
+                "deployment: only settings that say how it works are its author's"
             )
     return ""
 
 
-def _is_setting(name: str) -> bool:
-    return name.startswith(_SETTING)
+def _is_of(image: str, trusted: str) -> bool:
+    """Whether an image is a trusted one, at any tag, or lies in a trusted folder."""
+    if trusted.endswith("/"):
+        return image.startswith(trusted)
+    return image == trusted or image.startswith((f"{trusted}:", f"{trusted}@", f"{trusted}/"))
 
 
 def _asked_secrets(role: Role) -> set[str]:

@@ -30,6 +30,13 @@ SERVER_KINDS = frozenset({TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR})
 MODEL_KINDS = frozenset({TRAINER, SAMPLER})
 API_KEY = "api-key"
 """Of the secret with a key of a job."""
+_STORE_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "TINSMITH_S3_ENDPOINT",
+)
 
 
 def pod_key_entry(kind: str) -> str:
@@ -81,6 +88,7 @@ def _server_env(
             _value("TINSMITH_STORAGE_URI", _storage_uri(spec, deployment)),
             _value("TINSMITH_DEVICE", deployment.device if role.gpus else "cpu"),
             *_hub_env(spec.model),
+            *_store_env(spec),
         ]
     if role.kind in (TRAINER, COORDINATOR):
         env.append(_value("TINSMITH_DATA_DIR", DATA))
@@ -95,7 +103,8 @@ def _client_env(
     owner: WorkloadContext, role: Role, assignment: Assignment, deployment: Deployment
 ) -> list[dict[str, Any]]:
     epoch = assignment.epoch if role.kind == DRIVER else None
-    url = f"http://{deployment.gateway_address}"
+    address = deployment.gateway_address
+    url = address if "://" in address else f"http://{address}"
     key = secret_name(owner.key.name, epoch)
     env = [
         _value("TINSMITH_ADDRESS", deployment.gateway_address),
@@ -121,6 +130,15 @@ def _trains_adapters(spec: JobSpec | PoolSpec) -> bool:
 def _storage_uri(spec: JobSpec | PoolSpec, deployment: Deployment) -> str:
     own = spec.checkpoint.uri if isinstance(spec, JobSpec) else ""
     return own or deployment.storage_uri
+
+
+def _store_env(spec: JobSpec | PoolSpec) -> list[dict[str, Any]]:
+    """Return the credentials of a job's own store, one by one.
+
+    Its author writes the Secret, so that it must not become variables under names of its choice.
+    """
+    secret = spec.checkpoint.secret if isinstance(spec, JobSpec) else ""
+    return [_secret(name, secret, name, optional=True) for name in _STORE_VARIABLES if secret]
 
 
 def _hub_env(model: Model) -> list[dict[str, Any]]:
@@ -154,5 +172,8 @@ def _settings(role: Role) -> list[dict[str, Any]]:
     return found
 
 
-def _secret(name: str, secret: str, key: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+def _secret(name: str, secret: str, key: str, *, optional: bool = False) -> dict[str, Any]:
+    reference: dict[str, Any] = {"name": secret, "key": key}
+    if optional:
+        reference["optional"] = True
+    return {"name": name, "valueFrom": {"secretKeyRef": reference}}

@@ -44,6 +44,7 @@ from tinsmith_jobs.naming import (
 from tinsmith_jobs.quantities import GPU_RESOURCE
 from tinsmith_jobs.spec import (
     DRIVER,
+    ENVIRONMENT,
     TRAINER,
     WORKER,
     JobSpec,
@@ -89,7 +90,8 @@ def make_pod(
         "tolerations": [dict(entry) for entry in owner.spec.scheduling.tolerations],
     }
     # An account may be an identity at the object store, which no program of an author's gets.
-    if deployment.service_account and role.kind in SERVER_KINDS:
+    # An environment pod runs such programs.
+    if deployment.service_account and role.kind in SERVER_KINDS - {ENVIRONMENT}:
         pod["serviceAccountName"] = deployment.service_account
     if deployment.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in deployment.pull_secrets]
@@ -264,9 +266,9 @@ def _container(
             {"name": "metrics", "containerPort": METRICS_PORT},
         ]
         container |= _probes(port, has_grpc=deployment.has_grpc_probes)
-    storage_secret = _storage_secret(owner, deployment)
-    if storage_secret and role.kind in MODEL_KINDS:
-        container["envFrom"] = [{"secretRef": {"name": storage_secret}}]
+    is_own = isinstance(owner.spec, JobSpec) and owner.spec.checkpoint.secret
+    if deployment.storage_secret and not is_own and role.kind in MODEL_KINDS:
+        container["envFrom"] = [{"secretRef": {"name": deployment.storage_secret}}]
     return container
 
 
@@ -322,8 +324,3 @@ def _command(owner: WorkloadContext, role: Role, assignment: Assignment) -> list
     else:
         command.append("--standalone")
     return [*command, "-m", "tinsmith_trainer"]
-
-
-def _storage_secret(owner: WorkloadContext, deployment: Deployment) -> str:
-    own = owner.spec.checkpoint.secret if isinstance(owner.spec, JobSpec) else ""
-    return own or deployment.storage_secret

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
 
-from tinsmith.v1 import trainer_pb2
+from tinsmith.v1 import scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import bodies, ids
 from tinsmith_gateway.tinker.contract_calls import user_native
@@ -18,6 +18,7 @@ from tinsmith_runtime.errors import InvalidFieldError
 
 Prepare = Callable[[str, int], Awaitable[Prepared]]
 
+_MAX_LOSSES_PER_SESSION = 64
 _MAX_GRAPH_BYTES = 256 * 1024
 
 
@@ -33,9 +34,9 @@ class CustomLosses:
 
     async def create(self, call: Call) -> Response:
         """Keep a loss; its future is its id."""
-        body = call.parse(bodies.CreateCustomLoss)
+        body = await call.parse(bodies.CreateCustomLoss)
         native = user_native(call)
-        ids.session_name(native.project, body.session_id)
+        session = ids.session_name(native.project, body.session_id)
         graph = json.dumps(body.graph, separators=(",", ":"))
         if len(graph) > _MAX_GRAPH_BYTES:
             raise InvalidFieldError("graph", f"is larger than {_MAX_GRAPH_BYTES} bytes")
@@ -47,10 +48,15 @@ class CustomLosses:
             ],
             graph_json=graph,
         )
+        await native.scheduler(
+            "GetSession", scheduler_pb2.GetSessionRequest(name=session), scheduler_pb2.Session
+        )
         await self._store.add_ended(
             native.project,
             loss_id,
             CUSTOM_LOSS,
+            owner=session,
+            limit=_MAX_LOSSES_PER_SESSION,
             request=loss.SerializeToString(),
             result=json.dumps({"loss_id": loss_id, "type": "create_custom_loss"}).encode(),
         )
@@ -68,4 +74,5 @@ async def read(store: FutureStore, project: str, loss_id: str) -> trainer_pb2.Cu
         raise InvalidFieldError(
             "loss_fn_config.loss_id", f"names no custom loss: {loss_id[:128]!r}; create it first"
         )
+    store.note_used(project, loss_id)
     return trainer_pb2.CustomLoss.FromString(record.request)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from google.rpc import status_pb2
 
 from tinsmith_gateway.store.tables import futures
-from tinsmith_runtime.errors import TinsmithError
+from tinsmith_runtime.errors import ResourceExhaustedError, TinsmithError
 from tinsmith_runtime.rpc.error_codec import decode_status, encode_status
 from tinsmith_runtime.sql import Database, insert
 
@@ -94,6 +94,7 @@ class FutureStore:
         self._wall_clock = wall_clock
         self._revision = 0
         self._retrieved: set[tuple[str, str]] = set()
+        self._used: set[tuple[str, str]] = set()
 
     async def load(self) -> None:
         """Go on behind the last revision; call once, before anything ends."""
@@ -125,25 +126,52 @@ class FutureStore:
         future: str,
         kind: str,
         *,
+        owner: str = "",
         request: bytes = b"",
         result: bytes | None = None,
         error: TinsmithError | None = None,
+        limit: int | None = None,
     ) -> None:
-        """Keep a future that ended as it was made; a repeat changes nothing."""
+        """Keep a future that ended as it was made; a repeat changes nothing.
+
+        Args:
+            project: Id of the project.
+            future: Its id.
+            kind: What it is.
+            owner: What it belongs to.
+            request: What was asked for.
+            result: How it ended.
+            error: Why it failed.
+            limit: How many futures of the kind its owner may have.
+
+        Raises:
+            ResourceExhaustedError: If the owner has as many.
+        """
         now_s = self._wall_clock()
         self._revision += 1
         row = {
-            **_row(project, future, kind, "", request, now_s),
+            **_row(project, future, kind, owner, request, now_s),
             "result": result,
             "error": _encode(error),
             "revision": self._revision,
             "finish_time_s": now_s,
         }
-        await self._database.write(
-            lambda connection: connection.execute(
-                insert(connection, futures).values(**row).on_conflict_do_nothing()
-            )
+        others = sa.select(sa.func.count()).where(
+            futures.c.project == project,
+            futures.c.owner == owner,
+            futures.c.kind == kind,
+            futures.c.future != future,
         )
+
+        def write(connection: sa.Connection) -> None:
+            if limit is not None and connection.execute(others).scalar_one() >= limit:
+                raise ResourceExhaustedError(
+                    f"{owner} has {limit} futures of the kind {kind}, and may have no more",
+                    limit=limit,
+                )
+            connection.execute(insert(connection, futures).values(**row).on_conflict_do_nothing())
+
+        await self._database.write(write)
 
     async def finish(
         self,
@@ -227,6 +255,11 @@ class FutureStore:
         if "\0" not in future and len(self._retrieved) < _MAX_NOTED:
             self._retrieved.add((project, future))
 
+    def note_used(self, project: str, future: str) -> None:
+        """Note that what a future holds is used: its retention begins anew."""
+        if len(self._used) < _MAX_NOTED:
+            self._used.add((project, future))
+
     async def sweep(self, *, retrieved_s: float, unretrieved_s: float) -> int:
         """Forget what was kept long enough, and return how many futures that were.
 
@@ -235,9 +268,21 @@ class FutureStore:
             unretrieved_s: How long a result is kept that was never asked for.
         """
         retrieved, self._retrieved = self._retrieved, set()
+        used, self._used = self._used, set()
         now_s = self._wall_clock()
 
         def write(connection: sa.Connection) -> int:
+            if used:
+                connection.execute(
+                    sa.update(futures)
+                    .where(futures.c.project == sa.bindparam("its_project"))
+                    .where(futures.c.future == sa.bindparam("its_future"))
+                    .values(finish_time_s=now_s),
+                    [
+                        {"its_project": project, "its_future": future}
+                        for project, future in sorted(used)
+                    ],
+                )
             if retrieved:
                 connection.execute(
                     sa.update(futures)
@@ -250,13 +295,14 @@ class FutureStore:
                         for project, future in sorted(retrieved)
                     ],
                 )
-            # A custom loss lives as long as its session may, and is small.
-            is_swept = futures.c.kind != CUSTOM_LOSS
+            # A custom loss is kept for as long as it is used.
             deleted = connection.execute(
                 sa.delete(futures).where(
-                    is_swept,
                     sa.or_(
-                        futures.c.retrieve_time_s < now_s - retrieved_s,
+                        sa.and_(
+                            futures.c.kind != CUSTOM_LOSS,
+                            futures.c.retrieve_time_s < now_s - retrieved_s,
+                        ),
                         futures.c.finish_time_s < now_s - unretrieved_s,
                     ),
                 )

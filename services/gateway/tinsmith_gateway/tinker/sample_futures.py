@@ -193,12 +193,29 @@ class Samples:
     async def _draw(self, future: str, pending: _Pending) -> None:
         try:
             result, error = await self._drawn(future, pending)
-            await self._store.finish(pending.project, future, result=result, error=error)
-        except TinsmithError:
-            # It stays promised, and is drawn again after the next start.
-            logger.exception("the end of a sample was not kept", extra={"future": future})
+            await self._keep(future, pending, result, error)
         finally:
             self._forget(future, pending)
+
+    async def _keep(
+        self, future: str, pending: _Pending, result: bytes | None, error: TinsmithError | None
+    ) -> None:
+        """Keep how a sample ended, however long the database is away: its client waits for it.
+
+        A gateway that stops meanwhile leaves it promised, and draws it again after its start.
+        """
+        for pause_s in backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S):
+            try:
+                await self._store.finish(pending.project, future, result=result, error=error)
+            except TinsmithError as failure:
+                logger.warning(
+                    "the end of a sample is not kept yet",
+                    extra={"future": future, "reason": failure.reason},
+                )
+            else:
+                return
+            pending.waiting_for = "the database of the gateway, which is away"
+            await asyncio.sleep(pause_s)
 
     async def _drawn(
         self, future: str, pending: _Pending

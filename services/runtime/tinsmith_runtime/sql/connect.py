@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from tinsmith_runtime.sql.postgres import PostgresDatabase
 from tinsmith_runtime.sql.sqlite import SqliteDatabase
+
+_POOL_DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,17 @@ class Store:
     metadata: sa.MetaData
     schema_version: int
     migrations: str = ""
+
+    def of_pool(self, pool: str) -> Store:
+        """Return the store of the pods of a pool: one of its own beside that of the shared ones.
+
+        Args:
+            pool: Of the pods; empty for the shared ones.
+        """
+        if not pool:
+            return self
+        digest = hashlib.sha256(pool.encode()).hexdigest()[:_POOL_DIGITS]
+        return replace(self, pod=f"{self.pod}_{digest}")
 
 
 async def open_store(
