@@ -100,7 +100,7 @@ class WorkerPool:
         Raises:
             EnvironmentFailedError: If they do not come up.
         """
-        guard_pod()
+        guard_pod(has_own_users=bool(self._uid_base))
         first = await asyncio.gather(
             *(self._launch() for _ in range(self._num_workers)), return_exceptions=True
         )
