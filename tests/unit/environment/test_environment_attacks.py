@@ -119,6 +119,28 @@ async def test_more_projects_than_processes_are_refused() -> None:
         await pool.stop()
 
 
+async def test_a_worker_that_starts_slowly_holds_up_no_other_project(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pool = WorkerPool(num_workers=1, max_workers=2, start_timeout_s=300.0, python_path=FOLDER)
+    await pool.start()
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 600\n")
+    slow.chmod(0o755)
+    try:
+        first = await play(pool, "one")
+        monkeypatch.setattr(sys, "executable", str(slow))
+        waiting = asyncio.create_task(pool.assign("two"))
+        await eventually((tmp_path / "started").exists)
+        async with asyncio.timeout(60):
+            assert await pool.assign("one") is first
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    finally:
+        await pool.stop()
+
+
 @pytest.mark.parametrize(
     "attack", ["forks", "allocate", "prints 2000", "file {}/large", "descriptors"]
 )
