@@ -23,6 +23,7 @@ _COLUMNS = {
     "num_pending_operations": "PENDING",
     "display_name": "FOR",
     "exactness": "BITS",
+    "replay_diverged": "DIVERGED",
     "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }
