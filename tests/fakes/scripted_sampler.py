@@ -6,7 +6,6 @@ Both are real servers on loopback that the scheduler lists as workers.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -35,6 +34,7 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient, WorkerRegistration
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
+from tinsmith_runtime.tokenizer_files import digest_of
 
 SCRIPTED_MODEL = "scripted"
 MAX_CONTEXT = 512
@@ -151,8 +151,7 @@ class ScriptedSampler(_Worker, sampler_pb2_grpc.SamplerServiceServicer):
     def __init__(self, scheduler_address: str, pod_key: str) -> None:
         super().__init__("scripted-sampler", PodRole.SAMPLER, scheduler_address, pod_key)
         files = tokenizer_files()
-        digest = hashlib.sha256(files["tokenizer.json"]).hexdigest()
-        self._files = scheduler_pb2.Tokenizer(digest=digest, files=files)
+        self._files = scheduler_pb2.Tokenizer(digest=digest_of(files), files=files)
         self.tokenizer = Tokenizer(files)
         self.reset()
         self.server.add(sampler_pb2_grpc.add_SamplerServiceServicer_to_server, self)

@@ -4,6 +4,7 @@ This module exports what the author of an environment needs and nothing heavier:
 import it, and each of them should start fast.
 """
 
+from tinsmith_environment import sandbox
 from tinsmith_environment.environment import (
     Action,
     Environment,
@@ -15,6 +16,7 @@ from tinsmith_environment.environment import (
     Observation,
     StepResult,
 )
+from tinsmith_environment.sandbox import SandboxLimits, SandboxResult, SandboxUnavailableError
 
 __all__ = [
     "Action",
@@ -25,5 +27,9 @@ __all__ = [
     "JsonValue",
     "Message",
     "Observation",
+    "SandboxLimits",
+    "SandboxResult",
+    "SandboxUnavailableError",
     "StepResult",
+    "sandbox",
 ]

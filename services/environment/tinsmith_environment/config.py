@@ -10,6 +10,7 @@ from tinsmith.names import is_valid_id
 from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.settings import WorkerConfig
+from tinsmith_runtime.variables import parse_variables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,27 @@ class EnvironmentConfig(WorkerConfig):
     """JSONL file in GSM8K's layout that `math` takes its problems from; arithmetic without it."""
     show_worker_output: bool = False
     """Whether what environments print goes to standard error; it may hold prompts."""
+    max_workers: int = 64
+    """Most worker processes; each serves one project only, and has at most num_workers of them."""
+    worker_uid_base: int = 0
+    """First of the users that workers run as, one each; 0 leaves them the pod's. Needs a pod that
+    may change its user."""
+    worker_variables: str = ""
+    """Names of further variables of the pod that workers get, separated by commas."""
+    max_worker_processes: int = 128
+    """Processes below one worker; with more of them it is stopped."""
+    max_worker_memory_bytes: int = 8 * 2**30
+    """Address space of each process of a worker; 0 sets no limit."""
+    max_worker_file_bytes: int = 256 * 2**20
+    """Of each file that a worker writes; 0 sets no limit."""
+    max_worker_open_files: int = 512
+    """Open files of each process of a worker; 0 sets no limit."""
+    max_worker_cpu_s: int = 86_400
+    """Processor time of each process of a worker; 0 sets no limit."""
+    max_worker_output_bytes: int = 2**20
+    """Of what one worker prints, if it is shown; the rest is dropped."""
+    max_worker_reply_bytes: int = 64 * 2**20
+    """Of one answer of a worker, with its images."""
     worker_name: str = "environment-0"
 
     def __post_init__(self) -> None:
@@ -51,7 +73,23 @@ class EnvironmentConfig(WorkerConfig):
             "step_timeout_s",
             "worker_start_timeout_s",
             "max_stream_steps",
+            "max_workers",
+            "max_worker_processes",
+            "max_worker_output_bytes",
+            "max_worker_reply_bytes",
         )
+        for setting in (
+            "worker_uid_base",
+            "max_worker_memory_bytes",
+            "max_worker_file_bytes",
+            "max_worker_open_files",
+            "max_worker_cpu_s",
+        ):
+            if getattr(self, setting) < 0:
+                raise ConfigError(f"{setting} must not be negative")
+        if self.worker_uid_base and os.geteuid() != 0:
+            raise ConfigError("worker_uid_base needs a pod that runs as root")
+        self.further_variables()
         if self.math_problems_path is not None and not self.math_problems_path.is_file():
             raise ConfigError(f"math_problems_path {self.math_problems_path} is not a file")
         self.class_paths()
@@ -61,6 +99,14 @@ class EnvironmentConfig(WorkerConfig):
     def effective_num_workers(self) -> int:
         """Number of worker processes to start."""
         return self.num_workers or os.cpu_count() or 1
+
+    def further_variables(self) -> frozenset[str]:
+        """Return the names of `worker_variables`.
+
+        Raises:
+            ConfigError: If one of them is a setting of the pod.
+        """
+        return parse_variables("worker_variables", self.worker_variables)
 
     def class_paths(self) -> dict[str, str]:
         """Return the class of each further environment by its name.

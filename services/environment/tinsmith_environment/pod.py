@@ -16,6 +16,7 @@ from tinsmith_environment.instances.instances import InstanceRegistry
 from tinsmith_environment.registry import EnvironmentRegistry, load_specs
 from tinsmith_environment.rpc import codec
 from tinsmith_environment.rpc.servicer import EnvironmentServicer
+from tinsmith_environment.workers.confinement import ProcessLimits
 from tinsmith_environment.workers.pool import WorkerPool
 from tinsmith_runtime.pod.base import WorkerPod
 
@@ -48,6 +49,18 @@ class EnvironmentPod(WorkerPod):
             start_timeout_s=config.worker_start_timeout_s,
             python_path=config.python_path,
             show_output=config.show_worker_output,
+            max_workers=config.max_workers,
+            max_output_bytes=config.max_worker_output_bytes,
+            max_reply_bytes=config.max_worker_reply_bytes,
+            limits=ProcessLimits(
+                max_processes=config.max_worker_processes,
+                address_space_bytes=config.max_worker_memory_bytes,
+                file_bytes=config.max_worker_file_bytes,
+                open_files=config.max_worker_open_files,
+                cpu_s=config.max_worker_cpu_s,
+            ),
+            variables=config.further_variables(),
+            uid_base=config.worker_uid_base,
         )
         self._environments = EnvironmentRegistry()
         self._instances = InstanceRegistry(

@@ -34,6 +34,8 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     by; also a directory that they can read. Without an entry it is the name of the base model."""
     max_body_bytes: int = 64 * 2**20
     """Limit of one request."""
+    max_text_body_bytes: int = 4 * 2**20
+    """Limit of a body of OpenAI's API, which holds a prompt and no batch."""
     pins_clients: bool = True
     """Whether native clients are told to send every call here: right unless they can reach the
     pods' own addresses."""
@@ -73,6 +75,7 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
             self,
             "drain_timeout_s",
             "max_body_bytes",
+            "max_text_body_bytes",
             "max_native_call_s",
             "max_connections",
             "handshake_timeout_s",

@@ -55,6 +55,7 @@ _STATUS = {
     ErrorCode.DATA_LOSS: 500,
 }
 _TOO_MANY = 429
+_PARSED_AT_ONCE_BYTES = 64 * 1024
 _CLIENT_GONE = 499
 _BODY_TIMEOUT = 408
 
@@ -79,14 +80,16 @@ class Call:
     admission: Admission
     excess: BatchTooLargeError | None = None
 
-    def parse(self, model: type[BodyT]) -> BodyT:
-        """Return the JSON body as a model.
+    async def parse(self, model: type[BodyT]) -> BodyT:
+        """Return the JSON body as a model; a large one is parsed aside from other requests.
 
         Raises:
             MalformedRequestError: If it is no JSON object.
             InvalidFieldError: If a field is missing or wrong; it names the first.
         """
-        return parse_json(self.body, model)
+        if len(self.body) <= _PARSED_AT_ONCE_BYTES:
+            return parse_json(self.body, model)
+        return await asyncio.to_thread(parse_json, self.body, model)
 
 
 Handler = Callable[[Call], Awaitable[Response]]

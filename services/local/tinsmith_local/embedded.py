@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import ipaddress
 import logging
 import os
 import secrets
@@ -30,7 +29,7 @@ from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
-from tinsmith_runtime.config import parse_models
+from tinsmith_runtime.config import is_loopback, parse_models
 from tinsmith_runtime.devices import Placement, check_device, check_dtype
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.ledger.records import FencedError
@@ -225,11 +224,11 @@ class EmbeddedServer:
         )
 
     def _gateway_config(self) -> GatewayConfig:
-        is_loopback = _is_loopback(self._config.host)
-        settings: dict[str, Any] = {"pins_clients": not is_loopback}
+        is_local = is_loopback(self._config.host)
+        settings: dict[str, Any] = {"pins_clients": not is_local}
         overrides = self._overrides("gateway")
         given = parse_models(str(overrides.pop("tokenizer_ids", "")), setting="tokenizer_ids")
-        known = tokenizer_ids(self._config.models, is_loopback=is_loopback) | given
+        known = tokenizer_ids(self._config.models, is_loopback=is_local) | given
         settings["tokenizer_ids"] = ",".join(f"{name}={found}" for name, found in known.items())
         return GatewayConfig(
             data_dir=self._config.data_dir,
@@ -269,15 +268,6 @@ def tokenizer_ids(models: Mapping[str, str], *, is_loopback: bool) -> dict[str, 
         elif is_loopback:
             found[name] = str(Path(source).resolve())
     return found
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def make_data_dir(path: Path) -> None:

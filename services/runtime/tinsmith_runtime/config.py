@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import math
 import os
 import tomllib
@@ -176,3 +177,13 @@ def _convert_bool(value: object) -> bool:
     if word in _FALSE_WORDS:
         return False
     raise ValueError(word)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address to listen on is reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -25,12 +25,17 @@ def read_tokenizer(directory: Path) -> scheduler_pb2.Tokenizer:
     }
     if "tokenizer.json" not in files:
         return scheduler_pb2.Tokenizer()
+    return scheduler_pb2.Tokenizer(digest=digest_of(files), files=files)
+
+
+def digest_of(files: Mapping[str, bytes]) -> str:
+    """Return the SHA-256 over the sorted names and contents of files, in hex."""
     digest = hashlib.sha256()
     for name in sorted(files):
         for part in (name.encode(), files[name]):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
-    return scheduler_pb2.Tokenizer(digest=digest.hexdigest(), files=files)
+    return digest.hexdigest()
 
 
 def require_tokenizers(models: Mapping[str, str | Path]) -> None:

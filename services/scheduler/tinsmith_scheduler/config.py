@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tinsmith.names import DEFAULT_PROJECT, is_valid_id
-from tinsmith_runtime.config import require_positive
+from tinsmith_runtime.config import is_loopback, require_positive
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
 from tinsmith_runtime.pod.settings import DatabaseConfig, GrpcConfig
 from tinsmith_runtime.rpc.auth import ApiKey
+from tinsmith_runtime.variables import parse_variables
 
 _POSITIVE_FIELDS = (
     "heartbeat_interval_s",
@@ -60,6 +61,12 @@ class SchedulerConfig(GrpcConfig, DatabaseConfig):
     """Drivers that run at once on this machine."""
     local_job_stop_timeout_s: float = 60.0
     """Time that drivers on this machine get to save in when the scheduler stops."""
+    allow_remote_jobs: bool = False
+    """Whether jobs are processes of this machine also where others reach it: each user with a key
+    is then a shell of the server's user."""
+    job_variables: str = ""
+    """Names of further variables of the scheduler that jobs on this machine get, separated by
+    commas."""
     job_namespaces: str = ""
     """Namespace of the jobs of each project, `project=namespace`, separated by commas."""
     cluster_call_timeout_s: float = 10.0
@@ -84,7 +91,23 @@ class SchedulerConfig(GrpcConfig, DatabaseConfig):
             )
         if self.job_launcher == "kubernetes" and not self.namespaces():
             raise ConfigError("job_launcher kubernetes needs job_namespaces, project=namespace,...")
+        host = self.listen_address.rpartition(":")[0]
+        if self.job_launcher == "local" and not (self.allow_remote_jobs or is_loopback(host)):
+            raise ConfigError(
+                f"job_launcher local with the address {self.listen_address} would run programs of "
+                "every user with a key as this user; listen on loopback, set job_launcher to "
+                "kubernetes or empty, or set allow_remote_jobs"
+            )
+        self.further_variables()
         self.server()
+
+    def further_variables(self) -> frozenset[str]:
+        """Return the names of `job_variables`.
+
+        Raises:
+            ConfigError: If one of them is a setting of the pod.
+        """
+        return parse_variables("job_variables", self.job_variables)
 
     def namespaces(self) -> dict[str, str]:
         """Return the namespace of each project's jobs.

@@ -123,6 +123,7 @@ class SchedulerPod(Pod):
                 data_dir=config.data_dir,
                 max_jobs=config.max_local_jobs,
                 stop_timeout_s=config.local_job_stop_timeout_s,
+                variables=config.further_variables(),
                 wall_clock=self._wall_clock,
             )
         if config.job_launcher == "kubernetes":

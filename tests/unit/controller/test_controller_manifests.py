@@ -281,8 +281,8 @@ def test_programs_of_authors_have_no_identity_at_the_object_store() -> None:
     deployment = dataclasses.replace(DEPLOYMENT, service_account="jobs")
     for entry in owner.assignments:
         pod = make_pod(owner, entry, deployment)
-        is_client = entry.role in ("driver", "agent/red/worker")
-        assert ("serviceAccountName" in pod["spec"]) != is_client
+        runs_programs = entry.role in ("driver", "environment", "agent/red/worker")
+        assert ("serviceAccountName" in pod["spec"]) != runs_programs
 
 
 def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:

@@ -11,7 +11,7 @@ import torch
 from tinsmith_engine.arena.adam import grad_norm
 from tinsmith_engine.products.ops import (
     exponentials_,
-    row_pieces,
+    row_blocks,
     row_sums,
     swiglu,
     swiglu_backward,
@@ -180,23 +180,23 @@ def test_the_norm_of_a_gradient_does_not_depend_on_threads(num_numbers: int) -> 
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 4, 8])
-def test_rows_are_one_piece_where_threads_are_a_power_of_two(num_threads: int) -> None:
-    assert row_pieces(512, 4864, num_threads) == (slice(0, 512),)
+def test_rows_are_one_block_where_threads_are_a_power_of_two(num_threads: int) -> None:
+    assert row_blocks(512, 4864, num_threads) == (slice(0, 512),)
 
 
 @pytest.mark.parametrize("num_threads", [3, 5, 6, 7, 12])
 @pytest.mark.parametrize(("num_rows", "width"), [(512, 4864), (1040, 576), (16, 8960), (48, 96)])
 def test_no_share_ends_within_a_vector(num_rows: int, width: int, num_threads: int) -> None:
-    pieces = row_pieces(num_rows, width, num_threads)
-    assert [row for piece in pieces for row in range(piece.start, piece.stop)] == list(
+    blocks = row_blocks(num_rows, width, num_threads)
+    assert [row for block in blocks for row in range(block.start, block.stop)] == list(
         range(num_rows)
     )
-    for piece in pieces:
-        num_numbers = (piece.stop - piece.start) * width
+    for block in blocks:
+        num_numbers = (block.stop - block.start) * width
         shares = max(min(num_threads, -(-num_numbers // 32768)), 1)
         share = -(-num_numbers // shares)
         assert shares == 1 or share % 64 == 0 or share % width == 0
-    assert len(pieces) <= num_threads + 1
+    assert len(blocks) <= num_threads + 1
 
 
 # The check at start.

@@ -81,7 +81,7 @@ class Rig:
         )
         self._num_requests = 0
 
-    def assign(self) -> FakeWorker:
+    async def assign(self, project: str) -> FakeWorker:
         return self.worker
 
     async def create(self, project: str = "p", **fields: Any) -> InstanceView:

@@ -138,3 +138,15 @@ async def test_the_handles_of_a_session_are_bounded() -> None:
     for number in range(600):
         assert await name_of(made, chr(0x4E00 + number))
     assert upstream.calls["CreateSession"] == 3
+
+
+async def test_a_key_of_a_pool_shares_nothing_with_the_rest_of_its_project() -> None:
+    upstream = FakeUpstream()
+    made = handles(upstream)
+    bound = Credential(Caller("p", KeyRole.MEMBER, "job", "space.j"), (), "job")
+    names = set()
+    for credential in (CREDENTIAL, bound):
+        async with made.use(credential, [BaseModel("a")]) as handle:
+            names.add(handle.sampling_session)
+    assert len(names) == 2
+    assert upstream.calls["CreateSession"] == 2

@@ -15,6 +15,7 @@ from tinsmith_runtime.adapters import (
     adapter_to_json,
 )
 from tinsmith_runtime.errors import ConfigError, InvalidFieldError
+from tinsmith_runtime.rpc.adapter_codec import encode_adapter
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.rpc import codec
@@ -28,7 +29,7 @@ def lora(**fields: Any) -> models_pb2.AdapterConfig:
     "message", [models_pb2.AdapterConfig(), lora()], ids=["no-adapter", "empty-lora"]
 )
 def test_adapter_defaults_are_filled_in(message: models_pb2.AdapterConfig) -> None:
-    assert codec.encode_adapter(codec.decode_adapter(message)) == lora(
+    assert encode_adapter(codec.decode_adapter(message)) == lora(
         rank=32,
         alpha=32,
         seed=0,
@@ -41,7 +42,7 @@ def test_adapter_defaults_are_filled_in(message: models_pb2.AdapterConfig) -> No
 @pytest.mark.parametrize("adapter", [LoraConfig(seed=2**64 - 1, alpha=0.5), FullConfig()])
 def test_adapter_survives_storage_and_wire(adapter: AdapterConfig) -> None:
     assert adapter_from_json(adapter_to_json(adapter)) == adapter
-    assert codec.decode_adapter(codec.encode_adapter(adapter)) == adapter
+    assert codec.decode_adapter(encode_adapter(adapter)) == adapter
 
 
 @pytest.mark.parametrize(

@@ -631,19 +631,27 @@ class GetTokenizerRequest(_message.Message):
 
     BASE_MODEL_FIELD_NUMBER: _builtins.int
     KNOWN_DIGEST_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """Names the base model."""
     known_digest: _builtins.str
     """Gives the digest that the client holds already; the files are left out if it is current."""
+    project: _builtins.str
+    """From pods alone, gives the id of the project on whose behalf they ask."""
+    pool: _builtins.str
+    """From pods alone, gives the pool on whose behalf they ask; empty is the shared one."""
     def __init__(
         self,
         *,
         base_model: _builtins.str = ...,
         known_digest: _builtins.str = ...,
+        project: _builtins.str = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "known_digest", b"known_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "known_digest", b"known_digest", "pool", b"pool", "project", b"project"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

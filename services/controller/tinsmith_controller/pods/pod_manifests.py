@@ -44,6 +44,7 @@ from tinsmith_jobs.naming import (
 from tinsmith_jobs.quantities import GPU_RESOURCE
 from tinsmith_jobs.spec import (
     DRIVER,
+    ENVIRONMENT,
     TRAINER,
     WORKER,
     JobSpec,
@@ -89,7 +90,8 @@ def make_pod(
         "tolerations": [dict(entry) for entry in owner.spec.scheduling.tolerations],
     }
     # An account may be an identity at the object store, which no program of an author's gets.
-    if deployment.service_account and role.kind in SERVER_KINDS:
+    # An environment pod runs such programs.
+    if deployment.service_account and role.kind in SERVER_KINDS - {ENVIRONMENT}:
         pod["serviceAccountName"] = deployment.service_account
     if deployment.pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in deployment.pull_secrets]

@@ -128,7 +128,7 @@ class Arena:
             numbers_P.zero_()
         return Slot(index, theta_P, grad_P, m_P, v_P)
 
-    def stack(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def slot_views(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return theta and grad [R, P] of slots, as views.
 
         Args:

@@ -9,38 +9,8 @@ import numpy as np
 
 from tinsmith.tensors import TensorFormatError, decode_tensor
 from tinsmith.v1 import models_pb2, trajectories_pb2
-from tinsmith_engine.base.types import (
-    AdapterConfig,
-    FullConfig,
-    ImageInput,
-    IntArray,
-    LoraConfig,
-    ModelInfo,
-)
+from tinsmith_engine.base.types import ImageInput, IntArray, ModelInfo
 from tinsmith_runtime.errors import EmptyBatchError, InvalidFieldError, ShapeMismatchError
-
-
-def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
-    """Return what a run trains.
-
-    Raises:
-        InvalidFieldError: If neither kind is set.
-    """
-    match message.WhichOneof("kind"):
-        case "full":
-            return FullConfig()
-        case "lora":
-            return LoraConfig(**given_fields(message.lora))
-        case _:
-            raise InvalidFieldError("adapter", "must hold lora or full")
-
-
-def encode_adapter(config: AdapterConfig) -> models_pb2.AdapterConfig:
-    """Return the message of what a run trains."""
-    if isinstance(config, FullConfig):
-        return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
-    fields = {field: getattr(config, field) for field in config.__dataclass_fields__}
-    return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**fields))
 
 
 def encode_model(
@@ -130,12 +100,3 @@ def decode_array(
         wanted = "float32" if np.issubdtype(dtype, np.floating) else "int64 or int32"
         raise ShapeMismatchError(path, f"must be {wanted}, got {array.dtype}")
     return array.astype(dtype, copy=False)
-
-
-def given_fields(message: Any) -> dict[str, Any]:
-    """Return the optional fields that a message sets; the domain has the defaults of the rest."""
-    return {
-        field.name: getattr(message, field.name)
-        for field in message.DESCRIPTOR.fields
-        if field.has_presence and message.HasField(field.name)
-    }

@@ -112,8 +112,8 @@ class ShardedBase:
         self._held[block.slot] = index
         return self._ranks.gather(self._whole(block), block.share)
 
-    def row(self, index: int) -> Tensor:
-        """Return the gathered row of a block, which lasts until its buffer is used again."""
+    def gathered(self, index: int) -> Tensor:
+        """Return the gathered weights of a block, which last until its buffer is used again."""
         block = self.blocks[index]
         if self._held[block.slot] != index:
             raise RuntimeError(f"block {index} is read without having been gathered")
@@ -157,7 +157,7 @@ class GatherStream:
         self._pending = self._base.begin_gather(self._order[0])
 
     def take(self, index: int) -> Tensor:
-        """Return the row of a block; the block that was taken before may be overwritten.
+        """Return the weights of a block; the block that was taken before may be overwritten.
 
         Raises:
             RuntimeError: The pass has another order.
@@ -165,7 +165,7 @@ class GatherStream:
         if self._position >= len(self._order) or self._order[self._position] != index:
             raise RuntimeError(f"block {index} is read out of order")
         self._advance()
-        return self._base.row(index)
+        return self._base.gathered(index)
 
     def finish(self) -> None:
         """Gather what the pass did not read, as the other ranks do."""

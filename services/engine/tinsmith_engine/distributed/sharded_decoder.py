@@ -213,9 +213,9 @@ def _first_layer_and_head(files: DecoderFiles, base: ShardedBase) -> tuple[Layer
             pending.wait()
     name = HEAD if base.head_block else EMBEDDING
     block = base.blocks[1]
-    layer = bind_layer(files.config, block.layout, base.row(1), 0, WHOLE, EAGER)
+    layer = bind_layer(files.config, block.layout, base.gathered(1), 0, WHOLE, EAGER)
     head = base.blocks[base.head_block]
-    return layer, head.layout.view(base.row(base.head_block), name)
+    return layer, head.layout.view(base.gathered(base.head_block), name)
 
 
 def _no_parameters() -> InvalidFieldError:

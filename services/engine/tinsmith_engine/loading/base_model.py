@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,30 @@ def whole_decoder(files: DecoderFiles) -> Decoder:
     )
 
 
+def _accept(loaded: LoadedModel) -> None:
+    """Accept a model: one process agrees with itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a base model lies: all that differs between loading it here and on several ranks.
+
+    Attributes:
+        build: Makes the packed decoder.
+        details: Join the fingerprint.
+        check: Raises for a loaded model that cannot be served so.
+        engine_arguments: What the engine's class takes after the model.
+    """
+
+    build: Callable[[DecoderFiles], Decoder] = whole_decoder
+    details: Mapping[str, object] = field(default_factory=dict)
+    check: Callable[[LoadedModel], None] = _accept
+    engine_arguments: tuple[Any, ...] = ()
+
+
+IN_ONE_PROCESS = Placement()
+
+
 def load_model(
     model_dir: str | Path,
     *,
@@ -124,13 +148,9 @@ def load_model(
     checkpoint_activations_over_tokens: int,
     exact: bool | None,
     compiled: bool,
-    build: Callable[[DecoderFiles], Decoder] = whole_decoder,
-    more_details: Mapping[str, object] | None = None,
+    placement: Placement,
 ) -> LoadedModel:
-    """Load a base model; see `Engine.load`.
-
-    `build` makes the packed decoder, `more_details` join the fingerprint.
-    """
+    """Load a base model; see `Engine.load`."""
     if dtype not in DTYPES:
         raise InvalidFieldError("dtype", f"must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if num_threads is not None:
@@ -155,7 +175,7 @@ def load_model(
         if config.rope_axes is not None:
             images = read_image_rules(directory, hf_config)
             vision = VisionTower.load(directory, hf_config, images, DTYPES[dtype], place)
-        decoder = build(
+        decoder = placement.build(
             DecoderFiles(
                 directory,
                 config,
@@ -186,7 +206,7 @@ def load_model(
         "attention_by_products": PRODUCTS_RULE,
         "segment_rows": SEGMENT_ROWS,
         **found,
-        **(more_details or {}),
+        **placement.details,
     }
     info = ModelInfo(
         vocab_size=vocab_size,
@@ -199,7 +219,9 @@ def load_model(
         details=details,
         images=images,
     )
-    return LoadedModel(model, info, place, str(model_dir))
+    loaded = LoadedModel(model, info, place, str(model_dir))
+    placement.check(loaded)
+    return loaded
 
 
 def find_split(layers: Sequence[LayerWeights], head: torch.Tensor, *, exact: bool | None) -> KSplit:

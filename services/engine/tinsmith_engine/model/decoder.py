@@ -40,7 +40,7 @@ from tinsmith_engine.model.mlp import given
 from tinsmith_engine.model.model_protocol import Pass, RunTensors
 from tinsmith_engine.model.vision import VisionTower
 from tinsmith_engine.packing.packing import SEGMENT_ROWS
-from tinsmith_engine.products.ops import Ops, add_norm_gradient_, row_pieces
+from tinsmith_engine.products.ops import Ops, add_norm_gradient_, row_blocks
 from tinsmith_engine.products.split_products import KSplit
 
 Bound = DecoderWeights | AdapterWeights
@@ -202,7 +202,7 @@ class Decoder:
             by_frequency = positions_N.float()[self._rope_axes].t()
         angles = by_frequency * self._frequencies
         cos, sin = torch.empty_like(angles), torch.empty_like(angles)
-        for rows in row_pieces(*angles.shape, torch.get_num_threads()):
+        for rows in row_blocks(*angles.shape, torch.get_num_threads()):
             torch.cos(angles[rows], out=cos[rows])
             torch.sin(angles[rows], out=sin[rows])
         scale, dtype = self.config.rope_scale, self._base_parameters.dtype

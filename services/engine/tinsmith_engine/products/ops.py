@@ -7,7 +7,7 @@ activations.
 
 Vector kernels treat the numbers left over at the end of a thread's share one by one, and round an
 exponential differently there. So where a function has one, shares end where vectors do
-(`row_pieces`): a row then has the same bits whatever the rows beside it and the threads.
+(`row_blocks`): a row then has the same bits whatever the rows beside it and the threads.
 
 There are two sets of the same operations: these, and compiled ones (`compiled_ops.py`), which sweep
 over memory once for each. They round differently, so an engine takes one set at start and keeps it.
@@ -116,7 +116,7 @@ def norm_rotate_backward(
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return `silu(gate) * up` for the halves of [N, 2 I]."""
     out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-    for rows in row_pieces(*out.shape, torch.get_num_threads()):
+    for rows in row_blocks(*out.shape, torch.get_num_threads()):
         gate, up = gate_up[rows].chunk(2, dim=-1)
         torch.ops.aten.silu.out(gate, out=out[rows]).mul_(up)
     return out
@@ -125,7 +125,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 def swiglu_backward(dy: Tensor, gate_up: Tensor) -> Tensor:
     """Return the gradient for both halves, [N, 2 I]."""
     out = torch.empty_like(gate_up)
-    for rows in row_pieces(*dy.shape, torch.get_num_threads()):
+    for rows in row_blocks(*dy.shape, torch.get_num_threads()):
         gate, up = gate_up[rows].chunk(2, dim=-1)
         dgate, dup = out[rows].chunk(2, dim=-1)
         torch.mul(dy[rows], F.silu(gate), out=dup)
@@ -139,7 +139,7 @@ def exponentials_(x: Tensor) -> Tensor:
     if filling:
         # So that no row ends in the middle of a vector.
         x = F.pad(x, (0, filling), value=float("-inf"))
-    for rows in row_pieces(*x.shape, torch.get_num_threads()):
+    for rows in row_blocks(*x.shape, torch.get_num_threads()):
         x[rows].exp_()
     return x[:, : x.shape[1] - filling]
 
@@ -152,20 +152,20 @@ def row_sums(x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4096)
-def row_pieces(num_rows: int, width: int, num_threads: int) -> tuple[slice, ...]:
+def row_blocks(num_rows: int, width: int, num_threads: int) -> tuple[slice, ...]:
     """Part rows of an elementwise operation so that no thread's share ends within a vector.
 
-    One piece, unless the number of threads is not a power of two.
+    One block, unless the number of threads is not a power of two.
     """
-    microbatches = []
+    blocks = []
     start = 0
     while start < num_rows:
         stop = num_rows
         while stop > start + 1 and not _ends_with_vectors(stop - start, width, num_threads):
             stop -= 1
-        microbatches.append(slice(start, stop))
+        blocks.append(slice(start, stop))
         start = stop
-    return tuple(microbatches)
+    return tuple(blocks)
 
 
 def _ends_with_vectors(num_rows: int, width: int, num_threads: int) -> bool:

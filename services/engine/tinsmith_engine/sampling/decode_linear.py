@@ -63,7 +63,7 @@ class TargetMix:
         projected = split.batched(tiled, self.a).mul_(self.scales)
         rank = self.b[0].shape[1]
         parts = [
-            torch.bmm(projected[:, :, index * rank : (index + 1) * rank], b)
+            split.batched(projected[:, :, index * rank : (index + 1) * rank], b)
             for index, b in enumerate(self.b)
         ]
         added = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)

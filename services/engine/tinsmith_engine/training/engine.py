@@ -12,9 +12,9 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from tinsmith_engine.base.types import (
     Published,
     RunState,
 )
-from tinsmith_engine.loading.base_model import LoadedModel, load_model
+from tinsmith_engine.loading.base_model import IN_ONE_PROCESS, LoadedModel, Placement, load_model
 from tinsmith_engine.model.model_protocol import RunTensors
 from tinsmith_engine.runs.peft_export import export_config, export_tensors, import_tensors_
 from tinsmith_engine.runs.run_store import Run, RunStore, adapter_scale, check_config, same_layout
@@ -98,7 +98,8 @@ class Engine:
         checkpoint_activations_over_tokens: int = 16_384,
         exact: bool | None = None,
         compiled: bool | None = None,
-    ) -> Engine:
+        placement: Placement = IN_ONE_PROCESS,
+    ) -> Self:
         """Load a base model.
 
         Args:
@@ -119,6 +120,7 @@ class Engine:
                 the log and in `info.exactness` that it does not.
             compiled: Whether norms, rotary embedding and SwiGLU are compiled at start; None does so
                 on a GPU alone. Part of the numerics fingerprint.
+            placement: Where the base model lies.
 
         Raises:
             ExactnessUnavailableError: `exact` is True, and this machine cannot keep that promise
@@ -137,21 +139,26 @@ class Engine:
             micro_batch_tokens=micro_batch_tokens,
             checkpoint_activations_over_tokens=checkpoint_activations_over_tokens,
             compiled=torch.device(device).type == "cuda" if compiled is None else compiled,
+            placement=placement,
         )
-        sizes = {"micro_batch_tokens": micro_batch_tokens, "max_pass_tokens": max_pass_tokens}
+        make: Callable[..., Self] = functools.partial(
+            cls, micro_batch_tokens=micro_batch_tokens, max_pass_tokens=max_pass_tokens
+        )
+        ranks = placement.engine_arguments
         loaded = load(exact=exact)
         try:
             if loaded.info.exactness == "exact":
                 probed = dataclasses.replace(loaded, model=loaded.model.first_layers())
-                check_exactness(cls(probed, max_resident_runs=NUM_PROBE_RUNS, **sizes))
+                check_exactness(make(probed, *ranks, max_resident_runs=NUM_PROBE_RUNS))
         except ExactnessUnavailableError as error:
+            # What a pass gives is the same on all ranks, so they all come here or none.
             if exact:
                 raise
             logger.warning("%s", error)
             # Given up before the weights are read again: two copies may not fit.
             del loaded, probed
             loaded = load(exact=False)
-        return cls(loaded, max_resident_runs=max_resident_runs, **sizes)
+        return make(loaded, *ranks, max_resident_runs=max_resident_runs)
 
     # Runs.
 

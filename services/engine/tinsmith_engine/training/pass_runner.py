@@ -275,7 +275,7 @@ class PassRunner:
         key = (id(runs[0].arena), tuple(indices), scale, revisions)
         bound = self._bound_groups.get(key)
         if bound is None:
-            theta_RP, grad_RP = runs[0].arena.stack(indices)
+            theta_RP, grad_RP = runs[0].arena.slot_views(indices)
             bound = self._model.bind(
                 RunTensors(runs[0].layout, theta_RP, grad_RP, scale, is_full=False)
             )

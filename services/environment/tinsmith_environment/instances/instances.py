@@ -190,9 +190,13 @@ class InstanceRegistry:
         self._admit(project)
         drawn = secrets.token_hex(12)
         name = InstanceName(project, spec.name, f"{self._tag}-{drawn}" if self._tag else drawn)
-        worker = self._workers.assign()
-        worker.num_instances += 1
         self._num_creating[project] = self._num_creating.get(project, 0) + 1
+        try:
+            worker = await self._workers.assign(project)
+        except BaseException:
+            self._num_creating[project] -= 1
+            raise
+        worker.num_instances += 1
         begin_s = time.perf_counter()
         outcome = "error"
         try:

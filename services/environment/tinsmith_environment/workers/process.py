@@ -9,6 +9,7 @@ no worker behind, even one that hangs, because a second thread watches the input
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import queue
 import sys
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 
 from tinsmith_environment.environment import Environment, InvalidActionError, InvalidSettingError
 from tinsmith_environment.workers import protocol
+from tinsmith_environment.workers.confinement import ProcessLimits, confine
 
 FAILED = "failed"
 INVALID = "invalid"
@@ -123,6 +125,8 @@ def _read_requests(stream: BinaryIO, requests: queue.SimpleQueue[dict[str, Any]]
 
 def main() -> None:
     """Serve until the input ends."""
+    told = json.loads(sys.argv[1])
+    confine(ProcessLimits(**told["limits"]), has_own_user=told["has_own_user"])
     stream_in = os.fdopen(os.dup(0), "rb")
     stream_out = os.fdopen(os.dup(1), "wb", buffering=0)
     null = os.open(os.devnull, os.O_RDONLY)

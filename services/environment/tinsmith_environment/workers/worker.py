@@ -3,8 +3,8 @@
 A worker serves one call at a time. The timeout of a step therefore begins with the step and not
 while it is queued. A worker that dies or takes too long is lost with all its instances. Each of
 them then answers with an `EnvironmentFailedError` that says why. A lost worker object is never
-used again, so no reply can reach the wrong call. The process has a group of its own, so that what
-an environment started dies with it.
+used again, so no reply can reach the wrong call. What an environment started dies with its worker,
+in whatever session it is.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 from tinsmith_environment.environment import Action, JsonValue, Observation, StepResult
 from tinsmith_environment.workers import protocol
+from tinsmith_environment.workers.descendants import kill_tree
 from tinsmith_runtime.errors import (
     EnvironmentFailedError,
     InvalidFieldError,
@@ -78,8 +80,12 @@ class Worker(Protocol):
 class Workers(Protocol):
     """Where the domain gets workers from."""
 
-    def assign(self) -> Worker:
-        """Return the worker with the fewest instances, or raise `WorkerUnavailableError`."""
+    async def assign(self, project: str) -> Worker:
+        """Return a worker that serves this project alone.
+
+        Raises:
+            WorkerUnavailableError: If none can be had at the moment.
+        """
         ...
 
 
@@ -90,7 +96,10 @@ class WorkerProcess:
         command: Program and arguments.
         variables: Its environment variables.
         step_timeout_s: Longest time of one call.
-        show_output: Whether it shares the pod's standard error.
+        show_output: Whether what it prints goes to the pod's standard error.
+        max_output_bytes: Of that; the rest is read and dropped.
+        max_reply_bytes: Of one answer.
+        uid: User and group of the process; None for those of the pod.
     """
 
     def __init__(
@@ -100,7 +109,16 @@ class WorkerProcess:
         *,
         step_timeout_s: float,
         show_output: bool,
+        max_output_bytes: int = 2**20,
+        max_reply_bytes: int = protocol.MAX_FRAME_BYTES,
+        uid: int | None = None,
     ) -> None:
+        self.project: str | None = None
+        """The one project that it serves, from the first instance on."""
+        self._max_output_bytes = max_output_bytes
+        self._max_reply_bytes = max_reply_bytes
+        self._uid = uid
+        self._output: asyncio.Task[None] | None = None
         self.num_instances = 0
         self._command = command
         self._variables = variables
@@ -116,6 +134,11 @@ class WorkerProcess:
         return self._loss
 
     @property
+    def uid(self) -> int | None:
+        """User of the process; None for that of the pod."""
+        return self._uid
+
+    @property
     def pid(self) -> int:
         """Process id; 0 before `start`."""
         return self._process.pid if self._process else 0
@@ -126,15 +149,22 @@ class WorkerProcess:
         Raises:
             EnvironmentFailedError: If it does not come up.
         """
+        users: dict[str, Any] = {}
+        if self._uid is not None:
+            users = {"user": self._uid, "group": self._uid, "extra_groups": []}
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=None if self._show_output else asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE if self._show_output else asyncio.subprocess.DEVNULL,
             env=dict(self._variables),
             start_new_session=True,
             limit=2**20,
+            close_fds=True,
+            **users,
         )
+        if self._process.stderr is not None:
+            self._output = asyncio.create_task(self._forward(self._process.stderr))
         async with self._turn:
             await self._receive(timeout_s, what="its start")
 
@@ -152,8 +182,13 @@ class WorkerProcess:
     def kill(self, cause: str, message: str) -> None:
         """End the process and what it started."""
         self._lose(cause, message)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._started().pid, signal.SIGKILL)
+        process = self._started()
+        if process.returncode is None:
+            kill_tree(process.pid)
+        else:
+            # The number may be another process's by now; a group of it is only ours.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
 
     async def describe(self, class_path: str) -> tuple[str, dict[str, JsonValue]]:
         """Return description and default config of an environment class."""
@@ -228,10 +263,12 @@ class WorkerProcess:
         assert stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
-                header = await stdout.readexactly(protocol.HEADER.size)
-                return protocol.decode_body(
-                    await stdout.readexactly(protocol.decode_length(header))
-                )
+                length = protocol.decode_length(await stdout.readexactly(protocol.HEADER.size))
+                if length > self._max_reply_bytes:
+                    raise protocol.FrameError(
+                        f"{length} bytes exceed the limit of {self._max_reply_bytes}"
+                    )
+                return protocol.decode_body(await stdout.readexactly(length))
         except TimeoutError:
             self.kill(
                 TIMEOUT,
@@ -244,6 +281,16 @@ class WorkerProcess:
             await self.wait_lost()
         self._raise_if_lost()
         raise AssertionError("a lost worker has a loss")
+
+    async def _forward(self, stream: asyncio.StreamReader) -> None:
+        """Print what the worker prints, up to the limit; read on, so that it is never held up."""
+        num_left = self._max_output_bytes
+        while chunk := await stream.read(2**16):
+            if num_left > 0:
+                sys.stderr.write(chunk[:num_left].decode(errors="replace"))
+                num_left -= len(chunk)
+                if num_left <= 0:
+                    logger.warning("output of a worker dropped", extra={"worker_pid": self.pid})
 
     def _lose(self, cause: str, message: str) -> WorkerLoss:
         if self._loss is None:

@@ -108,7 +108,7 @@ def render_error(error: TinsmithError, status_code: int, headers: dict[str, str]
 
 async def register(call: Call) -> Response:
     """Register episodes."""
-    body = call.parse(bodies.RegisterEpisodes)
+    body = await call.parse(bodies.RegisterEpisodes)
     request = episode_pb2.CreateEpisodesRequest(
         parent=_project(call),
         request_id=body.request_id or str(uuid.uuid4()),
@@ -133,7 +133,7 @@ async def register(call: Call) -> Response:
 
 async def claim(call: Call) -> Response:
     """Give an episode to the caller, or say why there is none."""
-    body = call.parse(bodies.ClaimEpisode)
+    body = await call.parse(bodies.ClaimEpisode)
     request = episode_pb2.ClaimEpisodeRequest(
         parent=_project(call),
         request_id=body.request_id or str(uuid.uuid4()),
@@ -181,14 +181,14 @@ async def claim(call: Call) -> Response:
 
 async def heartbeat(call: Call) -> Response:
     """Renew the lease of an episode."""
-    body = call.parse(bodies.HeldEpisode)
+    body = await call.parse(bodies.HeldEpisode)
     episode = await _renew(call, body.episode_uuid)
     return JSONResponse({"success": True, "lease_expire_time": _iso(episode.lease_expire_time)})
 
 
 async def can_continue(call: Call) -> Response:
     """Renew the lease of an episode, and say whether it is still held."""
-    body = call.parse(bodies.HeldEpisode)
+    body = await call.parse(bodies.HeldEpisode)
     try:
         await _renew(call, body.episode_uuid)
     except TinsmithError as error:
@@ -200,7 +200,7 @@ async def can_continue(call: Call) -> Response:
 
 async def end(call: Call) -> Response:
     """End an episode with what it was worth."""
-    body = call.parse(bodies.EndEpisode)
+    body = await call.parse(bodies.EndEpisode)
     name, token = _held(call, body.episode_uuid)
     request = episode_pb2.SubmitEpisodeRequest(
         name=name, lease_token=token, outcome=_outcome(body.workflow_output)
@@ -211,7 +211,7 @@ async def end(call: Call) -> Response:
 
 async def abort(call: Call) -> Response:
     """Give an episode up."""
-    body = call.parse(bodies.AbortEpisode)
+    body = await call.parse(bodies.AbortEpisode)
     name, token = _held(call, body.episode_uuid)
     request = episode_pb2.AbortEpisodeRequest(name=name, lease_token=token, reason=body.reason)
     await _send(call, "AbortEpisode", request, episode_pb2.Episode)
@@ -220,7 +220,7 @@ async def abort(call: Call) -> Response:
 
 async def is_claimed(call: Call) -> Response:
     """Say whether an agent holds an episode; if asked, take an unclaimed one out of the queue."""
-    body = call.parse(bodies.IsClaimed)
+    body = await call.parse(bodies.IsClaimed)
     name = _name(call, body.episode_uuid)
     request = episode_pb2.GetEpisodeRequest(name=name)
     episode = await _send(call, "GetEpisode", request, episode_pb2.Episode)
@@ -240,7 +240,7 @@ async def status(call: Call) -> Response:
 
 async def buffer(call: Call) -> Response:
     """List the episodes that have not ended."""
-    body = call.parse(bodies.Queue) if call.body else bodies.Queue()
+    body = await call.parse(bodies.Queue) if call.body else bodies.Queue()
     found = [_encode(episode) async for episode in _open_episodes(call, body.queue)]
     return JSONResponse({"buffer": found})
 

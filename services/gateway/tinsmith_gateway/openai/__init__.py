@@ -32,7 +32,13 @@ def routes(services: Services) -> list[BaseRoute]:
     models = ModelList(services, calls)
 
     def route(path: str, method: str, handler: Callable[[Call], Awaitable[Response]]) -> Route:
-        serve = endpoint(services, handler, render_error, access=access_of(method, path))
+        serve = endpoint(
+            services,
+            handler,
+            render_error,
+            access=access_of(method, path),
+            max_body_bytes=services.config.max_text_body_bytes,
+        )
         return Route(path, identified(serve), methods=[method])
 
     return [

@@ -26,7 +26,7 @@ from tinsmith_runtime.errors import InvalidFieldError
 
 async def chat_completion(calls: ModelCalls, call: Call) -> Response:
     """Answer a conversation."""
-    body = call.parse(ChatBody)
+    body = await call.parse(ChatBody)
     body.check_offered()
     if body.stream:
         return await begin_stream(call, lambda it: _ChatCompletion(calls, it, body).chunks())

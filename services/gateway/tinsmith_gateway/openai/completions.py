@@ -36,7 +36,7 @@ _MAX_CONCURRENT_PROMPTS = 32
 
 async def completion(calls: ModelCalls, call: Call) -> Response:
     """Continue prompts."""
-    body = call.parse(CompletionBody)
+    body = await call.parse(CompletionBody)
     body.check_offered()
     if body.max_tokens == 0 and call.credential.episode is not None:
         raise InvalidFieldError("max_tokens", "must be at least 1 under the key of an episode")

@@ -66,6 +66,14 @@ class _ProjectSession:
     heartbeat: asyncio.Task[None] | None = None
 
 
+_Owner = tuple[str, str]
+"""Project and pool: a key of a pool reaches other workers than the rest of its project."""
+
+
+def _owner_of(credential: Credential) -> _Owner:
+    return credential.project, credential.caller.pool
+
+
 class SamplingHandles:
     """Makes sampling sessions when they are needed, and keeps them.
 
@@ -77,8 +85,8 @@ class SamplingHandles:
     def __init__(self, upstream: Upstream, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._upstream = upstream
         self._clock = clock
-        self._sessions: OrderedDict[str, _ProjectSession] = OrderedDict()
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._sessions: OrderedDict[_Owner, _ProjectSession] = OrderedDict()
+        self._locks: dict[_Owner, asyncio.Lock] = {}
 
     @contextlib.asynccontextmanager
     async def use(self, credential: Credential, sources: Sequence[Source]) -> AsyncIterator[Handle]:
@@ -105,7 +113,7 @@ class SamplingHandles:
 
     def forget(self, credential: Credential, handle: Handle) -> None:
         """Make a new one next time, as when the sampler does not know it any more."""
-        session = self._sessions.get(credential.project)
+        session = self._sessions.get(_owner_of(credential))
         if session is not None:
             session.handles = {
                 source: kept for source, kept in session.handles.items() if kept != handle
@@ -116,7 +124,7 @@ class SamplingHandles:
     async def _get(
         self, credential: Credential, sources: Sequence[Source]
     ) -> tuple[_ProjectSession, Handle]:
-        async with self._locks.setdefault(credential.project, asyncio.Lock()):
+        async with self._locks.setdefault(_owner_of(credential), asyncio.Lock()):
             missing: TinsmithError | None = None
             session = await self._session(credential)
             for source in sources:
@@ -172,10 +180,10 @@ class SamplingHandles:
         )
 
     async def _session(self, credential: Credential) -> _ProjectSession:
-        session = self._sessions.get(credential.project)
+        session = self._sessions.get(_owner_of(credential))
         if session is None or session.has_ended or session.is_full:
             return await self._open(credential)
-        self._sessions.move_to_end(credential.project)
+        self._sessions.move_to_end(_owner_of(credential))
         if self._clock() - session.renewed_s > session.interval_s:
             try:
                 await self._renew(session, credential)
@@ -200,10 +208,10 @@ class SamplingHandles:
         )
         interval_s = created.heartbeat_interval.ToTimedelta().total_seconds() / 2
         session = _ProjectSession(created.name, interval_s, self._clock())
-        self._sessions[credential.project] = session
+        self._sessions[_owner_of(credential)] = session
         while len(self._sessions) > _MAX_PROJECTS:
-            project, _ = self._sessions.popitem(last=False)
-            self._locks.pop(project, None)
+            owner, _ = self._sessions.popitem(last=False)
+            self._locks.pop(owner, None)
         return session
 
     async def _renew(self, session: _ProjectSession, credential: Credential) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import json
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tinsmith.text.tokenizer import Tokenizer
@@ -19,8 +20,12 @@ from tinsmith_gateway.openai.text.tool_calls import ToolFormat, detect_format
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.routing import SCHEDULER_SERVICE
 from tinsmith_runtime.errors import FailedPreconditionError
+from tinsmith_runtime.tokenizer_files import digest_of
 
 _FRESH_S = 60.0
+_MAX_KEYS = 10_000
+_Key = tuple[str, str, str]
+"""Project, pool and base model: another pool may serve another model of the same name."""
 _IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image_soft_token>", "<image>", "[IMG]")
 """What templates write for an image, where the files do not say it."""
 
@@ -117,9 +122,9 @@ class TokenizerStore:
     def __init__(self, upstream: Upstream, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._upstream = upstream
         self._clock = clock
-        self._digests: dict[str, tuple[str, float]] = {}
+        self._digests: OrderedDict[_Key, tuple[str, float]] = OrderedDict()
         self._tokenizers: dict[str, ModelTokenizer] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: dict[_Key, asyncio.Lock] = {}
 
     async def get(self, base_model: str, credential: Credential) -> ModelTokenizer:
         """Return the tokenizer of a base model.
@@ -128,20 +133,24 @@ class TokenizerStore:
             ModelNotFoundError: If no pod serves it.
             FailedPreconditionError: If it has none.
         """
-        digest, expires_s = self._digests.get(base_model, ("", 0.0))
+        key = (credential.caller.project, credential.caller.pool, base_model)
+        digest, expires_s = self._digests.get(key, ("", 0.0))
         if expires_s > self._clock():
             return self._tokenizers[digest]
-        async with self._locks.setdefault(base_model, asyncio.Lock()):
-            digest, expires_s = self._digests.get(base_model, ("", 0.0))
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            digest, expires_s = self._digests.get(key, ("", 0.0))
             if expires_s > self._clock():
                 return self._tokenizers[digest]
-            return await self._fetch(base_model, digest, credential)
+            return await self._fetch(key, digest, credential)
 
-    async def _fetch(self, base_model: str, known: str, credential: Credential) -> ModelTokenizer:
+    async def _fetch(self, key: _Key, known: str, credential: Credential) -> ModelTokenizer:
+        project, pool, base_model = key
         found = await self._upstream.call(
             SCHEDULER_SERVICE,
             "GetTokenizer",
-            scheduler_pb2.GetTokenizerRequest(base_model=base_model, known_digest=known),
+            scheduler_pb2.GetTokenizerRequest(
+                base_model=base_model, known_digest=known, project=project, pool=pool
+            ),
             scheduler_pb2.Tokenizer,
             credential,
         )
@@ -152,9 +161,19 @@ class TokenizerStore:
                     f"the base model {base_model} has no tokenizer; use the native API",
                     base_model=base_model,
                 )
-            tokenizer = await asyncio.to_thread(ModelTokenizer, dict(found.files))
+            files = dict(found.files)
+            if await asyncio.to_thread(digest_of, files) != found.digest:
+                # Others share what has this digest, so that it must be what it says.
+                raise FailedPreconditionError(
+                    f"the tokenizer of {base_model} is not the one that its worker registered",
+                    base_model=base_model,
+                )
+            tokenizer = await asyncio.to_thread(ModelTokenizer, files)
             self._tokenizers[found.digest] = tokenizer
-        self._digests[base_model] = (found.digest, self._clock() + _FRESH_S)
+        self._digests[key] = (found.digest, self._clock() + _FRESH_S)
+        while len(self._digests) > _MAX_KEYS:
+            oldest, _ = self._digests.popitem(last=False)
+            self._locks.pop(oldest, None)
         used = {digest for digest, _ in self._digests.values()}
         for digest in set(self._tokenizers) - used:
             del self._tokenizers[digest]

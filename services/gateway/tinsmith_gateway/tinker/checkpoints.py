@@ -109,7 +109,7 @@ class Checkpoints:
 
     async def set_ttl(self, call: Call) -> Response:
         """Set or end the expiry of a checkpoint."""
-        body = call.parse(bodies.CheckpointTtl)
+        body = await call.parse(bodies.CheckpointTtl)
         native = user_native(call)
         request = checkpoint_pb2.UpdateCheckpointRequest(
             name=await _own(native, _path(call)),
@@ -128,7 +128,7 @@ class Checkpoints:
 
     async def info(self, call: Call) -> Response:
         """Say what is needed to load a checkpoint."""
-        body = call.parse(bodies.PathReference)
+        body = await call.parse(bodies.PathReference)
         native = user_native(call)
         checkpoint = await native.checkpoint(ids.TinkerPath.parse(body.tinker_path, "tinker_path"))
         return JSONResponse(
@@ -137,7 +137,7 @@ class Checkpoints:
 
     async def copy(self, call: Call) -> Response:
         """Copy a checkpoint into a run of its own, which is never trained."""
-        body = call.parse(bodies.CopyWeights)
+        body = await call.parse(bodies.CopyWeights)
         native = user_native(call)
         if body.weights_access_token or call.request.headers.get("x-tinker-weights-access-token"):
             raise InvalidFieldError(

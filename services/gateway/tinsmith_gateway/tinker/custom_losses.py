@@ -34,7 +34,7 @@ class CustomLosses:
 
     async def create(self, call: Call) -> Response:
         """Keep a loss; its future is its id."""
-        body = call.parse(bodies.CreateCustomLoss)
+        body = await call.parse(bodies.CreateCustomLoss)
         native = user_native(call)
         session = ids.session_name(native.project, body.session_id)
         graph = json.dumps(body.graph, separators=(",", ":"))

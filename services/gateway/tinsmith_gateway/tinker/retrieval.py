@@ -59,7 +59,7 @@ class Retrieval:
 
     async def retrieve(self, call: Call) -> Response:
         """Return the result of a future, its failure, or what it waits for."""
-        body = call.parse(bodies.RetrieveFuture)
+        body = await call.parse(bodies.RetrieveFuture)
         native = user_native(call)
         operation = OperationFuture.parse(body.request_id)
         if operation is None:

@@ -50,7 +50,7 @@ class Sampling:
 
     async def create_session(self, call: Call) -> Response:
         """Open a handle on a base model or a checkpoint."""
-        body = call.parse(bodies.CreateSamplingSession)
+        body = await call.parse(bodies.CreateSamplingSession)
         native = user_native(call)
         request = scheduler_pb2.CreateSamplingSessionRequest()
         if body.model_path is not None:
@@ -74,7 +74,7 @@ class Sampling:
 
     async def join_session(self, call: Call) -> Response:
         """Give one more client of a handle a number of its own."""
-        body = call.parse(bodies.JoinSamplingSession)
+        body = await call.parse(bodies.JoinSamplingSession)
         found = await _get_session(user_native(call), body.sampling_session_id)
         # Behind what any client of before the last restart may have been given.
         first = self._num_clones.setdefault(found.name, secrets.randbelow(_CLONE_NUMBERS // 2))
@@ -98,7 +98,7 @@ class Sampling:
 
     async def sample(self, call: Call) -> Response:
         """Promise completions."""
-        body = await asyncio.to_thread(call.parse, bodies.Sample)
+        body = await call.parse(bodies.Sample)
         native = user_native(call)
         session = ids.sampling_session_name(native.project, body.sampling_session_id)
         call.admission.add_tokens(sample_futures.count_prompt_tokens(body))
@@ -114,13 +114,13 @@ class Sampling:
 
     async def cancel(self, call: Call) -> Response:
         """Give a sample up."""
-        body = call.parse(bodies.CancelFuture)
+        body = await call.parse(bodies.CancelFuture)
         await self._samples.cancel(user_native(call).project, body.request_id)
         return JSONResponse({})
 
     async def retrieve_futures(self, call: Call) -> Response:
         """List which samples of a handle ended, waiting for the next one if there are none."""
-        body = call.parse(bodies.RetrieveFutures)
+        body = await call.parse(bodies.RetrieveFutures)
         native = user_native(call)
         session = ids.sampling_session_name(native.project, body.target.sampling_session_id)
         for retrieved in body.retrieved_request_ids:

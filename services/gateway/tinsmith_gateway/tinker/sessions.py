@@ -36,7 +36,7 @@ class Sessions:
 
     async def create(self, call: Call) -> Response:
         """Open a session."""
-        body = call.parse(bodies.CreateSession)
+        body = await call.parse(bodies.CreateSession)
         native = user_native(call)
         _check_project(native, body.project_id)
         labels = encode_labels(body.user_metadata)
@@ -54,7 +54,7 @@ class Sessions:
 
     async def heartbeat(self, call: Call) -> Response:
         """Keep a session alive; 410 once it has ended, at which the SDK stops."""
-        body = call.parse(bodies.SessionHeartbeat)
+        body = await call.parse(bodies.SessionHeartbeat)
         native = user_native(call)
         request = scheduler_pb2.HeartbeatSessionRequest(
             session=ids.session_name(native.project, body.session_id)
@@ -71,7 +71,7 @@ class Sessions:
 
     async def finish(self, call: Call) -> Response:
         """End a session; the first reason counts."""
-        body = call.parse(bodies.FinishSession)
+        body = await call.parse(bodies.FinishSession)
         native = user_native(call)
         request = scheduler_pb2.FinishSessionRequest(
             session=ids.session_name(native.project, call.request.path_params["session_id"]),
@@ -100,14 +100,14 @@ class Sessions:
 
     async def assign_project(self, call: Call) -> Response:
         """Move a session to a project: the one that it is in, since a key is of one project."""
-        body = call.parse(bodies.SessionProject)
+        body = await call.parse(bodies.SessionProject)
         await self._get(call)
         _check_project(user_native(call), body.project_id)
         return JSONResponse({})
 
     async def search(self, call: Call) -> Response:
         """Search sessions, newest first."""
-        body = call.parse(bodies.SearchSessions)
+        body = await call.parse(bodies.SearchSessions)
         native = user_native(call)
         if any(project != native.project for project in body.project_ids or []):
             raise NotFoundError(

@@ -66,7 +66,7 @@ class Training:
 
     async def create_model(self, call: Call) -> Response:
         """Create a model; its future is the placement of the run."""
-        body = call.parse(bodies.CreateModel)
+        body = await call.parse(bodies.CreateModel)
         native = user_native(call)
         _check_optimizer(body.optimizer_config)
         lora = body.lora_config or bodies.LoraConfig()
@@ -88,7 +88,7 @@ class Training:
 
     async def get_info(self, call: Call) -> Response:
         """Describe a model."""
-        body = call.parse(bodies.ModelReference)
+        body = await call.parse(bodies.ModelReference)
         run = await user_native(call).run(body.model_id)
         is_lora = run.adapter.WhichOneof("kind") == "lora"
         return JSONResponse(
@@ -141,12 +141,12 @@ class Training:
 
     async def optim_step(self, call: Call) -> Response:
         """Accept an optimizer step."""
-        reference = call.parse(bodies.OrderedReference)
+        reference = await call.parse(bodies.OrderedReference)
         native = user_native(call)
 
         async def prepare(run: str, number: int) -> Prepared:
             del run, number
-            body = call.parse(bodies.OptimStep)
+            body = await call.parse(bodies.OptimStep)
             if body.adam_params is None:
                 kind = body.optimizer_params.type if body.optimizer_params else "none"
                 raise InvalidFieldError(
@@ -167,11 +167,11 @@ class Training:
 
     async def save_weights(self, call: Call) -> Response:
         """Accept a save of weights and optimizer."""
-        reference = call.parse(bodies.OrderedReference)
+        reference = await call.parse(bodies.OrderedReference)
         native = user_native(call)
 
         async def prepare(run: str, number: int) -> Prepared:
-            body = call.parse(bodies.SaveWeights)
+            body = await call.parse(bodies.SaveWeights)
             name = body.path or f"state-{body.seq_id}"
             path = ids.TinkerPath(body.model_id, ids.TRAINING, name)
             checkpoint_id = ids.native_checkpoint_id(
@@ -195,12 +195,12 @@ class Training:
 
     async def save_weights_for_sampler(self, call: Call) -> Response:
         """Accept a save to sample from: under a name, or for one sampling client."""
-        reference = call.parse(bodies.OrderedReference)
+        reference = await call.parse(bodies.OrderedReference)
         native = user_native(call)
 
         async def prepare(run: str, number: int) -> Prepared:
             del run
-            body = call.parse(bodies.SaveWeightsForSampler)
+            body = await call.parse(bodies.SaveWeightsForSampler)
             kind, name, client, ttl_s = (
                 futures.SAVE_FOR_SAMPLER,
                 body.path,
@@ -226,12 +226,12 @@ class Training:
 
     async def save_weights_external(self, call: Call) -> Response:
         """Accept a save in the layout of other tools."""
-        reference = call.parse(bodies.OrderedReference)
+        reference = await call.parse(bodies.OrderedReference)
         native = user_native(call)
 
         async def prepare(run: str, number: int) -> Prepared:
             del run, number
-            body = call.parse(bodies.SaveWeightsExternal)
+            body = await call.parse(bodies.SaveWeightsExternal)
             request = trainer_pb2.SaveCheckpointRequest(
                 checkpoint_id=ids.native_checkpoint_id(ids.EXTERNAL, body.path),
                 kind=checkpoint_pb2.Checkpoint.KIND_SAMPLER,
@@ -244,17 +244,17 @@ class Training:
 
     async def load_weights(self, call: Call) -> Response:
         """Load weights into a model, or make a model of them."""
-        target = call.parse(bodies.LoadWeightsTarget)
+        target = await call.parse(bodies.LoadWeightsTarget)
         native = user_native(call)
         if target.model_id is not None or target.seq_id is not None:
-            reference = call.parse(bodies.OrderedReference)
+            reference = await call.parse(bodies.OrderedReference)
             return await self._load_into(native, call, reference.model_id, reference.seq_id)
         return await self._load_new(native, call)
 
     async def _load_into(self, native: Native, call: Call, model_id: str, seq_id: int) -> Response:
         async def prepare(run: str, number: int) -> Prepared:
             del run, number
-            body = call.parse(bodies.LoadWeights)
+            body = await call.parse(bodies.LoadWeights)
             _check_access(body.weights_access_token)
             checkpoint = await native.checkpoint(ids.TinkerPath.parse(body.path))
             request = trainer_pb2.LoadCheckpointRequest(
@@ -266,7 +266,7 @@ class Training:
         return await self._calls.submit(native, model_id, seq_id, empty, prepare)
 
     async def _load_new(self, native: Native, call: Call) -> Response:
-        body = call.parse(bodies.LoadWeights)
+        body = await call.parse(bodies.LoadWeights)
         if body.session_id is None or body.model_seq_id is None:
             raise InvalidFieldError(
                 "model_id", "and seq_id are required, or session_id and model_seq_id"

@@ -296,3 +296,12 @@ def decode_time(message: timestamp_pb2.Timestamp) -> float:
     # One division of whole numbers: a time that was encoded reads back as the same number.
     time_s: float = (message.seconds * 10**9 + message.nanos) / 10**9
     return time_s
+
+
+def given_fields(message: Any) -> dict[str, Any]:
+    """Return the optional fields that a message sets; the domain has the defaults of the rest."""
+    return {
+        field.name: getattr(message, field.name)
+        for field in message.DESCRIPTOR.fields
+        if field.has_presence and message.HasField(field.name)
+    }

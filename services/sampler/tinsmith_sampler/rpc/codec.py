@@ -14,8 +14,9 @@ from tinsmith.tensors import encode_tensor, encode_tokens
 from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
 from tinsmith_engine import PromptLogprobs, SampledSequence
 from tinsmith_engine.base.types import IntArray
-from tinsmith_engine.contract.codec import decode_array, decode_input, given_fields
+from tinsmith_engine.contract.codec import decode_array, decode_input
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError, ShapeMismatchError
+from tinsmith_runtime.rpc.requests import given_fields
 from tinsmith_runtime.stop_strings import check_stop_strings
 from tinsmith_sampler.service import Prompt, Sampled
 from tinsmith_sampler.sessions import Target

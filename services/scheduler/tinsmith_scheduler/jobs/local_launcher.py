@@ -36,6 +36,7 @@ from tinsmith_runtime.rpc.auth import Caller, derive_job_key
 from tinsmith_runtime.rpc.pod_identity import PodRole
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database
+from tinsmith_runtime.variables import allowed_variables
 from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.jobs import job_store
 from tinsmith_scheduler.jobs.driver_process import TERMINATION_LOG, DriverProcess
@@ -84,6 +85,7 @@ class LocalLauncher:
         data_dir: Logs and files of drivers go below it.
         max_jobs: Drivers that run at once.
         stop_timeout_s: Time that drivers get to save in when the server stops.
+        variables: Names of further variables of this process that drivers get.
         wall_clock: Seconds since the epoch.
     """
 
@@ -97,6 +99,7 @@ class LocalLauncher:
         data_dir: Path,
         max_jobs: int,
         stop_timeout_s: float,
+        variables: frozenset[str] = frozenset(),
         wall_clock: Callable[[], float],
     ) -> None:
         self._database = database
@@ -106,6 +109,7 @@ class LocalLauncher:
         self._folder = (data_dir / "jobs").absolute()
         self._max_jobs = max_jobs
         self._stop_timeout_s = stop_timeout_s
+        self._further_variables = variables
         self._wall_clock = wall_clock
         # Derived anew by each process; what a driver of the one before has stays accepted.
         self._secret = secrets.token_urlsafe(32)
@@ -347,7 +351,7 @@ class LocalLauncher:
         role = spec.role(DRIVER)
         template = role.template if role is not None else Template()
         environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("TINSMITH_")},
+            **allowed_variables(os.environ, self._further_variables),
             "PYTHONUNBUFFERED": "1",
             **{str(each["name"]): str(each.get("value", "")) for each in template.env},
             "TINSMITH_ADDRESS": self._address,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TypeVar
 
 from google.longrunning import operations_pb2
@@ -26,6 +25,7 @@ from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.adapters import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.records import AuditEvent
+from tinsmith_runtime.rpc import adapter_codec
 from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.rpc.error_codec import encode_status
 from tinsmith_runtime.rpc.permissions import KeyRole
@@ -119,11 +119,11 @@ def decode_new_run(request: scheduler_pb2.CreateTrainingRunRequest) -> NewRun:
 
 def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
     """Return what is trained: a LoRA of rank 32 unless told otherwise."""
-    if message.WhichOneof("kind") == "full":
-        return FullConfig()
-    # Only what was given: the defaults stand in the class.
-    given = {field.name: value for field, value in message.lora.ListFields()}
-    adapter = LoraConfig(**given)
+    if message.WhichOneof("kind") is None:
+        return LoraConfig()
+    adapter = adapter_codec.decode_adapter(message)
+    if isinstance(adapter, FullConfig):
+        return adapter
     if not 1 <= adapter.rank <= _MAX_RANK:
         raise InvalidFieldError(
             "adapter.lora.rank", f"must be 1 to {_MAX_RANK}, got {adapter.rank}"
@@ -135,13 +135,6 @@ def decode_adapter(message: models_pb2.AdapterConfig) -> AdapterConfig:
     if not (adapter.train_attention or adapter.train_mlp or adapter.train_unembedding):
         raise InvalidFieldError("adapter.lora", "must train attention, MLP or unembedding")
     return adapter
-
-
-def encode_adapter(adapter: AdapterConfig) -> models_pb2.AdapterConfig:
-    """Return an adapter with every field set."""
-    if isinstance(adapter, FullConfig):
-        return models_pb2.AdapterConfig(full=models_pb2.FullParameterConfig())
-    return models_pb2.AdapterConfig(lora=models_pb2.LoraConfig(**asdict(adapter)))
 
 
 def decode_base_model(value: str, field: str) -> str:
@@ -218,7 +211,7 @@ def encode_run(
         state=_RUN_STATES[run.state],
         session=run.session,
         base_model=run.base_model,
-        adapter=encode_adapter(run.adapter),
+        adapter=adapter_codec.encode_adapter(run.adapter),
         display_name=run.display_name,
         labels=run.labels,
         trainer_address=trainer_address,

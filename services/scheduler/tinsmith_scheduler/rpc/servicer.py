@@ -181,7 +181,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.Tokenizer:
         """Return the tokenizer of a base model."""
         base_model = codec.decode_base_model(request.base_model, "base_model")
-        tokenizer = self._domain.workers.tokenizer(base_model, _reach_of(current_caller()))
+        # A pod of another pool may serve another model of the same name.
+        reach = _reach_of(current_caller()) or Reach(request.project, request.pool)
+        tokenizer = self._domain.workers.tokenizer(base_model, reach)
         return worker_codec.encode_tokenizer(tokenizer, known_digest=request.known_digest)
 
     async def CreateTrainingRun(

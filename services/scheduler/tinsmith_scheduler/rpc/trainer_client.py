@@ -22,10 +22,10 @@ from tinsmith.v1 import (
 )
 from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
+from tinsmith_runtime.rpc.adapter_codec import decode_adapter, encode_adapter
 from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.pod_identity import PodCredentials
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
-from tinsmith_scheduler.rpc.codec import decode_adapter, encode_adapter
 from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
 _PAGE_SIZE = 1_000

@@ -218,12 +218,12 @@ class Workers:
             f"no {who} serves the base model {base_model}; {known}", base_model=base_model
         )
 
-    def tokenizer(self, base_model: str, reach: Reach | None = None) -> TokenizerFiles:
+    def tokenizer(self, base_model: str, reach: Reach) -> TokenizerFiles:
         """Return the tokenizer of a base model, from a worker that is alive if there is one.
 
         Args:
             base_model: Name of the model.
-            reach: Whose workers are asked; None for all.
+            reach: Whose workers are asked.
 
         Raises:
             ModelNotFoundError: If no worker serves the base model.
@@ -232,7 +232,7 @@ class Workers:
         holders = [
             listed
             for listed in self._listed.values()
-            if base_model in listed.tokenizers and (reach is None or reach.includes(listed.worker))
+            if base_model in listed.tokenizers and reach.includes(listed.worker)
         ]
         if holders:
             best = max(holders, key=lambda listed: listed.heartbeat_s)

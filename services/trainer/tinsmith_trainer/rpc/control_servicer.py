@@ -6,9 +6,9 @@ from typing import Any
 
 from tinsmith import names
 from tinsmith.v1 import trainer_control_pb2, trainer_control_pb2_grpc, trainer_pb2
-from tinsmith_engine.contract import codec as engine_codec
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.records import ReleaseMode
+from tinsmith_runtime.rpc.adapter_codec import decode_adapter
 from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import parse_name
 from tinsmith_trainer.ownership.adoption import RunAdoption
@@ -56,7 +56,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         version = await self._adoption.adopt(
             str(name),
             request.base_model,
-            engine_codec.decode_adapter(request.adapter),
+            decode_adapter(request.adapter),
             request.epoch,
         )
         return trainer_control_pb2.AdoptRunResponse(version=version)

@@ -24,8 +24,6 @@ from tinsmith_engine import (
 from tinsmith_engine.contract.codec import (
     decode_array,
     decode_input,
-    encode_adapter,
-    given_fields,
 )
 from tinsmith_runtime.adapters import adapter_from_json
 from tinsmith_runtime.errors import (
@@ -41,6 +39,7 @@ from tinsmith_runtime.ledger import (
     OperationState,
     StoredFile,
 )
+from tinsmith_runtime.rpc.adapter_codec import encode_adapter
 from tinsmith_runtime.rpc.error_codec import encode_status
 from tinsmith_runtime.rpc.requests import (
     decode_chosen_id,
@@ -48,6 +47,7 @@ from tinsmith_runtime.rpc.requests import (
     decode_ttl,
     digest_of,
     encode_time,
+    given_fields,
     parse_name,
 )
 from tinsmith_runtime.storage.checkpoint_manifests import manifest_uri
