@@ -21,6 +21,7 @@ _POSITIVE = (
     "backoff_base_s",
     "backoff_max_s",
     "refusal_s",
+    "termination_s",
     "sync_timeout_s",
 )
 
@@ -86,6 +87,9 @@ class ControllerConfig:
     backoff_max_s: float = 300.0
     refusal_s: float = 300.0
     """How long a node that refused a pod of a job gets no pods of that job."""
+    termination_s: float = 360.0
+    """How long pods of a stopped job may take to end after the driver's grace. Then the job ends
+    without them: its keys are revoked, and a condition names the pods."""
     sync_timeout_s: float = 60.0
     """How long the first list of the cluster may take."""
     metrics_address: str | None = None
@@ -137,6 +141,7 @@ class ControllerConfig:
             backoff_base_s=self.backoff_base_s,
             backoff_max_s=self.backoff_max_s,
             refusal_s=self.refusal_s,
+            termination_s=self.termination_s,
             endpoint=self.gateway_address,
         )
 

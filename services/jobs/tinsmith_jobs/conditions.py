@@ -53,6 +53,7 @@ ASSIGNED = "Assigned"
 READY = "Ready"
 STALLED = "Stalled"
 SUSPENDED = "Suspended"
+TERMINATION_OVERDUE = "TerminationOverdue"
 PREEMPTED = "Preempted"
 COMPLETE = "Complete"
 FAILED = "Failed"
@@ -79,6 +80,8 @@ NO_PROGRESS = "NoProgress"
 PROGRESSING = "Progressing"
 RESUMED = "Resumed"
 POD_REJECTED = "PodRejected"
+POD_STUCK = "PodStuck"
+PODS_GONE = "PodsGone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from tinsmith.errors import TinsmithError, UnavailableError
+from tinsmith.errors import InternalError, TinsmithError, UnavailableError
 from tinsmith.rpc import codec
 from tinsmith.rpc.transport import Backoff, Endpoint, is_away
+from tinsmith.sampling.resumed_stream import Messages, ResumedStream
 from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
+from tinsmith.settings import RetryPolicy
 from tinsmith.types import SampleChunk, SampledSequence, SampleResponse
 from tinsmith.v1 import sampler_pb2
 
@@ -36,10 +38,14 @@ class SampleStream:
     """
 
     def __init__(
-        self, core: ClientCore, endpoint: SamplerEndpoint, request: sampler_pb2.SampleRequest
+        self,
+        core: ClientCore,
+        endpoint: SamplerEndpoint,
+        request: sampler_pb2.SampleRequest,
+        retry: RetryPolicy,
     ) -> None:
         self._background = core.background
-        self._reader = _Reader(core, endpoint, request)
+        self._reader = _Reader(core, endpoint, request, retry)
         self._pieces = self._reader.pieces()
         self._is_closed = False
 
@@ -116,21 +122,29 @@ class _Reader:
     """Reads a stream inside the background loop, and begins it again where it broke off."""
 
     def __init__(
-        self, core: ClientCore, endpoint: SamplerEndpoint, request: sampler_pb2.SampleRequest
+        self,
+        core: ClientCore,
+        endpoint: SamplerEndpoint,
+        request: sampler_pb2.SampleRequest,
+        retry: RetryPolicy,
     ) -> None:
         self._core = core
         self._endpoint = endpoint
+        self._retry = retry
         self._request = request
         self._prompt: SampleResponse | None = None
         self._samples = [
             SampledSequence(tokens=[], logprobs=[], versions=[], stop_reason="")
             for _ in range(max(request.num_samples, 1))
         ]
+        self._stream = ResumedStream(
+            len(self._samples), unavailable=UnavailableError, internal=InternalError
+        )
 
     @property
     def is_complete(self) -> bool:
         """Whether all samples have ended."""
-        return all(one.stop_reason for one in self._samples)
+        return self._stream.is_complete
 
     def result(self) -> SampleResponse | None:
         """Return what has arrived, put together; None before the first message."""
@@ -157,49 +171,41 @@ class _Reader:
 
     async def _pieces_from(self, endpoint: Endpoint) -> AsyncGenerator[SampleChunk, None]:
         settings = self._core.settings
-        backoff = Backoff(settings.retry)
-        while True:
-            messages = self._core.transport.stream_once(
+        backoff = Backoff(self._retry)
+
+        def begin(received: Sequence[int]) -> Messages:
+            return self._core.transport.stream_once(
                 endpoint,
                 lambda c: c.sampler.StreamSample,
-                self._as_request(),
+                sampler_pb2.StreamSampleRequest(
+                    sampling_session=self._request.sampling_session,
+                    request=self._request,
+                    received_tokens=received,
+                ),
                 timeout_s=settings.operation_timeout_s,
             )
-            try:
-                async with contextlib.aclosing(messages):
-                    async for message in messages:
-                        backoff = Backoff(settings.retry)
-                        piece = self._take(message)
-                        if piece is not None:
-                            yield piece
-                if self.is_complete:
-                    return
-                raise UnavailableError("the stream ended before its samples did")
-            except TinsmithError as error:
-                if self.is_complete:
-                    return
-                delay_s = backoff.delay_s(error, time.monotonic())
-                if delay_s is None:
-                    raise backoff.gave_up(error, time.monotonic()) from error.__cause__
-                _LOG.debug("stream is begun again", extra={"error": str(error)})
-                await asyncio.sleep(delay_s)
-                if is_away(error):
-                    await endpoint.relocate()
 
-    def _as_request(self) -> sampler_pb2.StreamSampleRequest:
-        return sampler_pb2.StreamSampleRequest(
-            sampling_session=self._request.sampling_session,
-            request=self._request,
-            received_tokens=[len(one.tokens) for one in self._samples],
-        )
+        async def pause(error: Exception) -> None:
+            if not isinstance(error, TinsmithError):
+                raise error
+            delay_s = backoff.delay_s(error, time.monotonic())
+            if delay_s is None:
+                raise backoff.gave_up(error, time.monotonic()) from error.__cause__
+            _LOG.debug("stream is begun again", extra={"error": str(error)})
+            await asyncio.sleep(delay_s)
+            if is_away(error):
+                await endpoint.relocate()
 
-    def _take(self, message: sampler_pb2.StreamSampleResponse) -> SampleChunk | None:
-        """Note what a message brings; None for what is known already."""
+        async with contextlib.aclosing(self._stream.messages(begin, pause)) as messages:
+            async for message in messages:
+                backoff = Backoff(self._retry)
+                yield self._take(message)
+
+    def _take(self, message: sampler_pb2.StreamSampleResponse) -> SampleChunk:
+        """Note what a message brings."""
         if message.HasField("prompt") and self._prompt is None:
             self._prompt = codec.decode_sample(message.prompt)
         index, known = message.sample_index, self._samples[message.sample_index]
-        if known.stop_reason:
-            return None
         piece = codec.decode_piece(message)
         known.tokens.extend(piece.tokens)
         known.logprobs.extend(piece.logprobs)

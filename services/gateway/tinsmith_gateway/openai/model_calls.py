@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 import uuid
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tinsmith.backoff import backoff
+from tinsmith.sampling.resumed_stream import ResumedStream
 from tinsmith.v1 import episode_pb2, sampler_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.openai import codec
@@ -171,39 +173,31 @@ class ModelCalls:
         weights of a live run may have changed meanwhile: its stream is begun again only if nothing
         of it has left.
         """
-        received = [0] * request.num_samples
-        is_open = [True] * request.num_samples
+        stream = ResumedStream(
+            request.num_samples, unavailable=WorkerUnavailableError, internal=InternalError
+        )
         deadline_s = time.monotonic() + _SAMPLE_TIMEOUT_S
         pauses = backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
-        while True:
-            try:
-                async with aclosing(self._stream_once(target, request, received)) as messages:
-                    async for message in messages:
-                        target.check_lease()
-                        piece = codec.decode_sequence(message.piece)
-                        index = message.sample_index
-                        about = message.prompt if message.HasField("prompt") else None
-                        if not is_open[index]:
-                            continue
-                        if message.token_index != received[index]:
-                            raise InternalError("the sampler left out a piece of a stream")
-                        received[index] += len(piece.tokens)
-                        is_open[index] = not piece.stop_reason
-                        yield StreamedPiece(index, piece, about)
-                if not any(is_open):
-                    return
-                raise WorkerUnavailableError("the sampler ended a stream before its samples")
-            except TinsmithError as error:
-                pause_s = next(pauses)
-                is_repeatable = not (target.handle.is_live and any(received))
-                if (
-                    error.code is not ErrorCode.UNAVAILABLE
-                    or not is_repeatable
-                    or time.monotonic() + pause_s >= deadline_s
-                ):
-                    raise
-                logger.info("stream is taken up again", extra={"reason": error.reason})
+
+        async def pause(error: Exception) -> None:
+            pause_s = next(pauses)
+            if (
+                not isinstance(error, TinsmithError)
+                or error.code is not ErrorCode.UNAVAILABLE
+                or (target.handle.is_live and any(stream.received))
+                or time.monotonic() + pause_s >= deadline_s
+            ):
+                raise error
+            logger.info("stream is taken up again", extra={"reason": error.reason})
             await asyncio.sleep(pause_s)
+
+        begin = functools.partial(self._stream_once, target, request)
+        async with aclosing(stream.messages(begin, pause)) as messages:
+            async for message in messages:
+                target.check_lease()
+                about = message.prompt if message.HasField("prompt") else None
+                piece = codec.decode_sequence(message.piece)
+                yield StreamedPiece(message.sample_index, piece, about)
 
     async def record(
         self,

@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
+from tinsmith.rpc.error_codec import decode_status, encode_status, status_of
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.access.limits import Admission, Limits
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
@@ -47,10 +48,10 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     UnimplementedError,
     WorkerUnavailableError,
+    internal_error,
 )
 from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
-from tinsmith_runtime.rpc.error_codec import decode_status, encode_status, internal_error
 
 logger = logging.getLogger(__name__)
 
@@ -480,10 +481,7 @@ def _set_trailing(context: Context, metadata: Any) -> None:
 
 
 def _reason_of(error: grpc.aio.AioRpcError) -> str:
-    try:
-        status = rpc_status.from_call(error)
-    except ValueError:
-        return ""
+    status = status_of(error)
     return "" if status is None else decode_status(status).reason
 
 

@@ -28,7 +28,7 @@ from tinsmith_jobs.plan.limits import Limits
 from tinsmith_jobs.plan.observed import Job, Observed, PodPhase, PodView
 from tinsmith_jobs.plan.pod_maintenance import PodMaintenance, maintain_pods
 from tinsmith_jobs.plan.status_transitions import assign_nodes
-from tinsmith_jobs.plan.teardown import tear_down
+from tinsmith_jobs.plan.teardown import TeardownStep, tear_down, with_overdue
 from tinsmith_jobs.spec import (
     DRIVER,
     SAMPLER,
@@ -148,8 +148,10 @@ class _Planner:
             since=since,
             now=self._now,
             grace_s=(spec.scheduling if spec is not None else Scheduling()).grace_s,
+            termination_s=self._limits.termination_s,
             keeps_ended=True,
         )
+        self._note_overdue(left)
         if left.is_done:
             self._release()
         ended = self._status.completion_time or self._now
@@ -186,7 +188,9 @@ class _Planner:
             since=self._status.stop_time or self._now,
             now=self._now,
             grace_s=spec.scheduling.grace_s,
+            termination_s=self._limits.termination_s,
         )
+        self._note_overdue(left)
         if not left.is_done:
             waiting_for = f"{message}; {left.waiting_for}"
             return self._planned(
@@ -235,6 +239,12 @@ class _Planner:
             )
         self._status = replace(status, preempted_by=None)
         return self._wait(spec)
+
+    def _note_overdue(self, step: TeardownStep) -> None:
+        """Say which pods did not end in time, until they are gone."""
+        self._status, event = with_overdue(self._status, step, self._observed, self._now)
+        if event is not None:
+            self._events.append(event)
 
     def _release(self) -> None:
         """Give all nodes back."""
@@ -288,7 +298,11 @@ class _Planner:
             )
         # Pods of an earlier attempt are not wanted.
         delete = tear_down(
-            self._observed, since=self._now, now=self._now, grace_s=spec.scheduling.grace_s
+            self._observed,
+            since=self._now,
+            now=self._now,
+            grace_s=spec.scheduling.grace_s,
+            termination_s=self._limits.termination_s,
         ).delete
         return self._planned(status, delete=delete, requeue_s=pause_s or None)
 

@@ -1,4 +1,8 @@
-"""Teardown: the driver saves and ends first, because it needs the other pods for that."""
+"""Teardown: the driver saves and ends first, because it needs the other pods for that.
+
+A pod that does not end, because its node is away or hangs, is waited for up to a deadline. Then the
+job gives back what it holds, and its keys are revoked, though the pod may still run.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinsmith_jobs.plan.actions import PodDeletion
+from tinsmith_jobs import conditions
+from tinsmith_jobs.plan.actions import Event, PodDeletion
 from tinsmith_jobs.plan.observed import Observed, PodView
 from tinsmith_jobs.spec import DRIVER
+from tinsmith_jobs.status import Status
 
 _MARGIN_S = 15.0
 """For the cluster to notice that a driver's grace is over."""
@@ -20,13 +26,15 @@ class TeardownStep:
 
     Attributes:
         delete: Pods to delete now.
-        is_done: Whether nothing runs any more; what is on lost nodes does not count.
+        is_done: Whether nothing runs any more; what is on lost nodes or overdue does not count.
         waiting_for: What it waits for.
+        overdue: Pods that were to have ended and still run.
     """
 
     delete: tuple[PodDeletion, ...]
     is_done: bool
     waiting_for: str
+    overdue: tuple[PodView, ...] = ()
 
 
 def tear_down(
@@ -35,6 +43,7 @@ def tear_down(
     since: datetime.datetime,
     now: datetime.datetime,
     grace_s: int,
+    termination_s: float,
     keeps_ended: bool = False,
 ) -> TeardownStep:
     """Return the next step of stopping all pods of a job.
@@ -44,22 +53,61 @@ def tear_down(
         since: When it was told to stop.
         now: The time.
         grace_s: How long the driver may take to save.
+        termination_s: How long pods may take to end after that.
         keeps_ended: Whether pods that ended by themselves stay, for their logs.
     """
     running = [pod for pod in observed.pods.values() if _runs(pod, observed)]
     drivers = [pod for pod in running if pod.role == DRIVER]
-    is_in_time = (now - since).total_seconds() < grace_s + _MARGIN_S
-    if drivers and is_in_time:
+    late_s = (now - since).total_seconds() - grace_s - _MARGIN_S
+    if drivers and late_s < 0:
         return TeardownStep(
             _delete(drivers, grace_s), False, "waits for the driver to save and end"
         )
     left = ", ".join(f"{pod.role} {pod.index}" for pod in running[:3])
     more = f" and {len(running) - 3} more" if len(running) > 3 else ""
     gone = [pod for pod in observed.pods.values() if not (keeps_ended and pod.has_ended)]
+    if running and late_s >= termination_s:
+        return TeardownStep(_delete(gone, None), True, "", tuple(running))
     return TeardownStep(
         _delete(gone, None),
         not running,
         f"waits for {left}{more} to end" if running else "",
+    )
+
+
+def with_overdue(
+    status: Status, step: TeardownStep, observed: Observed, now: datetime.datetime
+) -> tuple[Status, Event | None]:
+    """Return a status that says which pods are overdue, and an event when it begins to.
+
+    Args:
+        status: The status so far.
+        step: What the teardown came to.
+        observed: What there is.
+        now: The time.
+    """
+    old = status.condition(conditions.TERMINATION_OVERDUE)
+    was_overdue = old is not None and old.is_true
+    if was_overdue:
+        if any(_runs(pod, observed) for pod in observed.pods.values()):
+            return status, None
+        said = "all pods have ended"
+        return (
+            status.with_condition(
+                conditions.TERMINATION_OVERDUE, False, conditions.PODS_GONE, said, now
+            ),
+            None,
+        )
+    if not step.overdue:
+        return status, None
+    names = ", ".join(f"{pod.name} on {pod.node or 'no node'}" for pod in step.overdue[:3])
+    more = f" and {len(step.overdue) - 3} more" if len(step.overdue) > 3 else ""
+    message = f"these pods did not end in time and may still run: {names}{more}; keys are revoked"
+    return (
+        status.with_condition(
+            conditions.TERMINATION_OVERDUE, True, conditions.POD_STUCK, message, now
+        ),
+        Event(conditions.POD_STUCK, message, is_warning=True),
     )
 
 

@@ -20,6 +20,7 @@ from tinsmith_runtime.errors import (
     StorageFullError,
     StorageUnavailableError,
     TinsmithError,
+    internal_error,
 )
 from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.ledger import (
@@ -30,7 +31,6 @@ from tinsmith_runtime.ledger import (
     TaskRecord,
 )
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.rpc.error_codec import internal_error
 from tinsmith_trainer.checkpoints.transfers import CheckpointWork, Made, TaskWork
 from tinsmith_trainer.metrics import CHECKPOINT_TASKS
 from tinsmith_trainer.runs.run import LiveRun
@@ -175,6 +175,10 @@ class CheckpointTasks:
             progress.is_running = True
             run = self._find_run(task.run)
             if run is None:
+                return
+            # It may have ended since it was listed: done again, it would take its own files away.
+            record = await self._ledger.get_task(task.name)
+            if record is None or record.state is not OperationState.PENDING:
                 return
             try:
                 await self._do(run, task, progress)
