@@ -28,7 +28,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
 
 .PHONY: help venv demo test test-cluster test-node test-images test-postgres test-real unit verify lint format types proto proto-check proto-baseline \
-	docs sdk manifests manifests-check images chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
+	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client clean
 
 help: ## List the targets
@@ -127,6 +127,13 @@ test-node: venv ## Install the chart and train on a real kubelet and containerd,
 
 test-images: venv ## Run the install and entry lines of the images without torch, without a container engine
 	TINSMITH_E2E_IMAGES=controller,driver,scheduler $(BIN)/python -m pytest -q tests/e2e/test_dockerfiles.py
+
+attack: venv ## Try to reach what is another tenant's: by keys, jobs, environments, templates, numbers (2 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) $(addprefix tests/, \
+		integration/test_authorization_matrix.py contract/test_scheduler_pod_identity.py \
+		contract/test_trainer_refused_numbers.py unit/controller/test_controller_job_authors.py \
+		unit/controller/test_controller_trust.py unit/environment/test_environment_attacks.py \
+		unit/environment/test_environment_sandbox.py unit/gateway/test_openai_tokenizer_reach.py)
 
 controller-chaos: venv ## Kill the controller 200 times at its writes while jobs and pools live their lives
 	TINSMITH_E2E_KILLS=200 OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e/test_controller_crashes.py

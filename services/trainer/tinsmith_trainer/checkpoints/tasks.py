@@ -173,6 +173,10 @@ class CheckpointTasks:
             run = self._find_run(task.run)
             if run is None:
                 return
+            # It may have ended since it was listed: done again, it would take its own files away.
+            record = await self._ledger.get_task(task.name)
+            if record is None or record.state is not OperationState.PENDING:
+                return
             try:
                 await self._do(run, task, progress)
             except FencedError as error:

@@ -94,6 +94,13 @@ class Admission:
         self._check_bytes(run, load)
         self.count(run, load)
 
+    def is_near(self, run: LiveRun, sequence_number: int) -> bool:
+        """Whether a number is among those that may wait, so that its refusal may be kept.
+
+        Refusals of other numbers would fill the ledger, and put the run's next number out of reach.
+        """
+        return sequence_number - run.queue.next_sequence_number < self._config.max_queued_operations
+
     def count(self, run: LiveRun, load: Load) -> None:
         """Count an operation without a check: it was accepted before."""
         for usage in self._usages(run):
@@ -114,7 +121,7 @@ class Admission:
         limit = self._config.max_queued_operations
         # The numbers before it would have to wait as well.
         num_before = sequence_number - run.queue.next_sequence_number
-        if num_before < limit:
+        if self.is_near(run, sequence_number):
             return
         usage = self._runs.get(run.name, Usage())
         raise QueueFullError(
