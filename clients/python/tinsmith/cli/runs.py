@@ -21,8 +21,8 @@ _COLUMNS = {
     "rank": "RANK",
     "activity": "ACTIVITY",
     "num_pending_operations": "PENDING",
-    "display_name": "FOR",
-    "exactness": "BITS",
+    "display_name": "DISPLAY NAME",
+    "exactness": "EXACTNESS",
     "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }
