@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.trainer_harness import TrainerRig, running_trainer
 
 from tinsmith_engine.host import EngineHost
 from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
@@ -45,3 +46,10 @@ def engine_host(tiny_model: Path) -> Iterator[EngineHost]:
     )
     yield host
     host.thread.close(10)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, engine_host: EngineHost) -> AsyncIterator[TrainerRig]:
+    """A trainer of the test's own; files about other pods have rigs of their own."""
+    async with running_trainer(tmp_path / "data", engine_host) as rig:
+        yield rig

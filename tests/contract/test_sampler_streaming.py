@@ -22,13 +22,13 @@ from tests.fakes.sampler_harness import (
     running_sampler,
     tokens_of,
 )
+from tests.support.metrics import metric
 from tests.support.wait import eventually
 
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_engine import Sampler
 from tinsmith_engine.host import EngineHost
-from tinsmith_sampler.metrics import OPEN_STREAMS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,6 +42,10 @@ async def rig(
 ) -> AsyncIterator[SamplerRig]:
     async with running_sampler(tmp_path_factory.mktemp("sampler"), engine_host) as rig:
         yield rig
+
+
+def open_streams() -> float:
+    return metric("tinsmith_sampler_open_streams")
 
 
 @pytest.fixture
@@ -182,7 +186,7 @@ async def test_tokens_arrive_while_the_rest_is_drawn(
         # The engine waits in the middle of the sample.
         assert num_active(samplers) == 1
     call.cancel()
-    await eventually(lambda: OPEN_STREAMS._value.get() == 0)
+    await eventually(lambda: open_streams() == 0)
 
 
 @pytest.mark.parametrize("is_reading", [True, False], ids=["reading", "not-reading"])
@@ -200,7 +204,7 @@ async def test_cancel_frees_the_rows_of_a_stream(
         await eventually(lambda: num_active(samplers) == 3)
         call.cancel()
         await eventually(lambda: num_active(samplers) == 0)
-        assert OPEN_STREAMS._value.get() == 0
+        assert open_streams() == 0
         assert await rig.num_active() == 0
         if reading is not None:
             with contextlib.suppress(asyncio.CancelledError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +22,16 @@ from tests.fakes.trainer_harness import (
     query_ledger,
     refusal,
     response_of,
-    running_trainer,
 )
 from tests.support.pod_keys import pod
 
 from tinsmith.v1 import trainer_control_pb2, trainer_pb2
-from tinsmith_engine.host import EngineHost
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 ALWAYS_SNAPSHOT_S = 1e-9
 LARGE = [make_datum(num_tokens=2500, seed=seed) for seed in range(2)]
 EXPIRED = ("FAILED_PRECONDITION", "OPERATION_EXPIRED")
-
-
-@pytest.fixture
-async def rig(tmp_path: Path, engine_host: EngineHost) -> AsyncIterator[TrainerRig]:
-    async with running_trainer(tmp_path / "data", engine_host) as rig:
-        yield rig
 
 
 async def fate(run: RunClient, number: int) -> tuple[str, str] | str:
