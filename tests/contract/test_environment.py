@@ -19,11 +19,11 @@ from tests.fakes.scheduler import FakeScheduler
 from tests.support.pod_keys import POD_KEY, pod
 
 from tinsmith import tensors
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import environment_pb2, environment_pb2_grpc, tensors_pb2, trajectories_pb2
 from tinsmith_environment.config import EnvironmentConfig
 from tinsmith_environment.pod import EnvironmentPod
 from tinsmith_runtime.errors import ConfigError
-from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.permissions import KeyRole
 
 Code = grpc.StatusCode

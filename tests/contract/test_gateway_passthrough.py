@@ -64,7 +64,7 @@ async def test_the_checkpoints_of_a_run_are_listed_by_who_knows_them(
     """Older schedulers name only the worker that holds a run."""
     rig.scheduler.runs[RUN] = rig.other.server.address if is_old else ""
     if not is_old:
-        rig.scheduler.keepers[RUN] = rig.other.server.address
+        rig.scheduler.checkpoint_addresses[RUN] = rig.other.server.address
     await rig.call(
         "/tinsmith.v1.CheckpointService/ListCheckpoints",
         checkpoint_pb2.ListCheckpointsRequest(parent=RUN),

@@ -535,7 +535,7 @@ async def test_bad_input(scene: Scene, name: str) -> None:
         assert part in error.message
     for key, wanted in row.metadata.items():
         assert error.metadata[key] if wanted is ... else error.metadata[key] == wanted
-    assert [violation.field for violation in error.violations] == ([row.field] * bool(row.field))
+    assert [each.field for each in error.field_violations] == ([row.field] * bool(row.field))
     # No other caller notices.
     assert tokens_of(await rig.sample(scene.bystander)) == scene.tokens
     assert await rig.num_active() == 0

@@ -19,9 +19,9 @@ from tests.fakes.scheduler_fake_trainer import (
 from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2
 from tinsmith_runtime.errors import CheckpointCorruptError, UnavailableError
-from tinsmith_runtime.rpc.error_codec import decode_status
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tests.fakes.scheduler_fake_trainer import (
 from tests.support.pod_keys import pod
 from tests.support.wait import eventually
 
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.errors import (
     AbortedError,
@@ -25,7 +26,6 @@ from tinsmith_runtime.errors import (
     InvalidFieldError,
     UnavailableError,
 )
-from tinsmith_runtime.rpc.error_codec import decode_status
 
 Code = grpc.StatusCode
 TrainingRun = scheduler_pb2.TrainingRun

@@ -751,7 +751,7 @@ async def test_bad_input(scene: Scene, name: str) -> None:
     for key, wanted in row.metadata.items():
         assert error.metadata[key] if wanted is ... else error.metadata[key] == wanted
     if "field" in row.metadata:
-        assert [violation.field for violation in error.violations] == [error.metadata["field"]]
+        assert [each.field for each in error.field_violations] == [error.metadata["field"]]
     status = await run.status()
     number = status.next_sequence_number
     if row.consumes:

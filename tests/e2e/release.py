@@ -16,7 +16,7 @@ from tests.fakes.chart_harness import CHART, ROOT, merge
 
 CEL_VERSION = (1, 25)
 """Helm applies definitions on the server, and before this version servers refuse rules in CEL."""
-DEPLOYMENTS = ("scheduler", "gateway", "coordinator", "environment", "keeper")
+DEPLOYMENTS = ("scheduler", "gateway", "coordinator", "environment", "checkpoints")
 """Beside the controller."""
 _ROLLOUT_TIMEOUT_S = 240.0
 """Six programs start beside each other; a busy machine takes minutes."""

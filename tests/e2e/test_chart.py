@@ -283,7 +283,7 @@ def _pods(release: Release) -> dict[str, str]:
 
 
 def _play(release: Release) -> None:
-    """Use the operators' key: gateway, scheduler, keeper and environment answer."""
+    """Use the operators' key: gateway, scheduler, checkpoints and environment answer."""
     service = release.find("v1", "services", "tinsmith-gateway")
     assert service is not None
     address = f"{service['spec']['clusterIP']}:7077"
@@ -316,4 +316,4 @@ def _play(release: Release) -> None:
 
     release.cluster.wait_for(begin, "an episode through the gateway", timeout_s=60)
     # There is no other trainer that could answer.
-    release.cluster.wait_for(list_checkpoints, "checkpoints from the keeper", timeout_s=60)
+    release.cluster.wait_for(list_checkpoints, "the checkpoint server", timeout_s=60)

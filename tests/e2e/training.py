@@ -147,18 +147,18 @@ def training_deployment(
         )
         closing.enter_context(gateway)
         # Answers for checkpoints of jobs that have ended: it has no base model, so it gets no runs.
-        keeper = PodProcess(
+        checkpoints = PodProcess(
             "trainer",
-            folder / "keeper.log",
+            folder / "checkpoints.log",
             {
                 **common,
-                "data_dir": folder / "keeper",
-                "worker_name": "keeper",
+                "data_dir": folder / "checkpoints",
+                "worker_name": "checkpoints",
                 "storage_uri": storage_uri,
             },
         )
-        keeper.environment = dict(CREDENTIALS)
-        closing.enter_context(keeper)
+        checkpoints.environment = dict(CREDENTIALS)
+        closing.enter_context(checkpoints)
         gateway_address = str(gateway.settings["listen_address"])
         provide_model(cluster, namespace)
         controller = controller_process(

@@ -85,13 +85,13 @@ class PodTemplate:
 
 
 COMPONENT = "app.kubernetes.io/component"
-PODS = ("scheduler", "gateway", "coordinator", "environment", "controller", "keeper")
+PODS = ("scheduler", "gateway", "coordinator", "environment", "controller", "checkpoints")
 """Components that are our own programs."""
 
 
 def program_of(pod: str) -> str:
     """Return what a component runs, by which its image is called as well."""
-    return "trainer" if pod == "keeper" else pod
+    return "trainer" if pod == "checkpoints" else pod
 
 
 def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:

@@ -15,6 +15,7 @@ from grpc_status import rpc_status
 from tests.fakes.scheduler import FakeScheduler, bearer
 from tests.support.pod_keys import POD_KEY
 
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
@@ -29,9 +30,8 @@ from tinsmith.v1 import (
 )
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.pod import GatewayPod
-from tinsmith_runtime.errors import ErrorCode, RunNotFoundError, TinsmithError
+from tinsmith_runtime.errors import RunNotFoundError, TinsmithError
 from tinsmith_runtime.rpc.auth import Authenticator, current_caller
-from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 
 PROJECT = "p"
@@ -49,9 +49,13 @@ class GatewayScheduler(FakeScheduler):
         """Address of the trainer by run; empty if no trainer holds it."""
         self.checkpoints: dict[str, str] = {}
         """Address of a trainer that knows it, by checkpoint."""
-        self.keepers: dict[str, str] = {}
+        self.checkpoint_addresses: dict[str, str] = {}
         """Address of a trainer that knows its checkpoints, by run."""
         self.num_lookups = 0
+        self.held_run = ""
+        """Callers that ask for this run wait until `release` is set."""
+        self.num_held = 0
+        self.release = asyncio.Event()
 
     async def LocateCheckpoint(
         self, request: Any, context: Any
@@ -64,6 +68,9 @@ class GatewayScheduler(FakeScheduler):
         caller = current_caller()
         if caller.is_pod:
             self.num_lookups += 1
+        elif request.name == self.held_run:
+            self.num_held += 1
+            await self.release.wait()
         if request.name not in self.runs:
             raise RunNotFoundError(f"run {request.name} does not exist", run=request.name)
         caller.require_project(
@@ -72,7 +79,7 @@ class GatewayScheduler(FakeScheduler):
         return scheduler_pb2.TrainingRun(
             name=request.name,
             trainer_address=self.runs[request.name],
-            checkpoint_address=self.keepers.get(request.name, ""),
+            checkpoint_address=self.checkpoint_addresses.get(request.name, ""),
         )
 
     async def ListWorkers(self, request: Any, context: Any) -> scheduler_pb2.ListWorkersResponse:
@@ -329,4 +336,4 @@ async def refusal(call: Awaitable[Any]) -> TinsmithError:
 
 def code_of(error: TinsmithError) -> str:
     """Return the name of an error's status code."""
-    return ErrorCode(error.code).name
+    return error.code.name

@@ -19,6 +19,7 @@ from safetensors.torch import save
 from tests.fakes.scheduler import FakeScheduler, bearer
 from tests.support.pod_keys import POD_KEY
 
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.tensors import decode_tensor, encode_tokens
 from tinsmith.v1 import (
     checkpoint_pb2,
@@ -38,13 +39,11 @@ from tinsmith_runtime import storage
 from tinsmith_runtime.adapters import adapter_to_json
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
-    ErrorCode,
     KeyInvalidError,
     RunNotFoundError,
     TinsmithError,
 )
 from tinsmith_runtime.rpc.auth import Authenticator, Caller
-from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 from tinsmith_runtime.storage import checkpoint_manifests
 from tinsmith_sampler.config import SamplerConfig
@@ -158,7 +157,7 @@ async def refusal(call: Awaitable[Any]) -> TinsmithError:
 
 def code_of(error: TinsmithError) -> str:
     """Return the name of an error's status code."""
-    return ErrorCode(error.code).name
+    return error.code.name
 
 
 class SamplerRig:

@@ -16,6 +16,7 @@ from google.longrunning import operations_pb2, operations_pb2_grpc
 from grpc_status import rpc_status
 from tests.support.pod_keys import POD_KEY, pod
 
+from tinsmith.rpc.error_codec import decode_status, encode_status
 from tinsmith.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
@@ -43,7 +44,6 @@ from tinsmith_runtime.rpc.auth import (
     Caller,
     derive_job_key,
 )
-from tinsmith_runtime.rpc.error_codec import decode_status, encode_status
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod

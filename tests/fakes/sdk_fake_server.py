@@ -101,7 +101,7 @@ class FakeState:
     last: dict[str, Any] = field(default_factory=dict)
     trainer_address: str = ""
     is_orphaned: bool = False
-    keeper_address: str = ""
+    checkpoint_address: str = ""
     session_state: str = "active"
     outcome: str = ""
     create_polls: int = 0
@@ -269,7 +269,7 @@ class FakeServer:
         if state.is_orphaned:
             run.state = scheduler_pb2.TrainingRun.STATE_MOVING
             run.trainer_address = ""
-            run.checkpoint_address = state.keeper_address
+            run.checkpoint_address = state.checkpoint_address
         run.adapter.lora.rank = 32
         return run
 

@@ -22,6 +22,7 @@ from grpc_status import rpc_status
 from tests.fakes.scheduler import FakeScheduler, bearer
 from tests.support.pod_keys import POD_KEY, pod
 
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import (
     checkpoint_pb2,
@@ -34,8 +35,7 @@ from tinsmith.v1 import (
     trajectories_pb2,
 )
 from tinsmith_engine.host import EngineHost
-from tinsmith_runtime.errors import ErrorCode, TinsmithError
-from tinsmith_runtime.rpc.error_codec import decode_status
+from tinsmith_runtime.errors import TinsmithError
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.pod import TrainerPod
 
@@ -425,4 +425,4 @@ async def running_trainer(
 
 def code_of(error: TinsmithError) -> str:
     """Return the name of an error's status code."""
-    return ErrorCode(error.code).name
+    return error.code.name

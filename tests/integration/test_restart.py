@@ -26,6 +26,7 @@ from tests.integration.servers import (
 )
 
 import tinsmith
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.tensors import encode_tokens
 from tinsmith.v1 import (
     checkpoint_pb2,
@@ -41,7 +42,6 @@ from tinsmith.v1 import (
     trainer_pb2_grpc,
 )
 from tinsmith_runtime.errors import TinsmithError
-from tinsmith_runtime.rpc.error_codec import decode_status
 
 MakeEmbedded = Callable[..., EmbeddedThread]
 ADAM = tinsmith.AdamParams(learning_rate=1e-2)

@@ -108,7 +108,7 @@ def test_servers_take_and_refuse_what_the_vectors_say(name: str) -> None:
         return
     with pytest.raises(TinsmithError) as caught:
         decode_by_server(group, message)
-    found = {"reason": caught.value.reason, "field": caught.value.violations[0].field}
+    found = {"reason": caught.value.reason, "field": caught.value.field_violations[0].field}
     assert found == case["refused"]
 
 

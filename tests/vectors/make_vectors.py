@@ -22,6 +22,7 @@ from google.protobuf.message import Message
 from tinsmith import names, tensors
 from tinsmith import types as t
 from tinsmith.rpc import codec
+from tinsmith.rpc.error_codec import encode_status
 from tinsmith.v1 import (
     sampler_pb2,
     tensors_pb2,
@@ -29,7 +30,6 @@ from tinsmith.v1 import (
     trajectories_pb2,
 )
 from tinsmith_runtime import errors
-from tinsmith_runtime.rpc.error_codec import encode_status
 
 FOLDER = pathlib.Path(__file__).parent
 RUN = "projects/p/trainingRuns/r"

@@ -117,7 +117,18 @@ class Client(ClientForms):
 
     @classmethod
     async def connect_async(cls, *args: Any, **kwargs: Any) -> Self:
-        """Connect without blocking the event loop; the arguments are those of `Client`."""
+        """Connect without blocking the event loop; the arguments are those of `Client`.
+
+        Returns:
+            The client.
+
+        Raises:
+            ConfigurationError: As `Client`.
+            TinsmithError: As `Client`.
+
+        Example:
+            >>> client = await tinsmith.Client.connect_async()
+        """
         return await asyncio.to_thread(cls, *args, **kwargs)
 
     @property

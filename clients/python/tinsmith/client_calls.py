@@ -11,6 +11,7 @@ from tinsmith.rpc.core import ClientCore
 from tinsmith.rpc.forms import call
 from tinsmith.sampling.opening import open_sampler
 from tinsmith.sampling.sampler import Sampler
+from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.run_creation import create_run, create_run_from
 from tinsmith.training.training_run import TrainingRun
@@ -76,6 +77,9 @@ class ClientCalls:
             NotFoundError: If no trainer serves the model.
             InvalidArgumentError: If rank or alpha is out of range.
             ResourceExhaustedError: If the project has too many runs.
+
+        Example:
+            >>> run = client.create_lora_training_run("tiny", rank=16)
         """
         adapter = codec.encode_lora(
             rank=rank,
@@ -112,6 +116,9 @@ class ClientCalls:
 
         Raises:
             NotFoundError: If no trainer serves the model.
+
+        Example:
+            >>> run = client.create_lora_training_client("tiny", rank=16)
         """
         return await self._create_lora_training_run(
             base_model,
@@ -135,6 +142,16 @@ class ClientCalls:
         """Create a run that trains all weights; returns once a trainer holds it.
 
         Arguments and errors are those of `create_lora_training_run`.
+
+        Returns:
+            The run.
+
+        Raises:
+            NotFoundError: If no trainer serves the model.
+            ResourceExhaustedError: If the project has too many runs.
+
+        Example:
+            >>> run = client.create_full_training_run("tiny")
         """
         return await create_run(
             self._core,
@@ -172,6 +189,9 @@ class ClientCalls:
         Raises:
             NotFoundError: If there is no such checkpoint.
             FailedPreconditionError: If it has no optimizer state and that is asked for.
+
+        Example:
+            >>> run = client.create_training_run_from_checkpoint(saved)
         """
         return await create_run_from(
             self._core,
@@ -194,6 +214,15 @@ class ClientCalls:
             path: A checkpoint or its resource name.
             base_model: Not needed: it is that of the checkpoint.
             user_metadata: Labels of the run.
+
+        Returns:
+            The run.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint.
+
+        Example:
+            >>> run = client.create_training_client_from_state(saved)
         """
         return await self._create_training_run_from_checkpoint(
             path, include_optimizer=False, user_metadata=user_metadata
@@ -209,6 +238,16 @@ class ClientCalls:
         """Create a run with weights and optimizer of a checkpoint, as Tinker's method.
 
         The arguments are those of `create_training_client_from_state`.
+
+        Returns:
+            The run.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint.
+            FailedPreconditionError: If it has no optimizer state.
+
+        Example:
+            >>> run = client.create_training_client_from_state_with_optimizer(saved)
         """
         return await self._create_training_run_from_checkpoint(path, user_metadata=user_metadata)
 
@@ -233,6 +272,9 @@ class ClientCalls:
         Raises:
             ConfigurationError: Unless exactly one source is given.
             NotFoundError: If the source does not exist.
+
+        Example:
+            >>> sampler = client.create_sampler(base_model="tiny")
         """
         if isinstance(run, TrainingRun):
             live = run
@@ -249,19 +291,49 @@ class ClientCalls:
 
     @call
     async def _create_sampling_client(
-        self, model_path: str | Checkpoint | None = None, base_model: str | None = None
+        self,
+        model_path: str | Checkpoint | None = None,
+        base_model: str | None = None,
+        retry_config: RetryPolicy | None = None,
     ) -> Sampler:
         """Return a sampler with the arguments of Tinker's method of this name.
 
         Args:
             model_path: A checkpoint or its resource name.
             base_model: Name of a base model.
+            retry_config: How requests of the sampler are sent again; as the client's calls if None.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            ConfigurationError: Unless exactly one source is given, or if `retry_config` is no
+                `RetryPolicy`.
+            NotFoundError: If the source does not exist.
+
+        Example:
+            >>> sampler = client.create_sampling_client(base_model="tiny")
         """
-        return await self._create_sampler(base_model=base_model or "", checkpoint=model_path or "")
+        return await open_sampler(
+            self._core,
+            base_model=base_model or "",
+            checkpoint=name_of(model_path or ""),
+            retry_config=retry_config,
+        )
 
     @call
     async def _list_models(self) -> list[ModelInfo]:
-        """Return the base models that are served, and what can be done with them."""
+        """Return the base models that are served, and what can be done with them.
+
+        Returns:
+            The models: their names, sizes and limits in tokens.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> names = [model.base_model for model in client.list_models()]
+        """
         request = scheduler_pb2.GetCapabilitiesRequest(parent=self._core.project)
         answer = await self._core.transport.call(
             self._core.scheduler, lambda c: c.scheduler.GetCapabilities, request
@@ -270,7 +342,17 @@ class ClientCalls:
 
     @call
     async def _get_server_capabilities(self) -> ServerCapabilities:
-        """Return the names of the models that are served, as Tinker's method of this name."""
+        """Return the names of the models that are served, as Tinker's method of this name.
+
+        Returns:
+            The names, in `supported_models`.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> client.get_server_capabilities().supported_models
+        """
         models = await self._list_models()
         return ServerCapabilities([SupportedModel(model.base_model) for model in models])
 
@@ -278,7 +360,13 @@ class ClientCalls:
     async def _get_tokenizer(self, base_model: str) -> Tokenizer:
         """Return the tokenizer of a base model.
 
+        Returns:
+            The tokenizer.
+
         Raises:
             NotFoundError: If the model is not served.
+
+        Example:
+            >>> tokens = client.get_tokenizer("tiny").encode("hello")
         """
         return await self._core.get_tokenizer(base_model)

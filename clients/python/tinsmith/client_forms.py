@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from tinsmith.client_calls import ClientCalls, ServerCapabilities
 from tinsmith.sampling.sampler import Sampler
+from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.training_run import TrainingRun
 from tinsmith.types import Checkpoint, ModelInfo
@@ -54,6 +55,9 @@ class ClientForms(ClientCalls):
             NotFoundError: If no trainer serves the model.
             InvalidArgumentError: If rank or alpha is out of range.
             ResourceExhaustedError: If the project has too many runs.
+
+        Example:
+            >>> run = client.create_lora_training_run("tiny", rank=16)
         """
         return self._core.background.call(
             self._create_lora_training_run(
@@ -117,6 +121,9 @@ class ClientForms(ClientCalls):
 
         Raises:
             NotFoundError: If no trainer serves the model.
+
+        Example:
+            >>> run = client.create_lora_training_client("tiny", rank=16)
         """
         return self._core.background.call(
             self._create_lora_training_client(
@@ -152,6 +159,16 @@ class ClientForms(ClientCalls):
         """Create a run that trains all weights; returns once a trainer holds it.
 
         Arguments and errors are those of `create_lora_training_run`.
+
+        Returns:
+            The run.
+
+        Raises:
+            NotFoundError: If no trainer serves the model.
+            ResourceExhaustedError: If the project has too many runs.
+
+        Example:
+            >>> run = client.create_full_training_run("tiny")
         """
         return self._core.background.call(
             self._create_full_training_run(
@@ -200,6 +217,9 @@ class ClientForms(ClientCalls):
         Raises:
             NotFoundError: If there is no such checkpoint.
             FailedPreconditionError: If it has no optimizer state and that is asked for.
+
+        Example:
+            >>> run = client.create_training_run_from_checkpoint(saved)
         """
         return self._core.background.call(
             self._create_training_run_from_checkpoint(
@@ -240,6 +260,15 @@ class ClientForms(ClientCalls):
             path: A checkpoint or its resource name.
             base_model: Not needed: it is that of the checkpoint.
             user_metadata: Labels of the run.
+
+        Returns:
+            The run.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint.
+
+        Example:
+            >>> run = client.create_training_client_from_state(saved)
         """
         return self._core.background.call(
             self._create_training_client_from_state(path, base_model, user_metadata)
@@ -265,6 +294,16 @@ class ClientForms(ClientCalls):
         """Create a run with weights and optimizer of a checkpoint, as Tinker's method.
 
         The arguments are those of `create_training_client_from_state`.
+
+        Returns:
+            The run.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint.
+            FailedPreconditionError: If it has no optimizer state.
+
+        Example:
+            >>> run = client.create_training_client_from_state_with_optimizer(saved)
         """
         return self._core.background.call(
             self._create_training_client_from_state_with_optimizer(path, base_model, user_metadata)
@@ -301,6 +340,9 @@ class ClientForms(ClientCalls):
         Raises:
             ConfigurationError: Unless exactly one source is given.
             NotFoundError: If the source does not exist.
+
+        Example:
+            >>> sampler = client.create_sampler(base_model="tiny")
         """
         return self._core.background.call(
             self._create_sampler(base_model=base_model, checkpoint=checkpoint, run=run)
@@ -319,26 +361,56 @@ class ClientForms(ClientCalls):
         )
 
     def create_sampling_client(
-        self, model_path: str | Checkpoint | None = None, base_model: str | None = None
+        self,
+        model_path: str | Checkpoint | None = None,
+        base_model: str | None = None,
+        retry_config: RetryPolicy | None = None,
     ) -> Sampler:
         """Return a sampler with the arguments of Tinker's method of this name.
 
         Args:
             model_path: A checkpoint or its resource name.
             base_model: Name of a base model.
+            retry_config: How requests of the sampler are sent again; as the client's calls if None.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            ConfigurationError: Unless exactly one source is given, or if `retry_config` is no
+                `RetryPolicy`.
+            NotFoundError: If the source does not exist.
+
+        Example:
+            >>> sampler = client.create_sampling_client(base_model="tiny")
         """
-        return self._core.background.call(self._create_sampling_client(model_path, base_model))
+        return self._core.background.call(
+            self._create_sampling_client(model_path, base_model, retry_config)
+        )
 
     async def create_sampling_client_async(
-        self, model_path: str | Checkpoint | None = None, base_model: str | None = None
+        self,
+        model_path: str | Checkpoint | None = None,
+        base_model: str | None = None,
+        retry_config: RetryPolicy | None = None,
     ) -> Sampler:
         """Do as `create_sampling_client`, without blocking."""
         return await self._core.background.acall(
-            self._create_sampling_client(model_path, base_model)
+            self._create_sampling_client(model_path, base_model, retry_config)
         )
 
     def list_models(self) -> list[ModelInfo]:
-        """Return the base models that are served, and what can be done with them."""
+        """Return the base models that are served, and what can be done with them.
+
+        Returns:
+            The models: their names, sizes and limits in tokens.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> names = [model.base_model for model in client.list_models()]
+        """
         return self._core.background.call(self._list_models())
 
     async def list_models_async(self) -> list[ModelInfo]:
@@ -346,7 +418,17 @@ class ClientForms(ClientCalls):
         return await self._core.background.acall(self._list_models())
 
     def get_server_capabilities(self) -> ServerCapabilities:
-        """Return the names of the models that are served, as Tinker's method of this name."""
+        """Return the names of the models that are served, as Tinker's method of this name.
+
+        Returns:
+            The names, in `supported_models`.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> client.get_server_capabilities().supported_models
+        """
         return self._core.background.call(self._get_server_capabilities())
 
     async def get_server_capabilities_async(self) -> ServerCapabilities:
@@ -356,8 +438,14 @@ class ClientForms(ClientCalls):
     def get_tokenizer(self, base_model: str) -> Tokenizer:
         """Return the tokenizer of a base model.
 
+        Returns:
+            The tokenizer.
+
         Raises:
             NotFoundError: If the model is not served.
+
+        Example:
+            >>> tokens = client.get_tokenizer("tiny").encode("hello")
         """
         return self._core.background.call(self._get_tokenizer(base_model))
 

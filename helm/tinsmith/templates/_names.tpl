@@ -51,10 +51,10 @@ labels:
 {{- if semverCompare (printf ">=%s.0-0" (index . 1)) (include "tinsmith.kubernetesVersion" (index . 0)) }}true{{ end -}}
 {{- end }}
 
-{{/* The image of a pod, called as its program: the keeper is a trainer. */}}
+{{/* The image of a pod, called as its program: the checkpoint server is a trainer. */}}
 {{- define "tinsmith.image" -}}
 {{- $image := (index . 0).Values.image -}}
-{{- $program := eq (index . 1) "keeper" | ternary "trainer" (index . 1) -}}
+{{- $program := eq (index . 1) "checkpoints" | ternary "trainer" (index . 1) -}}
 {{- printf "%s/%s:%s" $image.repository $program (default (index . 0).Chart.AppVersion $image.tag) -}}
 {{- end }}
 

@@ -8,7 +8,7 @@
 annotations:
   checksum/secrets: {{ list $root.Values.secrets.existing $root.Values.database.url | toJson | sha256sum }}
   checksum/settings: {{ include "tinsmith.settings" $settings.settings | sha256sum }}
-  {{- if eq (index . 1) "keeper" }}
+  {{- if eq (index . 1) "checkpoints" }}
   checksum/storage: {{ list $root.Values.storage.existingSecret $root.Values.storage.env | toJson | sha256sum }}
   {{- end }}
   {{- with $settings.podAnnotations }}
@@ -139,7 +139,7 @@ capabilities:
   valueFrom:
     secretKeyRef:
       name: {{ include "tinsmith.secretName" $root }}
-      key: {{ ternary "pod-key" (printf "%s-key" (ternary "trainer" $component (eq $component "keeper"))) (has $component $roots) }}
+      key: {{ ternary "pod-key" (printf "%s-key" (ternary "trainer" $component (eq $component "checkpoints"))) (has $component $roots) }}
 {{- if has $component $roots }}
 - name: TINSMITH_PREVIOUS_POD_KEY
   valueFrom:

@@ -30,9 +30,9 @@ from tinsmith_runtime.errors import (
     MalformedRequestError,
     TinsmithError,
     WorkerUnavailableError,
+    internal_error,
 )
 from tinsmith_runtime.observability.logs import bind_log_fields
-from tinsmith_runtime.rpc.error_codec import internal_error
 from tinsmith_runtime.rpc.permissions import Access
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ _STATUS = {
     ErrorCode.DEADLINE_EXCEEDED: 503,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.UNIMPLEMENTED: 404,
+    ErrorCode.CANCELLED: 500,
+    ErrorCode.UNKNOWN: 500,
     ErrorCode.INTERNAL: 500,
     ErrorCode.DATA_LOSS: 500,
 }

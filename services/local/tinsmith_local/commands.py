@@ -26,7 +26,7 @@ from tinsmith_local.overrides import read_overrides
 from tinsmith_local.random_model import SHAPES, build_random_model
 from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.devices import AUTO
-from tinsmith_runtime.errors import ConfigError, TinsmithError
+from tinsmith_runtime.errors import ConfigError, TinsmithError, sentence_of
 from tinsmith_runtime.observability.logs import configure_logging
 from tinsmith_runtime.rpc.server import wait_for_signal
 
@@ -96,7 +96,7 @@ def up(
         asyncio.run(_serve(embedded))
     except (ConfigError, TinsmithError, OSError) as error:
         # One line, whatever libraries put into theirs: logs and scripts search for it.
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {' '.join(sentence_of(error).split())}", file=sys.stderr)
         raise typer.Exit(1) from error
 
 

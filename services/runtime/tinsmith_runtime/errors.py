@@ -1,151 +1,40 @@
-"""Typed errors of the domain, free of any transport.
+"""Errors that pods raise: one class for each meaning, below the bases of `tinsmith.errors`.
 
-A class names a meaning; its base class names the status code that the meaning maps to, and
-`rpc.interceptors` is the one place where that mapping reaches gRPC. Every error says what happened,
-to which resource, and what to do: the keyword arguments of an error become the
-`ErrorInfo.metadata` that a client can read without parsing the message.
+A class names a meaning; its base class names the status code, and `tinsmith.rpc.error_codec` is the
+one place where that reaches the wire. Every error says what happened, to which resource, and what
+to do: the keyword arguments of an error become the `ErrorInfo.metadata` that a client can read
+without parsing the message. Pods take the bases from here too, so they have one module of errors.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
 from typing import Any
 
+from tinsmith.errors import AbortedError as AbortedError
+from tinsmith.errors import AlreadyExistsError as AlreadyExistsError
+from tinsmith.errors import DataLossError as DataLossError
+from tinsmith.errors import ErrorCode as ErrorCode
+from tinsmith.errors import FailedPreconditionError as FailedPreconditionError
 from tinsmith.errors import FieldViolation
+from tinsmith.errors import InternalError as InternalError
+from tinsmith.errors import InvalidArgumentError as InvalidArgumentError
+from tinsmith.errors import NotFoundError as NotFoundError
+from tinsmith.errors import PermissionDeniedError as PermissionDeniedError
+from tinsmith.errors import ResourceExhaustedError as ResourceExhaustedError
+from tinsmith.errors import TinsmithError as TinsmithError
+from tinsmith.errors import UnauthenticatedError as UnauthenticatedError
+from tinsmith.errors import UnavailableError as UnavailableError
+from tinsmith.errors import UnimplementedError as UnimplementedError
 
 
-class ErrorCode(enum.Enum):
-    """Canonical status codes that the domain can mean; values equal `google.rpc.Code`."""
-
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
+def internal_error() -> InternalError:
+    """Return what a caller may learn of a bug: nothing but where to look."""
+    return InternalError("internal error; the log of the pod has the trace")
 
 
-class TinsmithError(Exception):
-    """Base of all errors that a caller may see.
-
-    Args:
-        message: One sentence: what happened, to which resource, what to do about it.
-        retry_after_s: Time after which the same request may succeed; None takes the default of the
-            class, which is None where a retry does not help.
-        violations: The offending request fields, for `BadRequest`.
-        **metadata: Values quoted in the message, as strings, for `ErrorInfo.metadata`.
-    """
-
-    code: ErrorCode = ErrorCode.INTERNAL
-    reason: str = "INTERNAL"
-    default_retry_after_s: float | None = None
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        retry_after_s: float | None = None,
-        violations: Sequence[FieldViolation] = (),
-        **metadata: Any,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.retry_after_s = self.default_retry_after_s if retry_after_s is None else retry_after_s
-        self.violations = tuple(violations)
-        self.metadata = {key: str(value) for key, value in metadata.items()}
-
-
-# One base class for each status code.
-
-
-class InvalidArgumentError(TinsmithError):
-    """The request is wrong whatever the state of the service."""
-
-    code = ErrorCode.INVALID_ARGUMENT
-    reason = "INVALID_FIELD"
-
-
-class NotFoundError(TinsmithError):
-    """The named resource does not exist, or belongs to another project."""
-
-    code = ErrorCode.NOT_FOUND
-    reason = "RESOURCE_NOT_FOUND"
-
-
-class AlreadyExistsError(TinsmithError):
-    """A resource with this name exists."""
-
-    code = ErrorCode.ALREADY_EXISTS
-    reason = "RESOURCE_ALREADY_EXISTS"
-
-
-class FailedPreconditionError(TinsmithError):
-    """The request is right, the state is not; a retry alone does not help."""
-
-    code = ErrorCode.FAILED_PRECONDITION
-    reason = "WRONG_STATE"
-
-
-class AbortedError(TinsmithError):
-    """The request lost a race."""
-
-    code = ErrorCode.ABORTED
-    reason = "ABORTED"
-
-
-class ResourceExhaustedError(TinsmithError):
-    """A limit was reached; `retry_after_s` is set only if waiting may help."""
-
-    code = ErrorCode.RESOURCE_EXHAUSTED
-    reason = "LIMIT_EXCEEDED"
-
-
-class UnavailableError(TinsmithError):
-    """The service cannot answer now; the same request may be sent again."""
-
-    code = ErrorCode.UNAVAILABLE
-    reason = "UNAVAILABLE"
-    default_retry_after_s = 1.0
-
-
-class UnauthenticatedError(TinsmithError):
-    """The caller did not prove its identity."""
-
-    code = ErrorCode.UNAUTHENTICATED
-    reason = "KEY_INVALID"
-
-
-class PermissionDeniedError(TinsmithError):
-    """The caller is known and may not do this."""
-
-    code = ErrorCode.PERMISSION_DENIED
-    reason = "ROLE_MISSING"
-
-
-class DataLossError(TinsmithError):
-    """Stored data is damaged."""
-
-    code = ErrorCode.DATA_LOSS
-    reason = "DATA_LOSS"
-
-
-class UnimplementedError(TinsmithError):
-    """The service does not have this method."""
-
-    code = ErrorCode.UNIMPLEMENTED
-    reason = "METHOD_UNKNOWN"
-
-
-class InternalError(TinsmithError):
-    """A bug: the message carries no internals, the log has the trace."""
+def sentence_of(error: Exception) -> str:
+    """Return what an operator reads of an error: its remedy is for users of the SDK."""
+    return error.message if isinstance(error, TinsmithError) else str(error)
 
 
 # Requests.
@@ -157,7 +46,7 @@ class InvalidFieldError(InvalidArgumentError):
     def __init__(self, field: str, problem: str, **metadata: Any) -> None:
         super().__init__(
             f"{field} {problem}",
-            violations=(FieldViolation(field, problem),),
+            field_violations=(FieldViolation(field, problem),),
             **{"field": field, **metadata},
         )
 

@@ -18,8 +18,8 @@ from tinsmith_runtime.errors import (
     DrainingError,
     InternalError,
     NonFiniteLossError,
+    internal_error,
 )
-from tinsmith_runtime.rpc.error_codec import internal_error
 from tinsmith_sampler.metrics import (
     CACHED_PROMPT_TOKENS,
     KV_CACHE_BYTES,

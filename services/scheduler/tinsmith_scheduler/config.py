@@ -19,6 +19,7 @@ _POSITIVE_FIELDS = (
     "max_runs_per_project",
     "placement_timeout_s",
     "placement_retry_s",
+    "audit_retention_s",
     "trainer_call_timeout_s",
     "reap_interval_s",
     "max_local_jobs",
@@ -46,6 +47,8 @@ class SchedulerConfig(GrpcConfig, DatabaseConfig):
     max_runs_per_project: int = 256
     placement_timeout_s: float = 60.0
     """Time that a run may take to be placed, and from a restart on again."""
+    audit_retention_s: float = 400 * 24 * 3600.0
+    """How long audit events are kept."""
     placement_retry_s: float = 0.25
     """Pause between two attempts to place a run."""
     trainer_call_timeout_s: float = 20.0

@@ -216,6 +216,7 @@ class SchedulerPod(Pod):
             workers=workers,
             trainers=self._trainers,
             interval_s=config.reap_interval_s,
+            audit_retention_s=config.audit_retention_s,
             clock=self._clock,
             wall_clock=self._wall_clock,
         )

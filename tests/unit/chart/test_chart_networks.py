@@ -34,7 +34,7 @@ PORTS = {
     "gateway": 7077,
     "coordinator": 7074,
     "environment": 7073,
-    "keeper": 7071,
+    "checkpoints": 7071,
     "postgresql": 5432,
     "s3": 7070,
     "job-trainer": 7071,
@@ -44,16 +44,16 @@ PORTS = {
 }
 WORKERS = {"job-trainer", "job-sampler", "job-environment", "job-coordinator"}
 ALLOWED = {
-    "scheduler": {"gateway", "coordinator", "environment", "controller", "keeper", *WORKERS},
+    "scheduler": {"gateway", "coordinator", "environment", "controller", "checkpoints", *WORKERS},
     "gateway": {"job-driver", "job-worker"},
     "coordinator": {"gateway"},
     "environment": {"gateway"},
-    "keeper": {"scheduler", "gateway", "job-sampler"},
+    "checkpoints": {"scheduler", "gateway", "job-sampler"},
     "postgresql": {
-        *("scheduler", "gateway", "coordinator", "keeper"),
+        *("scheduler", "gateway", "coordinator", "checkpoints"),
         *("job-trainer", "job-coordinator"),
     },
-    "s3": {"keeper", "job-trainer", "job-sampler"},
+    "s3": {"checkpoints", "job-trainer", "job-sampler"},
     "job-trainer": {"scheduler", "gateway", "job-sampler", "job-trainer"},
     "job-sampler": {"gateway"},
     "job-environment": {"gateway"},

@@ -273,7 +273,7 @@ def test_secrets_go_where_they_are_needed(manifests: list[Manifest]) -> None:
         "coordinator": {"coordinator-key", "database-url"},
         "environment": {"environment-key"},
         "controller": {"pod-key", "previous-pod-key"},
-        "keeper": {"trainer-key", "database-url"},
+        "checkpoints": {"trainer-key", "database-url"},
     }
     assert set(wanted) == set(PODS)
     for template in pod_templates(manifests):
@@ -281,4 +281,6 @@ def test_secrets_go_where_they_are_needed(manifests: list[Manifest]) -> None:
             assert set(_secrets_of(template.spec)) == wanted[template.component]
             for container in template.containers:
                 whole = [source["secretRef"]["name"] for source in container.get("envFrom", [])]
-                assert whole == (["tinsmith-storage"] if template.component == "keeper" else [])
+                assert whole == (
+                    ["tinsmith-storage"] if template.component == "checkpoints" else []
+                )

@@ -140,7 +140,7 @@ def test_every_value_is_in_the_schema_with_its_default() -> None:
         "networkPolicy",
         "environment",
         "controller",
-        "keeper",
+        "checkpoints",
     ):
         assert set(schema["properties"][table]["properties"]) == set(defaults[table]), table
     assert set(schema["properties"]) - {"global"} == set(defaults)

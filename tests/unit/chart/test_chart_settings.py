@@ -202,7 +202,7 @@ def test_a_change_of_settings_replaces_the_pods_that_read_them() -> None:
 
     before = annotations({})
     for changes, replaced in (
-        ({"keeper": {"settings": {"checkpoint_sweep_interval_s": 30}}}, {"keeper"}),
+        ({"checkpoints": {"settings": {"checkpoint_sweep_interval_s": 30}}}, {"checkpoints"}),
         ({"scheduler": {"settings": {"max_runs_per_project": 3}}}, {"scheduler"}),
         # The controller reads them again by itself.
         ({"jobs": {"queues": {"default": {"maxGPUs": 1}}}}, set()),
@@ -218,13 +218,15 @@ def test_new_credentials_of_the_store_replace_the_pods_that_read_them() -> None:
         {t.component: t.owner["spec"]["template"] for t in pod_templates(render(values))}
         for values in (base, changed)
     )
-    assert {pod for pod in before if before[pod] != after[pod]} == {"keeper"}
+    assert {pod for pod in before if before[pod] != after[pod]} == {"checkpoints"}
 
 
 @pytest.mark.parametrize("name", VALUE_SETS)
-def test_the_keeper_finds_what_jobs_saved_and_gets_no_runs(name: str, tmp_path: Path) -> None:
+def test_the_checkpoint_server_finds_what_jobs_saved_and_gets_no_runs(
+    name: str, tmp_path: Path
+) -> None:
     manifests = render(load_values(name))
-    config = _load(manifests, "keeper", tmp_path)
+    config = _load(manifests, "checkpoints", tmp_path)
     controller = _environment(manifests, "controller")
     assert config.storage_uri == controller["TINSMITH_STORAGE_URI"]
     # A ledger that trainers of jobs share: without one it would keep an empty one of its own.
@@ -232,16 +234,16 @@ def test_the_keeper_finds_what_jobs_saved_and_gets_no_runs(name: str, tmp_path: 
     # Each replica registers as itself, and for all callers.
     assert (config.worker_name, config.pool) == (FIELDS["metadata.name"], "")
     assert (config.models(), config.device) == ({}, "cpu")
-    [template] = [t for t in pod_templates(manifests) if t.component == "keeper"]
+    [template] = [t for t in pod_templates(manifests) if t.component == "checkpoints"]
     [source] = template.containers[0]["envFrom"]
     assert source == {"secretRef": {"name": controller["TINSMITH_STORAGE_SECRET_NAME"]}}
 
 
-def test_the_keeper_needs_no_secret_where_its_account_is_its_identity() -> None:
+def test_the_checkpoint_server_needs_no_secret_where_its_account_is_its_identity() -> None:
     values = load_values("full-values")
     del values["storage"]["env"]
     manifests = render(values)
-    [template] = [t for t in pod_templates(manifests) if t.component == "keeper"]
+    [template] = [t for t in pod_templates(manifests) if t.component == "checkpoints"]
     assert "envFrom" not in template.containers[0]
     [account] = [
         account

@@ -218,7 +218,7 @@ def test_checkpoints_of_a_run_without_a_trainer_are_listed_by_who_knows_them(
     server.state.is_orphaned = True
     assert client.checkpoints.list() == [], "nobody knows them at the moment"
 
-    server.state.keeper_address = server.address
+    server.state.checkpoint_address = server.address
     assert len(client.checkpoints.list()) == 1
     assert len(client.checkpoints.list(run)) == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tinsmith.driver.reporter import Reporter
-from tinsmith.errors import TinsmithError
+from tinsmith.errors import InvalidArgumentError, TinsmithError
 from tinsmith.v1 import job_pb2
 
 
@@ -20,7 +20,7 @@ class Server:
 
     def send_report(self, request: job_pb2.ReportTrainingJobRequest) -> None:
         if request.metrics or len(request.state) > 10:
-            raise TinsmithError("too much", code="INVALID_ARGUMENT", reason="FIELD_INVALID")
+            raise InvalidArgumentError("too much")
         taken = job_pb2.ReportTrainingJobRequest()
         taken.CopyFrom(request)
         self.taken.append(taken)

@@ -9,11 +9,11 @@ from google.protobuf import duration_pb2
 from tests.fakes.trainer_harness import make_datum, metadata_of, new_id
 
 from tinsmith import names
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import checkpoint_pb2, trainer_pb2
 from tinsmith_engine import AdamParams, BatchResult, OptimStepResult
 from tinsmith_runtime.errors import InvalidFieldError, RunNotFoundError
 from tinsmith_runtime.ledger import CheckpointRecord, OperationRecord, OperationState
-from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.requests import decode_name_part, decode_timeout
 from tinsmith_trainer.execution.operation_status import OperationStatus
 from tinsmith_trainer.rpc import training_codec

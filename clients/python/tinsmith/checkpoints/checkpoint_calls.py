@@ -12,6 +12,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.names import name_of
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.forms import call, future
 from tinsmith.rpc.lists import read_pages
 from tinsmith.rpc.transport import Endpoint
@@ -54,6 +55,9 @@ class CheckpointCalls:
 
         Raises:
             NotFoundError: If there is no such run.
+
+        Example:
+            >>> checkpoints = client.checkpoints.list(run)
         """
         core = self._core
         if run is not None:
@@ -75,8 +79,14 @@ class CheckpointCalls:
     async def _get(self, name: str | Checkpoint) -> Checkpoint:
         """Return a checkpoint of this project, or one that another project published.
 
+        Returns:
+            The checkpoint: kind, version, size in bytes and labels.
+
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.get(name).size_bytes
         """
         request = checkpoint_pb2.GetCheckpointRequest(name=name_of(name))
         return await self._answer(request.name, "GetCheckpoint", request)
@@ -87,6 +97,9 @@ class CheckpointCalls:
 
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.delete(saved)
         """
         request = checkpoint_pb2.DeleteCheckpointRequest(name=name_of(name))
         endpoint = await endpoint_of(self._core, request.name)
@@ -115,6 +128,9 @@ class CheckpointCalls:
         Raises:
             ConfigurationError: If both `ttl_seconds` and `keep` are given.
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.update(saved, ttl_seconds=7 * 24 * 3600)
         """
         if ttl_seconds is not None and keep:
             raise ConfigurationError(
@@ -127,15 +143,21 @@ class CheckpointCalls:
         if ttl_seconds is not None or keep:
             request.update_mask.paths.append("expire_time")
         if ttl_seconds is not None:
-            request.ttl.CopyFrom(codec.encode_ttl(ttl_seconds))
+            request.ttl.CopyFrom(encode_duration(ttl_seconds))
         return await self._answer(request.name, "UpdateCheckpoint", request)
 
     @call
     async def _publish(self, name: str | Checkpoint) -> Checkpoint:
         """Let every project get, load, sample and copy a checkpoint by its name.
 
+        Returns:
+            The checkpoint, published.
+
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.publish(saved)
         """
         request = checkpoint_pb2.PublishCheckpointRequest(name=name_of(name))
         return await self._answer(request.name, "PublishCheckpoint", request)
@@ -144,8 +166,14 @@ class CheckpointCalls:
     async def _unpublish(self, name: str | Checkpoint) -> Checkpoint:
         """Keep other projects from reading a checkpoint from now on.
 
+        Returns:
+            The checkpoint, of this project alone.
+
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.unpublish(saved)
         """
         request = checkpoint_pb2.UnpublishCheckpointRequest(name=name_of(name))
         return await self._answer(request.name, "UnpublishCheckpoint", request)
@@ -171,9 +199,15 @@ class CheckpointCalls:
             ttl_seconds: The copy is deleted so long after it was made; kept if None.
             progress: Called with bytes done and in all, from another thread.
 
+        Returns:
+            The copy, once it is made.
+
         Raises:
             AlreadyExistsError: If the run has a checkpoint of this id.
             NotFoundError: If source or run does not exist.
+
+        Example:
+            >>> copy = client.checkpoints.copy(published, run, "start").result()
         """
         parent = await self._core.get_run(self._core.run_name(name_of(run)))
         endpoint = self._core.trainer_endpoint(parent)
@@ -183,7 +217,7 @@ class CheckpointCalls:
             source_checkpoint=name_of(source),
             checkpoint_id=name,
             labels=dict(labels or {}),
-            ttl=None if ttl_seconds is None else codec.encode_ttl(ttl_seconds),
+            ttl=None if ttl_seconds is None else encode_duration(ttl_seconds),
         )
         operation = await self._core.transport.call(
             endpoint, lambda c: c.checkpoint.CopyCheckpoint, request
@@ -208,9 +242,16 @@ class CheckpointCalls:
                 Hugging Face layout.
             progress: Called with bytes done and in all, from another thread.
 
+        Returns:
+            The export, once it is written; `download` fetches it.
+
         Raises:
             ConfigurationError: If there is no such format.
             NotFoundError: If there is no such checkpoint.
+
+        Example:
+            >>> export = client.checkpoints.export(saved, "peft").result()
+            >>> client.checkpoints.download(export, "adapter")
         """
         if export_format not in _EXPORT_FORMATS:
             raise ConfigurationError(
@@ -253,6 +294,9 @@ class CheckpointCalls:
 
         Raises:
             DataLossError: If a file is not what the server says; it is removed.
+
+        Example:
+            >>> paths = client.checkpoints.download(saved, "checkpoint")
         """
         return await files.download_checkpoint(
             self._core, name_of(name), Path(folder), progress=progress
@@ -280,9 +324,16 @@ class CheckpointCalls:
             ttl_seconds: It is deleted so long after the import; kept if None.
             progress: Called with bytes sent and in all, from another thread.
 
+        Returns:
+            The checkpoint that the run has now.
+
         Raises:
             ConfigurationError: If a file is missing.
             InvalidArgumentError: If the server does not accept the adapter.
+
+        Example:
+            >>> start = client.checkpoints.import_adapter("adapter", run, "start")
+            >>> run.load_state(start).result()
         """
         return await files.import_adapter(
             self._core,

@@ -39,6 +39,9 @@ class CheckpointClient(CheckpointCalls):
 
         Raises:
             NotFoundError: If there is no such run.
+
+        Example:
+            >>> checkpoints = client.checkpoints.list(run)
         """
         return self._core.background.call(self._list(run))
 
@@ -49,8 +52,14 @@ class CheckpointClient(CheckpointCalls):
     def get(self, name: str | Checkpoint) -> Checkpoint:
         """Return a checkpoint of this project, or one that another project published.
 
+        Returns:
+            The checkpoint: kind, version, size in bytes and labels.
+
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.get(name).size_bytes
         """
         return self._core.background.call(self._get(name))
 
@@ -63,6 +72,9 @@ class CheckpointClient(CheckpointCalls):
 
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.delete(saved)
         """
         self._core.background.call(self._delete(name))
 
@@ -92,6 +104,9 @@ class CheckpointClient(CheckpointCalls):
         Raises:
             ConfigurationError: If both `ttl_seconds` and `keep` are given.
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.update(saved, ttl_seconds=7 * 24 * 3600)
         """
         return self._core.background.call(
             self._update(name, labels=labels, ttl_seconds=ttl_seconds, keep=keep)
@@ -113,8 +128,14 @@ class CheckpointClient(CheckpointCalls):
     def publish(self, name: str | Checkpoint) -> Checkpoint:
         """Let every project get, load, sample and copy a checkpoint by its name.
 
+        Returns:
+            The checkpoint, published.
+
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.publish(saved)
         """
         return self._core.background.call(self._publish(name))
 
@@ -125,8 +146,14 @@ class CheckpointClient(CheckpointCalls):
     def unpublish(self, name: str | Checkpoint) -> Checkpoint:
         """Keep other projects from reading a checkpoint from now on.
 
+        Returns:
+            The checkpoint, of this project alone.
+
         Raises:
             NotFoundError: If there is none of this name.
+
+        Example:
+            >>> client.checkpoints.unpublish(saved)
         """
         return self._core.background.call(self._unpublish(name))
 
@@ -154,9 +181,15 @@ class CheckpointClient(CheckpointCalls):
             ttl_seconds: The copy is deleted so long after it was made; kept if None.
             progress: Called with bytes done and in all, from another thread.
 
+        Returns:
+            The copy, once it is made.
+
         Raises:
             AlreadyExistsError: If the run has a checkpoint of this id.
             NotFoundError: If source or run does not exist.
+
+        Example:
+            >>> copy = client.checkpoints.copy(published, run, "start").result()
         """
         return self._core.future(
             self._copy(
@@ -195,9 +228,16 @@ class CheckpointClient(CheckpointCalls):
                 Hugging Face layout.
             progress: Called with bytes done and in all, from another thread.
 
+        Returns:
+            The export, once it is written; `download` fetches it.
+
         Raises:
             ConfigurationError: If there is no such format.
             NotFoundError: If there is no such checkpoint.
+
+        Example:
+            >>> export = client.checkpoints.export(saved, "peft").result()
+            >>> client.checkpoints.download(export, "adapter")
         """
         return self._core.future(
             self._export(name, export_format, progress=progress), what=f"export of {name_of(name)}"
@@ -235,6 +275,9 @@ class CheckpointClient(CheckpointCalls):
 
         Raises:
             DataLossError: If a file is not what the server says; it is removed.
+
+        Example:
+            >>> paths = client.checkpoints.download(saved, "checkpoint")
         """
         return self._core.background.call(self._download(name, folder, progress=progress))
 
@@ -269,9 +312,16 @@ class CheckpointClient(CheckpointCalls):
             ttl_seconds: It is deleted so long after the import; kept if None.
             progress: Called with bytes sent and in all, from another thread.
 
+        Returns:
+            The checkpoint that the run has now.
+
         Raises:
             ConfigurationError: If a file is missing.
             InvalidArgumentError: If the server does not accept the adapter.
+
+        Example:
+            >>> start = client.checkpoints.import_adapter("adapter", run, "start")
+            >>> run.load_state(start).result()
         """
         return self._core.background.call(
             self._import_adapter(

@@ -11,8 +11,8 @@ from google.longrunning import operations_pb2
 
 from tinsmith import names
 from tinsmith.errors import InternalError, OperationTimeoutError
-from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
@@ -79,7 +79,7 @@ async def wait_task(
             endpoint,
             lambda c: c.operations.WaitOperation,
             operations_pb2.WaitOperationRequest(
-                name=operation.name, timeout=codec.encode_ttl(wait_s)
+                name=operation.name, timeout=encode_duration(wait_s)
             ),
             timeout_s=wait_s + core.settings.call_timeout_s,
         )

@@ -59,7 +59,7 @@ def report(error: Exception) -> None:
 
 def _describe_known(error: TinsmithError) -> str:
     remedy = _REMEDIES.get(error.reason, error.remedy)
-    message = error.message
+    message = " ".join(error.message.split())
     if remedy:
         message = _ADVICE.sub("", message)
     if error.reason == "INVALID_FIELD" and "; " in message:

@@ -174,7 +174,7 @@ def describe_job(job: JobInfo) -> list[str]:
     progress = status.get("progress", {})
     facts = {
         "Name": job.name,
-        "Phase": job.phase or "(nobody looked at it yet)",
+        "Phase": job.phase or "(not reconciled yet)",
         "Waiting for": job.waiting_for,
         "Failure": job.failure,
         "Model": job.spec.get("model", {}).get("name", ""),

@@ -19,7 +19,7 @@ _COLUMNS = {
     "name": "NAME",
     "state": "STATE",
     "role": "ROLE",
-    "display_name": "FOR",
+    "display_name": "DISPLAY NAME",
     "create_time": "AGE",
     "expire_time": "EXPIRES",
 }

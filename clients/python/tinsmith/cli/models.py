@@ -10,11 +10,11 @@ from tinsmith.cli.output import AsJson, show_list
 app = typer.Typer(help="List the base models that are served, and make small ones.")
 
 _COLUMNS = {
-    "base_model": "NAME",
+    "base_model": "BASE MODEL",
     "trainable": "TRAINABLE",
     "sampleable": "SAMPLEABLE",
     "max_context_tokens": "CONTEXT",
-    "exactness": "BITS",
+    "exactness": "EXACTNESS",
     "num_parameters": "PARAMETERS",
     "reads_images": "IMAGES",
 }

@@ -26,7 +26,7 @@ from tinsmith.driver.context import STOPPED_EXIT_CODE, Job, JobEnvironment
 from tinsmith.driver.methods import Method, read_method
 from tinsmith.driver.readiness import wait_ready
 from tinsmith.driver.state import DriverState
-from tinsmith.errors import ConfigurationError, NotFoundError, TinsmithError
+from tinsmith.errors import ConfigurationError, ErrorCode, NotFoundError, TinsmithError
 from tinsmith.recipes.experiment.experiment import STATE_FILE
 from tinsmith.recipes.experiment.observer import Observer, SavedState
 from tinsmith.rollouts import RolloutError
@@ -38,7 +38,14 @@ _LOG = logging.getLogger("tinsmith.job")
 Outcome = job_pb2.TrainingJobReport
 
 _FAILED, _MISCONFIGURED, _MAY_PASS = 1, 2, 3
-_PASSING_CODES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"})
+_PASSING_CODES = frozenset(
+    {
+        ErrorCode.UNAVAILABLE,
+        ErrorCode.DEADLINE_EXCEEDED,
+        ErrorCode.CANCELLED,
+        ErrorCode.RESOURCE_EXHAUSTED,
+    }
+)
 _PATIENCE_S = 1800.0
 """How long pods of the job may be away: a node is found, an image pulled, a model loaded."""
 _OPERATION_TIMEOUT_S = 24 * 3600.0

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from tinsmith.errors import TinsmithError
+from tinsmith.errors import ErrorCode, TinsmithError
 from tinsmith.v1 import job_pb2
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Reporter:
                 self._is_sending = False
                 if error is not None and error.reason in _REFUSED_REASONS:
                     self._refused = error
-                elif error is not None and error.code == "INVALID_ARGUMENT":
+                elif error is not None and error.code is ErrorCode.INVALID_ARGUMENT:
                     # Sent again it would be no better. What a job is resumed from must arrive, and
                     # metrics are what a program of the user's gets wrong.
                     if request.metrics:

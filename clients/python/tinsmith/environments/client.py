@@ -27,8 +27,14 @@ class EnvironmentClient(EnvironmentCalls):
     def list(self) -> builtins.list[Environment]:
         """Return the environments by name.
 
+        Returns:
+            The environments: name and description.
+
         Raises:
             FailedPreconditionError: If the server has no environment service.
+
+        Example:
+            >>> names = [each.name for each in client.environments.list()]
         """
         return self._core.background.call(self._list())
 
@@ -52,6 +58,9 @@ class EnvironmentClient(EnvironmentCalls):
         Raises:
             InvalidArgumentError: If a setting is unknown or refused.
             NotFoundError: If there is no such environment.
+
+        Example:
+            >>> instance = client.environments.create_instance("guessing", seed=1)
         """
         return self._core.background.call(
             self._create_instance(environment, seed=seed, config=config)

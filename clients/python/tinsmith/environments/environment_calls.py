@@ -64,7 +64,19 @@ class EnvironmentInstance:
         """The last observation that arrived."""
 
     def step(self, action: str | Sequence[int]) -> ResultFuture[StepResult]:
-        """Act, with text or with token ids. Calls are applied one after the other."""
+        """Act, with text or with token ids. Calls are applied one after the other.
+
+        Returns:
+            A future of observation, reward and whether the episode has ended.
+
+        Raises:
+            NotFoundError: From `result()`, if the instance expired.
+            AbortedError: From `result()`, if the environment's code failed
+                (`ENVIRONMENT_FAILED`).
+
+        Example:
+            >>> step = instance.step("7").result()
+        """
         message = (
             trajectories_pb2.Action(text=action)
             if isinstance(action, str)
@@ -73,7 +85,11 @@ class EnvironmentInstance:
         return self._core.future(self._step(message), what=f"step of {self.name}")
 
     def delete(self) -> None:
-        """Remove the instance; repeating it succeeds."""
+        """Remove the instance; repeating it succeeds.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+        """
         self._core.background.call(self._delete())
 
     async def delete_async(self) -> None:
@@ -141,8 +157,14 @@ class EnvironmentCalls:
     async def _list(self) -> list[Environment]:
         """Return the environments by name.
 
+        Returns:
+            The environments: name and description.
+
         Raises:
             FailedPreconditionError: If the server has no environment service.
+
+        Example:
+            >>> names = [each.name for each in client.environments.list()]
         """
         pages = read_pages(
             self._core.transport,
@@ -177,6 +199,9 @@ class EnvironmentCalls:
         Raises:
             InvalidArgumentError: If a setting is unknown or refused.
             NotFoundError: If there is no such environment.
+
+        Example:
+            >>> instance = client.environments.create_instance("guessing", seed=1)
         """
         if "/" not in environment:
             environment = str(names.EnvironmentName(self._core.settings.project, environment))

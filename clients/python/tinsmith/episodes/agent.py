@@ -13,10 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 from tinsmith.episodes.claims import ANY_TYPE, EpisodeClaims
 from tinsmith.episodes.types import Episode, decode_episode, encode_outcome
 from tinsmith.errors import FailedPreconditionError, TinsmithError
-from tinsmith.rpc.transport import Endpoint
 from tinsmith.v1 import episode_pb2
 
 if TYPE_CHECKING:
-    from tinsmith.rpc.core import ClientCore
+    pass
 
 _LOG = logging.getLogger(__name__)
 
@@ -105,11 +101,25 @@ class HeldEpisode:
         return not self._is_ended and self._lost is None
 
     def end(self, workflow_output: WorkflowOutput) -> Episode:
-        """Submit what it was worth; see `EpisodeAgent.end_episode`."""
+        """Submit what it was worth; see `EpisodeAgent.end_episode`.
+
+        Returns:
+            The episode as it ended.
+
+        Raises:
+            AbortedError: If the lease was lost; see `EpisodeAgent.end_episode`.
+        """
         return self._agent.end_episode(self, workflow_output)
 
     def abort(self, reason: str = "") -> Episode:
-        """Give it up; see `EpisodeAgent.abort_episode`."""
+        """Give it up; see `EpisodeAgent.abort_episode`.
+
+        Returns:
+            The episode, queued again or dead.
+
+        Raises:
+            TinsmithError: As `EpisodeAgent.end_episode`.
+        """
         return self._agent.abort_episode(self, reason)
 
     def __repr__(self) -> str:
@@ -120,14 +130,28 @@ class HeldEpisode:
         self._heartbeat = self._agent.core.background.spawn(self._keep_lease())
 
     async def submit(self, outcome: episode_pb2.EpisodeOutcome) -> Episode:
-        """End it with an outcome. Inside the background loop."""
+        """End it with an outcome. Inside the background loop.
+
+        Returns:
+            The episode as it ended.
+
+        Raises:
+            AbortedError: If the lease was lost.
+        """
         request = episode_pb2.SubmitEpisodeRequest(
             name=self.episode.name, lease_token=self._lease_token, outcome=outcome
         )
         return await self._end(lambda c: c.episode.SubmitEpisode, request)
 
     async def give_up(self, reason: str) -> Episode:
-        """Return it to the queue. Inside the background loop."""
+        """Return it to the queue. Inside the background loop.
+
+        Returns:
+            The episode, queued again or dead.
+
+        Raises:
+            AbortedError: If the lease was lost.
+        """
         request = episode_pb2.AbortEpisodeRequest(
             name=self.episode.name, lease_token=self._lease_token, reason=reason[:1000]
         )
@@ -135,6 +159,9 @@ class HeldEpisode:
 
     async def renew(self) -> bool:
         """Renew the lease, and return whether it still is one. Inside the background loop.
+
+        Returns:
+            Whether the lease still is one.
 
         Raises:
             TinsmithError: If the server cannot be reached.
@@ -193,23 +220,12 @@ class EpisodeAgent:
     Methods block and may be called from any thread; those with `_async` are for asyncio code.
     """
 
-    def __init__(
-        self,
-        core: ClientCore,
-        endpoint: Callable[[], Awaitable[Endpoint]],
-        *,
-        queue: str,
-        client_id: str,
-        max_held: int,
-    ) -> None:
-        self.core = core
-        self.queue = queue
-        self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._endpoint = endpoint
+    def __init__(self, claims: EpisodeClaims) -> None:
+        self.core = claims.core
+        self.queue = claims.queue
+        self.client_id = claims.client_id
+        self._claims = claims
         self._held: dict[str, HeldEpisode] = {}
-        self._claims = EpisodeClaims(
-            core, endpoint, queue=queue, client_id=self.client_id, max_held=max_held
-        )
 
     def begin_episode(
         self,
@@ -235,6 +251,9 @@ class EpisodeAgent:
 
         Raises:
             OperationTimeoutError: If there was none in time; it says what is waited for.
+
+        Example:
+            >>> episode, openai = agent.begin_episode(240.0)
         """
         lease_s = _lease_s(discard_episode_timeout, allow_discard_timeout)
         held = self.core.background.call(self._begin(lease_s, episode_type, timeout_s))
@@ -256,11 +275,17 @@ class EpisodeAgent:
     def end_episode(self, episode: str | HeldEpisode, workflow_output: WorkflowOutput) -> Episode:
         """Submit what an episode was worth.
 
+        Returns:
+            The episode as it ended.
+
         Raises:
             AbortedError: If the lease was lost (`LEASE_LOST`); the reward is not counted.
             FailedPreconditionError: If the training loop cancelled the episode (`EPISODE_ENDED`).
             TinsmithError: If the server cannot be reached; the episode stays held, and the call
                 may be repeated.
+
+        Example:
+            >>> agent.end_episode(episode, WorkflowOutput(reward=1.0))
         """
         return self.core.background.call(self._submit(self.held(episode), workflow_output))
 
@@ -273,8 +298,14 @@ class EpisodeAgent:
     def abort_episode(self, episode: str | HeldEpisode, reason: str = "") -> Episode:
         """Give an episode up, for another agent to play.
 
+        Returns:
+            The episode, queued again or dead.
+
         Raises:
             TinsmithError: As `end_episode`.
+
+        Example:
+            >>> agent.abort_episode(episode, "the tool was down")
         """
         return self.core.background.call(self._give_up(self.held(episode), reason))
 
@@ -285,8 +316,14 @@ class EpisodeAgent:
     def can_continue_episode(self, episode: str | HeldEpisode) -> bool:
         """Ask whether an episode is still this agent's; this renews the lease.
 
+        Returns:
+            Whether it is.
+
         Raises:
             TinsmithError: If the server cannot be reached.
+
+        Example:
+            >>> agent.can_continue_episode(episode)
         """
         return self.core.background.call(self.held(episode).renew())
 
@@ -307,9 +344,16 @@ class EpisodeAgent:
         Episodes of both types are taken unless `episode_type` is `train` or `eval`; the `type` of
         the episode says which it is.
 
+        Yields:
+            A context manager that gives the episode.
+
         Raises:
             OperationTimeoutError: If there was none in time.
             FailedPreconditionError: If the block neither ended nor aborted it.
+
+        Example:
+            >>> with agent.episode() as episode:
+            ...     episode.end(WorkflowOutput(reward=play(episode.task)))
         """
         uuid_, _ = self.begin_episode(discard_episode_timeout, episode_type, timeout_s=timeout_s)
         held = self._held[uuid_]
@@ -328,6 +372,9 @@ class EpisodeAgent:
     def held(self, episode: str | HeldEpisode) -> HeldEpisode:
         """Return an episode that this agent claimed, by its id.
 
+        Returns:
+            The episode.
+
         Raises:
             FailedPreconditionError: If it did not claim it, or ended it.
         """
@@ -340,8 +387,15 @@ class EpisodeAgent:
         return self._held[episode]
 
     async def send(self, method: Callable[[Any], Any], request: Any) -> Any:
-        """Send a call about an episode until it is answered. Inside the background loop."""
-        return await self.core.transport.call(await self._endpoint(), method, request)
+        """Send a call about an episode until it is answered. Inside the background loop.
+
+        Returns:
+            The answer.
+
+        Raises:
+            TinsmithError: If the call fails for good.
+        """
+        return await self.core.transport.call(await self._claims.endpoint(), method, request)
 
     async def _begin(
         self, lease_s: float, episode_type: str, timeout_s: float | None

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from google.protobuf import duration_pb2
-
 from tinsmith.episodes.types import STATES, TYPES, decode_episode, encode_type
 from tinsmith.errors import OperationTimeoutError
+from tinsmith.rpc.durations import decode_duration, encode_duration
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.v1 import episode_pb2
 
@@ -43,7 +44,7 @@ class EpisodeClaims:
         core: Of the client.
         endpoint: Finds the coordinator.
         queue: What is claimed from.
-        client_id: Names the agent.
+        client_id: Names the agent; drawn if empty.
         max_held: Episodes that it may hold at once; 0 for no limit.
     """
 
@@ -56,10 +57,10 @@ class EpisodeClaims:
         client_id: str,
         max_held: int,
     ) -> None:
-        self._core = core
-        self._endpoint = endpoint
-        self._queue = queue
-        self._client_id = client_id
+        self.core = core
+        self.endpoint = endpoint
+        self.queue = queue
+        self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._max_held = max_held
         self._last_type = "train"
 
@@ -95,7 +96,7 @@ class EpisodeClaims:
                 waits = " or ".join(answer.waiting_for for answer in answers)
                 raise OperationTimeoutError(
                     f"no episode came in time; the server waits for: {waits}",
-                    metadata={"waiting_for": waits},
+                    waiting_for=waits,
                     remedy="register episodes with Client.episodes.create(), or wait longer",
                 )
             if not is_told and waited_s > _TOLD_AFTER_S:
@@ -103,8 +104,7 @@ class EpisodeClaims:
                 await self._tell(types)
             if waits_s[0]:
                 # Of the call that waited: a caller that waited may ask again at once.
-                retry_after = answers[0].retry_after
-                retry_s = retry_after.seconds + retry_after.nanos / 1e9
+                retry_s = decode_duration(answers[0].retry_after)
                 await asyncio.sleep(min(retry_s, timeout_s - waited_s))
             else:
                 waits_s = [_ALTERNATING_POLL_S] + [0.0] * (len(types) - 1)
@@ -119,32 +119,32 @@ class EpisodeClaims:
         self, episode_type: str, lease_s: float, wait_s: float
     ) -> episode_pb2.ClaimEpisodeResponse:
         request = episode_pb2.ClaimEpisodeRequest(
-            parent=self._core.project,
+            parent=self.core.project,
             request_id=str(uuid.uuid4()),
-            client_id=self._client_id,
-            queue=self._queue,
+            client_id=self.client_id,
+            queue=self.queue,
             type=encode_type(episode_type),
-            lease_duration=_duration(lease_s),
-            timeout=_duration(wait_s),
+            lease_duration=encode_duration(lease_s),
+            timeout=encode_duration(wait_s),
             max_held=self._max_held,
         )
-        return await self._core.transport.call(
-            await self._endpoint(),
+        return await self.core.transport.call(
+            await self.endpoint(),
             lambda c: c.episode.ClaimEpisode,
             request,
-            timeout_s=wait_s + self._core.settings.call_timeout_s,
+            timeout_s=wait_s + self.core.settings.call_timeout_s,
         )
 
     async def _tell(self, types: Sequence[str]) -> None:
         """Log what is waited for, and what the queue has of another type."""
         request = episode_pb2.ListEpisodesRequest(
-            parent=self._core.project,
+            parent=self.core.project,
             page_size=_MAX_LISTED,
-            queue=self._queue,
+            queue=self.queue,
             states=[STATES["queued"]],
         )
-        queued = await self._core.transport.call(
-            await self._endpoint(), lambda c: c.episode.ListEpisodes, request
+        queued = await self.core.transport.call(
+            await self.endpoint(), lambda c: c.episode.ListEpisodes, request
         )
         found = Counter(decode_episode(message).episode_type for message in queued.episodes)
         told = "".join(
@@ -155,12 +155,6 @@ class EpisodeClaims:
         _LOG.warning(
             "waiting: no episode of type %s is open on queue %s%s",
             " or ".join(types),
-            self._queue,
+            self.queue,
             told,
         )
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    message = duration_pb2.Duration()
-    message.FromNanoseconds(int(seconds * 1e9))
-    return message

@@ -46,6 +46,9 @@ class EpisodeClient(EpisodeCalls):
 
         Raises:
             ResourceExhaustedError: If too many episodes have not ended.
+
+        Example:
+            >>> client.episodes.create([EpisodeSpec(task={"question": "7 * 6"})], sampler=sampler)
         """
         return self._core.background.call(
             self._create(
@@ -72,8 +75,14 @@ class EpisodeClient(EpisodeCalls):
     def get(self, episode: str, *, include_trajectories: bool = True) -> Episode:
         """Return an episode, by its name or id.
 
+        Returns:
+            The episode.
+
         Raises:
             NotFoundError: If there is none.
+
+        Example:
+            >>> episode = client.episodes.get(name)
         """
         return self._core.background.call(
             self._get(episode, include_trajectories=include_trajectories)
@@ -91,6 +100,15 @@ class EpisodeClient(EpisodeCalls):
         Args:
             queue: Restricts the list to a queue.
             states: Restricts it to states, such as `dead`.
+
+        Returns:
+            The episodes.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> dead = client.episodes.list(states=["dead"])
         """
         return self._core.background.call(self._list(queue=queue, states=states))
 
@@ -101,7 +119,17 @@ class EpisodeClient(EpisodeCalls):
         return await self._core.background.acall(self._list(queue=queue, states=states))
 
     def cancel_queue(self, queue: str = "default") -> CancelledQueue:
-        """End all episodes of a queue that are open; a watch may go on from there."""
+        """End all episodes of a queue that are open; a watch may go on from there.
+
+        Returns:
+            How many were open, and the revision from which a watch goes on.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> client.episodes.cancel_queue("default")
+        """
         return self._core.background.call(self._cancel_queue(queue))
 
     async def cancel_queue_async(self, queue: str = "default") -> CancelledQueue:
@@ -109,7 +137,17 @@ class EpisodeClient(EpisodeCalls):
         return await self._core.background.acall(self._cancel_queue(queue))
 
     def cancel(self, episodes: Sequence[Episode | str]) -> int:
-        """End episodes that are not to be played any more; return how many were open."""
+        """End episodes that are not to be played any more; return how many were open.
+
+        Returns:
+            Number of those that were open.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> client.episodes.cancel(episodes)
+        """
         return self._core.background.call(self._cancel(episodes))
 
     async def cancel_async(self, episodes: Sequence[Episode | str]) -> int:

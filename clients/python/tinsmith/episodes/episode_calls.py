@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from tinsmith.episodes.agent import EpisodeAgent
+from tinsmith.episodes.claims import EpisodeClaims
 from tinsmith.episodes.types import STATES, Episode, EpisodeSpec, decode_episode, encode_spec
 from tinsmith.errors import TinsmithError
 from tinsmith.names import EpisodeName
@@ -64,6 +65,16 @@ class EpisodeCalls:
             after_revision: Leaves out what ended up to this revision, such as that of the last
                 episode that an earlier watch yielded.
             timeout_s: Ends the iteration after this time; None goes on for ever.
+
+        Yields:
+            The episodes, each once.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> for episode in client.episodes.watch("default", timeout_s=60):
+            ...     print(episode.name, episode.state)
         """
         return self._core.background.iterate(self._watch(queue, after_revision, timeout_s))
 
@@ -76,10 +87,17 @@ class EpisodeCalls:
             queue: What it claims from.
             client_id: Names it, for people and throttling; drawn if empty.
             max_held: Episodes that clients of this id may hold at once; 0 for no limit.
+
+        Returns:
+            An agent; nothing is sent before it claims.
+
+        Example:
+            >>> agent = client.episodes.agent(queue="default")
         """
-        return EpisodeAgent(
+        claims = EpisodeClaims(
             self._core, self._service.endpoint, queue=queue, client_id=client_id, max_held=max_held
         )
+        return EpisodeAgent(claims)
 
     @call
     async def _create(
@@ -106,6 +124,9 @@ class EpisodeCalls:
 
         Raises:
             ResourceExhaustedError: If too many episodes have not ended.
+
+        Example:
+            >>> client.episodes.create([EpisodeSpec(task={"question": "7 * 6"})], sampler=sampler)
         """
         messages = [
             encode_spec(
@@ -132,8 +153,14 @@ class EpisodeCalls:
     async def _get(self, episode: str, *, include_trajectories: bool = True) -> Episode:
         """Return an episode, by its name or id.
 
+        Returns:
+            The episode.
+
         Raises:
             NotFoundError: If there is none.
+
+        Example:
+            >>> episode = client.episodes.get(name)
         """
         request = episode_pb2.GetEpisodeRequest(
             name=episode_name(self._core, episode), include_trajectories=include_trajectories
@@ -150,6 +177,15 @@ class EpisodeCalls:
         Args:
             queue: Restricts the list to a queue.
             states: Restricts it to states, such as `dead`.
+
+        Returns:
+            The episodes.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> dead = client.episodes.list(states=["dead"])
         """
         request = episode_pb2.ListEpisodesRequest(
             parent=self._core.project, queue=queue, states=[STATES[word] for word in states]
@@ -164,13 +200,33 @@ class EpisodeCalls:
 
     @call
     async def _cancel_queue(self, queue: str = "default") -> CancelledQueue:
-        """End all episodes of a queue that are open; a watch may go on from there."""
+        """End all episodes of a queue that are open; a watch may go on from there.
+
+        Returns:
+            How many were open, and the revision from which a watch goes on.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> client.episodes.cancel_queue("default")
+        """
         request = episode_pb2.CancelEpisodesRequest(parent=self._core.project, queue=queue)
         return await self._send_cancel(request)
 
     @call
     async def _cancel(self, episodes: Sequence[Episode | str]) -> int:
-        """End episodes that are not to be played any more; return how many were open."""
+        """End episodes that are not to be played any more; return how many were open.
+
+        Returns:
+            Number of those that were open.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> client.episodes.cancel(episodes)
+        """
         names = [
             episode_name(self._core, each if isinstance(each, str) else each.name)
             for each in episodes

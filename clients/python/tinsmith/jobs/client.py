@@ -39,11 +39,17 @@ class JobClient(JobCalls):
             manifest: All of it at once: the path of a YAML file as `kubectl` takes it, or its
                 content. `job_id` wins over its name.
 
+        Returns:
+            The job as the server took it.
+
         Raises:
             ConfigurationError: If the description is none, or names a file of data that is not on
                 this machine, where the server runs.
             InvalidArgumentError: If the server refuses it.
             AlreadyExistsError: If the project has a job of this id.
+
+        Example:
+            >>> job = client.jobs.create(manifest="job.yaml")
         """
         return self._core.background.call(
             self._create(job_id, spec, labels=labels, manifest=manifest)
@@ -63,7 +69,17 @@ class JobClient(JobCalls):
         )
 
     def get(self, name: str) -> JobInfo:
-        """Return a job."""
+        """Return a job.
+
+        Returns:
+            The job: phase, status and spec.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+
+        Example:
+            >>> client.jobs.get("sft-1").phase
+        """
         return self._core.background.call(self._get(name))
 
     async def get_async(self, name: str) -> JobInfo:
@@ -71,7 +87,17 @@ class JobClient(JobCalls):
         return await self._core.background.acall(self._get(name))
 
     def list(self) -> builtins.list[JobInfo]:
-        """Return the jobs of the project."""
+        """Return the jobs of the project.
+
+        Returns:
+            The jobs: phase, progress and status.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> names = [job.job_id for job in client.jobs.list()]
+        """
         return self._core.background.call(self._list())
 
     async def list_async(self) -> builtins.list[JobInfo]:
@@ -79,7 +105,17 @@ class JobClient(JobCalls):
         return await self._core.background.acall(self._list())
 
     def cancel(self, name: str) -> JobInfo:
-        """Save and end a job for good."""
+        """Save and end a job for good.
+
+        Returns:
+            The job; it ends soon after.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+
+        Example:
+            >>> client.jobs.cancel("sft-1")
+        """
         return self._core.background.call(self._cancel(name))
 
     async def cancel_async(self, name: str) -> JobInfo:
@@ -87,7 +123,18 @@ class JobClient(JobCalls):
         return await self._core.background.acall(self._cancel(name))
 
     def suspend(self, name: str) -> JobInfo:
-        """Save, give everything back that the job holds, and let it wait."""
+        """Save, give everything back that the job holds, and let it wait.
+
+        Returns:
+            The job; it is suspended soon after.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+            FailedPreconditionError: If it has ended (`JOB_FINISHED`).
+
+        Example:
+            >>> client.jobs.suspend("sft-1")
+        """
         return self._core.background.call(self._suspend(name))
 
     async def suspend_async(self, name: str) -> JobInfo:
@@ -95,7 +142,18 @@ class JobClient(JobCalls):
         return await self._core.background.acall(self._suspend(name))
 
     def resume(self, name: str) -> JobInfo:
-        """Let a suspended job go on from what it saved."""
+        """Let a suspended job go on from what it saved.
+
+        Returns:
+            The job; it goes on when there is room.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+            FailedPreconditionError: If it has ended (`JOB_FINISHED`).
+
+        Example:
+            >>> client.jobs.resume("sft-1")
+        """
         return self._core.background.call(self._resume(name))
 
     async def resume_async(self, name: str) -> JobInfo:
@@ -103,7 +161,14 @@ class JobClient(JobCalls):
         return await self._core.background.acall(self._resume(name))
 
     def delete(self, name: str) -> None:
-        """End a job and forget it; its runs and checkpoints stay."""
+        """End a job and forget it; its runs and checkpoints stay.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+
+        Example:
+            >>> client.jobs.delete("sft-1")
+        """
         self._core.background.call(self._delete(name))
 
     async def delete_async(self, name: str) -> None:
@@ -113,8 +178,14 @@ class JobClient(JobCalls):
     def wait(self, name: str, timeout: float | None = None) -> JobInfo:
         """Return a job once it has ended, in whatever way.
 
+        Returns:
+            The job as it ended; `phase` says how.
+
         Raises:
             OperationTimeoutError: If it does not in time; it goes on.
+
+        Example:
+            >>> job = client.jobs.wait("sft-1", timeout=3600)
         """
         return self._core.background.call(self._wait(name, timeout))
 
@@ -123,7 +194,17 @@ class JobClient(JobCalls):
         return await self._core.background.acall(self._wait(name, timeout))
 
     def get_report(self, name: str, uid: str = "") -> job_pb2.TrainingJobReport:
-        """Return what the driver of a job reported last, as it is on the wire."""
+        """Return what the driver of a job reported last, as it is on the wire.
+
+        Returns:
+            The report: step, metrics and checkpoint.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+
+        Example:
+            >>> client.jobs.get_report("sft-1").step
+        """
         return self._core.background.call(self._get_report(name, uid))
 
     async def get_report_async(self, name: str, uid: str = "") -> job_pb2.TrainingJobReport:
@@ -131,7 +212,15 @@ class JobClient(JobCalls):
         return await self._core.background.acall(self._get_report(name, uid))
 
     def send_report(self, request: job_pb2.ReportTrainingJobRequest) -> None:
-        """Report how far a job is, with its key; see `tinsmith.driver` for a better way."""
+        """Report how far a job is, with its key; see `tinsmith.driver` for a better way.
+
+        Raises:
+            FailedPreconditionError: If the job has ended, or another has its name
+                (`JOB_REPLACED`).
+
+        Example:
+            >>> client.jobs.send_report(request)
+        """
         self._core.background.call(self._send_report(request))
 
     async def send_report_async(self, request: job_pb2.ReportTrainingJobRequest) -> None:

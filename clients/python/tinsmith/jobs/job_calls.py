@@ -111,11 +111,17 @@ class JobCalls:
             manifest: All of it at once: the path of a YAML file as `kubectl` takes it, or its
                 content. `job_id` wins over its name.
 
+        Returns:
+            The job as the server took it.
+
         Raises:
             ConfigurationError: If the description is none, or names a file of data that is not on
                 this machine, where the server runs.
             InvalidArgumentError: If the server refuses it.
             AlreadyExistsError: If the project has a job of this id.
+
+        Example:
+            >>> job = client.jobs.create(manifest="job.yaml")
         """
         try:
             if manifest is not None:
@@ -138,13 +144,33 @@ class JobCalls:
 
     @call
     async def _get(self, name: str) -> JobInfo:
-        """Return a job."""
+        """Return a job.
+
+        Returns:
+            The job: phase, status and spec.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+
+        Example:
+            >>> client.jobs.get("sft-1").phase
+        """
         request = job_pb2.GetTrainingJobRequest(name=self._name(name))
         return await self._answer(lambda c: c.job.GetTrainingJob, request)
 
     @call
     async def _list(self) -> list[JobInfo]:
-        """Return the jobs of the project."""
+        """Return the jobs of the project.
+
+        Returns:
+            The jobs: phase, progress and status.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> names = [job.job_id for job in client.jobs.list()]
+        """
         pages = read_pages(
             self._core.transport,
             self._core.scheduler,
@@ -155,25 +181,64 @@ class JobCalls:
 
     @call
     async def _cancel(self, name: str) -> JobInfo:
-        """Save and end a job for good."""
+        """Save and end a job for good.
+
+        Returns:
+            The job; it ends soon after.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+
+        Example:
+            >>> client.jobs.cancel("sft-1")
+        """
         request = job_pb2.CancelTrainingJobRequest(name=self._name(name))
         return await self._answer(lambda c: c.job.CancelTrainingJob, request)
 
     @call
     async def _suspend(self, name: str) -> JobInfo:
-        """Save, give everything back that the job holds, and let it wait."""
+        """Save, give everything back that the job holds, and let it wait.
+
+        Returns:
+            The job; it is suspended soon after.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+            FailedPreconditionError: If it has ended (`JOB_FINISHED`).
+
+        Example:
+            >>> client.jobs.suspend("sft-1")
+        """
         request = job_pb2.SuspendTrainingJobRequest(name=self._name(name))
         return await self._answer(lambda c: c.job.SuspendTrainingJob, request)
 
     @call
     async def _resume(self, name: str) -> JobInfo:
-        """Let a suspended job go on from what it saved."""
+        """Let a suspended job go on from what it saved.
+
+        Returns:
+            The job; it goes on when there is room.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+            FailedPreconditionError: If it has ended (`JOB_FINISHED`).
+
+        Example:
+            >>> client.jobs.resume("sft-1")
+        """
         request = job_pb2.ResumeTrainingJobRequest(name=self._name(name))
         return await self._answer(lambda c: c.job.ResumeTrainingJob, request)
 
     @call
     async def _delete(self, name: str) -> None:
-        """End a job and forget it; its runs and checkpoints stay."""
+        """End a job and forget it; its runs and checkpoints stay.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+
+        Example:
+            >>> client.jobs.delete("sft-1")
+        """
         request = job_pb2.DeleteTrainingJobRequest(name=self._name(name))
         await self._call(lambda c: c.job.DeleteTrainingJob, request)
 
@@ -181,6 +246,16 @@ class JobCalls:
         """Yield a job now and whenever it changes, until it has ended or is gone.
 
         A server that is away is waited for, as calls are sent again.
+
+        Yields:
+            The job, once for each change.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+
+        Example:
+            >>> for job in client.jobs.watch("sft-1"):
+            ...     print(job.phase)
         """
         request = job_pb2.WatchTrainingJobRequest(name=self._name(name))
 
@@ -214,8 +289,14 @@ class JobCalls:
     async def _wait(self, name: str, timeout: float | None = None) -> JobInfo:
         """Return a job once it has ended, in whatever way.
 
+        Returns:
+            The job as it ended; `phase` says how.
+
         Raises:
             OperationTimeoutError: If it does not in time; it goes on.
+
+        Example:
+            >>> job = client.jobs.wait("sft-1", timeout=3600)
         """
         deadline_s = None if timeout is None else time.monotonic() + timeout
         job = await self._get(name)
@@ -247,6 +328,18 @@ class JobCalls:
             index: Number of the pod within the role.
             follow: Whether to go on until the job has ended.
             tail_lines: So many lines from the end; all if 0.
+
+        Yields:
+            The lines.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+            FailedPreconditionError: If the pod has printed nothing yet, or is gone
+                (`JOB_LOG_MISSING`).
+
+        Example:
+            >>> for line in client.jobs.logs("sft-1", follow=True):
+            ...     print(line)
         """
         request = job_pb2.ReadTrainingJobLogRequest(
             name=self._name(name), role=role, index=index, follow=follow, tail_lines=tail_lines
@@ -260,7 +353,17 @@ class JobCalls:
 
     @call
     async def _get_report(self, name: str, uid: str = "") -> job_pb2.TrainingJobReport:
-        """Return what the driver of a job reported last, as it is on the wire."""
+        """Return what the driver of a job reported last, as it is on the wire.
+
+        Returns:
+            The report: step, metrics and checkpoint.
+
+        Raises:
+            NotFoundError: If the project has no job of this name.
+
+        Example:
+            >>> client.jobs.get_report("sft-1").step
+        """
         request = job_pb2.GetTrainingJobReportRequest(name=self._name(name), uid=uid)
         answer: job_pb2.TrainingJobReport = await self._call(
             lambda c: c.job.GetTrainingJobReport, request
@@ -269,7 +372,15 @@ class JobCalls:
 
     @call
     async def _send_report(self, request: job_pb2.ReportTrainingJobRequest) -> None:
-        """Report how far a job is, with its key; see `tinsmith.driver` for a better way."""
+        """Report how far a job is, with its key; see `tinsmith.driver` for a better way.
+
+        Raises:
+            FailedPreconditionError: If the job has ended, or another has its name
+                (`JOB_REPLACED`).
+
+        Example:
+            >>> client.jobs.send_report(request)
+        """
         await self._call(lambda c: c.job.ReportTrainingJob, request)
 
     def _name(self, value: str) -> str:

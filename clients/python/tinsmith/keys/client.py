@@ -43,6 +43,9 @@ class KeyClient(KeyCalls):
 
         Raises:
             PermissionDeniedError: If the client's key may not manage keys.
+
+        Example:
+            >>> key = client.keys.create(role="agent", ttl_seconds=3600)
         """
         return self._core.background.call(
             self._create(
@@ -68,8 +71,14 @@ class KeyClient(KeyCalls):
     def list(self, *, project: str = "") -> builtins.list[ApiKey]:
         """Return the keys of a project, newest first, revoked ones included.
 
+        Returns:
+            The keys, without their secrets.
+
         Raises:
             PermissionDeniedError: If the client's key may not manage keys.
+
+        Example:
+            >>> names = [key.name for key in client.keys.list()]
         """
         return self._core.background.call(self._list(project=project))
 
@@ -85,6 +94,9 @@ class KeyClient(KeyCalls):
 
         Raises:
             NotFoundError: If the project has no such key.
+
+        Example:
+            >>> client.keys.revoke(key.name)
         """
         return self._core.background.call(self._revoke(name, project=project))
 

@@ -7,6 +7,7 @@ import uuid
 from tinsmith.names import KeyName, ProjectName
 from tinsmith.rpc import codec
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.forms import call
 from tinsmith.rpc.lists import read_pages
 from tinsmith.types import ApiKey, NewApiKey
@@ -49,6 +50,9 @@ class KeyCalls:
 
         Raises:
             PermissionDeniedError: If the client's key may not manage keys.
+
+        Example:
+            >>> key = client.keys.create(role="agent", ttl_seconds=3600)
         """
         request = scheduler_pb2.CreateKeyRequest(
             parent=self._project_name(project),
@@ -57,7 +61,7 @@ class KeyCalls:
             display_name=display_name,
         )
         if ttl_seconds is not None:
-            request.ttl.CopyFrom(codec.encode_ttl(ttl_seconds))
+            request.ttl.CopyFrom(encode_duration(ttl_seconds))
         key = await self._core.transport.call(
             self._core.scheduler, lambda c: c.scheduler.CreateKey, request
         )
@@ -67,8 +71,14 @@ class KeyCalls:
     async def _list(self, *, project: str = "") -> list[ApiKey]:
         """Return the keys of a project, newest first, revoked ones included.
 
+        Returns:
+            The keys, without their secrets.
+
         Raises:
             PermissionDeniedError: If the client's key may not manage keys.
+
+        Example:
+            >>> names = [key.name for key in client.keys.list()]
         """
         pages = read_pages(
             self._core.transport,
@@ -87,6 +97,9 @@ class KeyCalls:
 
         Raises:
             NotFoundError: If the project has no such key.
+
+        Example:
+            >>> client.keys.revoke(key.name)
         """
         if "/" not in name:
             name = f"{self._project_name(project)}/keys/{name}"

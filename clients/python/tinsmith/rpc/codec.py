@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
-from google.protobuf import duration_pb2
 
 from tinsmith import tensors
 from tinsmith import types as t
@@ -366,10 +365,3 @@ def _decode_expiry(
     if not message.HasField("expire_time"):
         return None
     return message.expire_time.ToDatetime(tzinfo=datetime.UTC)
-
-
-def encode_ttl(seconds: float) -> duration_pb2.Duration:
-    """Return a time span."""
-    duration = duration_pb2.Duration()
-    duration.FromTimedelta(datetime.timedelta(seconds=seconds))
-    return duration

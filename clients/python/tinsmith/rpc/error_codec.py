@@ -1,81 +1,111 @@
-"""`google.rpc.Status` to exceptions: the one decoder, for the SDK and for pods that call pods.
+"""Exceptions to `google.rpc.Status` and back: the one codec, for the SDK and for pods.
 
-The details of a status carry reason, metadata, time of a retry and the fields that are wrong. Which
-class an error has is decided by its code; the reason tells one meaning from another.
+A status is that of a failed call, or `Operation.error`. Its details carry reason, metadata, time of
+a retry and the fields that are wrong. Which class an error has when it is read is decided by its
+code; the reason tells one meaning from another.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import grpc
 from google.protobuf import message as protobuf_message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
 
 from tinsmith.errors import (
     CLASSES,
+    ErrorCode,
     FieldViolation,
+    ResourceExhaustedError,
     TinsmithError,
     UnavailableError,
     UnknownError,
 )
+from tinsmith.rpc.durations import decode_duration, encode_duration
 
-_DETAILS_KEY = "grpc-status-details-bin"
 _NOT_CONNECTED = "failed to connect to all addresses"
 
+# gRPC drops a status whose trailers are over 8 KiB, and its meaning with it. A text may be in there
+# four times, and is written as base64.
+_MAX_TEXT_BYTES = 1000
+_MAX_VIOLATIONS = 2
 
-@dataclass(frozen=True, slots=True)
-class StatusDetails:
-    """What the details of a status say.
 
-    Attributes:
-        reason: As `errors.proto` lists it; empty if the status has no `ErrorInfo`.
-        metadata: The values that the message quotes.
-        retry_after_s: When the same request may succeed; None if the server did not say.
-        violations: The fields of the request that are wrong.
+def encode_code(code: ErrorCode) -> int:
+    """Return the number that a status code has on the wire."""
+    number: int = code_pb2.Code.Value(code.name)
+    return number
+
+
+def encode_status(error: TinsmithError, *, domain: str) -> status_pb2.Status:
+    """Return the wire form of an error.
+
+    Args:
+        error: What happened.
+        domain: The pod that raised it, such as `trainer.tinsmith`.
+
+    Returns:
+        A status whose details begin with `ErrorInfo`, followed by `BadRequest`, `QuotaFailure` and
+        `RetryInfo` where they apply.
     """
+    message = _bounded(error.message)
+    status = status_pb2.Status(code=encode_code(error.code), message=message)
+    info = error_details_pb2.ErrorInfo(
+        reason=error.reason,
+        domain=domain,
+        metadata={key: _bounded(value) for key, value in error.metadata.items()},
+    )
+    status.details.add().Pack(info)
+    if error.field_violations:
+        bad_request = error_details_pb2.BadRequest()
+        for violation in error.field_violations[:_MAX_VIOLATIONS]:
+            bad_request.field_violations.add(
+                field=_bounded(violation.field), description=_bounded(violation.description)
+            )
+        status.details.add().Pack(bad_request)
+    if isinstance(error, ResourceExhaustedError):
+        quota = error_details_pb2.QuotaFailure()
+        quota.violations.add(subject=error.reason, description=message)
+        status.details.add().Pack(quota)
+    if error.retry_after_s is not None:
+        delay = encode_duration(error.retry_after_s)
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status
 
-    reason: str
-    metadata: dict[str, str]
-    retry_after_s: float | None
-    violations: tuple[FieldViolation, ...]
 
+def decode_status(status: status_pb2.Status) -> TinsmithError:
+    """Return the exception of a status; details of types that we do not send are left out.
 
-def decode_details(status: status_pb2.Status) -> StatusDetails:
-    """Return what the details of a status say; details of other types are left out."""
-    reason = ""
-    metadata: dict[str, str] = {}
-    retry_after_s: float | None = None
-    violations: list[FieldViolation] = []
+    A delay is known only if the status has one, whatever the class has by default.
+    """
     info = error_details_pb2.ErrorInfo()
     retry = error_details_pb2.RetryInfo()
     bad_request = error_details_pb2.BadRequest()
     for detail in status.details:
-        if detail.Unpack(info):
-            reason, metadata = info.reason, dict(info.metadata)
-        elif detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
-        elif detail.Unpack(bad_request):
-            violations += [
-                FieldViolation(violation.field, violation.description)
-                for violation in bad_request.field_violations
-            ]
-    return StatusDetails(reason, metadata, retry_after_s, tuple(violations))
-
-
-def decode_status(status: status_pb2.Status) -> TinsmithError:
-    """Return the exception of a `google.rpc.Status`."""
-    code = code_pb2.Code.Name(status.code) if status.code in code_pb2.Code.values() else "UNKNOWN"
-    if code not in CLASSES:
-        code = "UNKNOWN"
-    details = decode_details(status)
-    return CLASSES[code](
-        status.message or code,
-        reason=details.reason,
-        metadata=details.metadata,
-        retry_after_s=details.retry_after_s,
-        field_violations=details.violations,
+        any(detail.Unpack(message) for message in (info, retry, bad_request))
+    known = code_pb2.Code.Name(status.code) if status.code in code_pb2.Code.values() else "UNKNOWN"
+    error = _class_of(known)(
+        status.message or known,
+        reason=info.reason or None,
+        field_violations=[
+            FieldViolation(violation.field, violation.description)
+            for violation in bad_request.field_violations
+        ],
     )
+    error.metadata = dict(info.metadata)
+    has_delay = retry.HasField("retry_delay")
+    error.retry_after_s = decode_duration(retry.retry_delay) if has_delay else None
+    return error
+
+
+def status_of(error: grpc.RpcError) -> status_pb2.Status | None:
+    """Return the status that a server made of a failed call; None if the transport failed it."""
+    try:
+        found: status_pb2.Status | None = rpc_status.from_call(error)
+    except (ValueError, protobuf_message.DecodeError):
+        # The transport replaced the code of a status that it could not pass whole.
+        return None
+    return found
 
 
 def decode_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> TinsmithError:
@@ -85,30 +115,36 @@ def decode_rpc_error(error: grpc.aio.AioRpcError, *, address: str = "") -> Tinsm
         error: What grpc raised.
         address: Where the call went; named in errors that no Tinsmith server wrote.
     """
-    for key, value in error.trailing_metadata() or ():
-        if key == _DETAILS_KEY and isinstance(value, bytes):
-            try:
-                return decode_status(status_pb2.Status.FromString(value))
-            except protobuf_message.DecodeError:
-                break
-    code = error.code()
-    if (
-        address
-        and code is grpc.StatusCode.UNAVAILABLE
-        and _NOT_CONNECTED in (error.details() or "")
-    ):
-        cause = (error.details() or "").rpartition(": ")[2]
-        return UnavailableError(f"no server answers at {address}: {cause}")
-    where = f"{address}: " if address else ""
-    kind = CLASSES.get(code.name, UnknownError)
-    if _is_broken_stream(error):
-        kind = UnavailableError
-    return kind(f"{where}{error.details() or code.name}")
+    status = status_of(error)
+    if status is not None:
+        return decode_status(status)
+    code, text = error.code(), error.details() or ""
+    if address and code is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED in text:
+        found: TinsmithError = UnavailableError(
+            f"no server answers at {address}: {text.rpartition(': ')[2]}"
+        )
+    else:
+        kind = UnavailableError if _is_broken_stream(code, text) else _class_of(code.name)
+        where = f"{address}: " if address else ""
+        found = kind(f"{where}{text or code.name}")
+    found.retry_after_s = None
+    return found
 
 
-def _is_broken_stream(error: grpc.aio.AioRpcError) -> bool:
+def _class_of(code: str) -> type[TinsmithError]:
+    return CLASSES[ErrorCode(code)] if code in CLASSES else UnknownError
+
+
+def _is_broken_stream(code: grpc.StatusCode, text: str) -> bool:
     """Say whether grpc reports a connection that died under the call as something else."""
-    details = error.details() or ""
-    return error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and (
-        "RST_STREAM" in details or "Stream removed" in details or "GOAWAY" in details
+    return code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and (
+        "RST_STREAM" in text or "Stream removed" in text or "GOAWAY" in text
     )
+
+
+def _bounded(text: str) -> str:
+    """Return a text of bounded size in UTF-8, since a message may quote what a client sent."""
+    encoded = text.encode()
+    if len(encoded) <= _MAX_TEXT_BYTES:
+        return text
+    return encoded[:_MAX_TEXT_BYTES].decode(errors="ignore") + "..."

@@ -109,7 +109,7 @@ class ResultFuture(Generic[T_co]):
         reported = f"; the server reports: {waiting_for}" if waiting_for else ""
         return OperationTimeoutError(
             f"{self._what} did not finish within {timeout_s:g} s{reported}",
-            metadata={"waiting_for": waiting_for},
+            waiting_for=waiting_for,
             remedy="it goes on; call result() again to wait longer",
         )
 

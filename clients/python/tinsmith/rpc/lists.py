@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -14,12 +14,31 @@ Response = TypeVar("Response")
 _PAGE_SIZE = 1000
 
 
+async def pages(
+    send: Callable[[Any], Awaitable[Response]], request: Any, *, page_size: int = _PAGE_SIZE
+) -> AsyncGenerator[Response]:
+    """Yield the answers of a list, page by page.
+
+    Args:
+        send: Sends one request of the list.
+        request: The request; its page fields are set here.
+        page_size: Most entries of a page.
+    """
+    request.page_size = page_size
+    while True:
+        answer: Any = await send(request)
+        yield answer
+        if not answer.next_page_token:
+            return
+        request.page_token = answer.next_page_token
+
+
 async def read_pages(
     transport: Transport,
     endpoint: Endpoint,
     method: Callable[[Connection], grpc.aio.UnaryUnaryMultiCallable[Any, Response]],
     request: Any,
-) -> AsyncIterator[Response]:
+) -> AsyncGenerator[Response]:
     """Yield the answers of a list, page by page. Runs in the background loop.
 
     Args:
@@ -31,10 +50,5 @@ async def read_pages(
     Raises:
         TinsmithError: If a page cannot be read.
     """
-    request.page_size = _PAGE_SIZE
-    while True:
-        answer: Any = await transport.call(endpoint, method, request)
+    async for answer in pages(lambda each: transport.call(endpoint, method, each), request):
         yield answer
-        if not answer.next_page_token:
-            return
-        request.page_token = answer.next_page_token

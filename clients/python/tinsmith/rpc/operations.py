@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import grpc
 from google.longrunning import operations_pb2
-from google.protobuf import duration_pb2
 
 from tinsmith.errors import (
     ClientClosedError,
+    ErrorCode,
     InternalError,
     ResourceExhaustedError,
     RunUndeliverableError,
@@ -25,6 +25,7 @@ from tinsmith.errors import (
 )
 from tinsmith.rpc import codec
 from tinsmith.rpc.channels import MAX_MESSAGE_BYTES
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.event_loop_thread import BackgroundLoop
 from tinsmith.rpc.futures import OperationFuture, Outcome
@@ -224,7 +225,7 @@ class OperationStream:
     ) -> None:
         request = operations_pb2.WaitOperationRequest(
             name=f"{self._run}/operations/{number}",
-            timeout=duration_pb2.Duration(seconds=int(_LONG_POLL_S)),
+            timeout=encode_duration(_LONG_POLL_S),
         )
         pending = _Pending(None, None, future, decode, accepted=True)
         self._looked_up.add(future)
@@ -379,7 +380,7 @@ class OperationStream:
         if self._broken is None:
             self._broken = RunUndeliverableError(
                 f"operation {number} of {self._run} could not be delivered: {error.message}",
-                metadata={"sequence_number": str(number)},
+                sequence_number=number,
                 remedy="check the server, then continue with Client.runs.get(name)",
             )
             self._broken.__cause__ = error
@@ -434,7 +435,7 @@ class OperationStream:
                 request = trainer_pb2.WaitOperationsRequest(
                     run=self._run,
                     after_revision=self._revision,
-                    timeout=duration_pb2.Duration(seconds=int(_LONG_POLL_S)),
+                    timeout=encode_duration(_LONG_POLL_S),
                 )
                 response = await self._transport.call(
                     self._endpoint,
@@ -477,7 +478,7 @@ class OperationStream:
             )
         except TinsmithError as error:
             pending = self._pending.get(number)
-            is_lost = error.code == "NOT_FOUND" or error.reason == _EXPIRED_REASON
+            is_lost = error.code is ErrorCode.NOT_FOUND or error.reason == _EXPIRED_REASON
             if is_lost and pending is not None and pending.accepted:
                 self._fail(number, error, known=False)
             elif is_away(error):

@@ -20,6 +20,7 @@ from tinsmith.errors import (
     ClientClosedError,
     ConfigurationError,
     DeadlineExceededError,
+    ErrorCode,
     TinsmithError,
     UnavailableError,
 )
@@ -46,8 +47,8 @@ _TOLD_AFTER_S = 3.0
 _TOLD_INTERVAL_S = 30.0
 _told_at_s: dict[str, float] = {}
 """When a server that does not answer was last warned of."""
-PASSING_CODES = frozenset({"UNAVAILABLE", "CANCELLED"})
-_AWAY_CODES = PASSING_CODES | {"DEADLINE_EXCEEDED"}
+PASSING_CODES = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.CANCELLED})
+_AWAY_CODES = PASSING_CODES | {ErrorCode.DEADLINE_EXCEEDED}
 
 _PINNED = ("x-tinsmith-gateway", "pinned")
 
@@ -260,6 +261,7 @@ class Transport:
         *,
         timeout_s: float | None = None,
         repeatable: bool = True,
+        retry: RetryPolicy | None = None,
     ) -> Response:
         """Send a request, again after passing failures, until the retry budget is used up.
 
@@ -269,11 +271,12 @@ class Transport:
             request: The same bytes, with the same request id, go out each time.
             timeout_s: Deadline of each attempt; the settings' `call_timeout_s` by default.
             repeatable: Whether a call that ran into its deadline may be sent again.
+            retry: How it is sent again; the settings' `retry` by default.
 
         Raises:
             TinsmithError: If the call fails for good, or the budget is used up.
         """
-        backoff = Backoff(self.settings.retry, repeatable)
+        backoff = Backoff(retry or self.settings.retry, repeatable)
         while True:
             try:
                 return await self.call_once(endpoint, method, request, timeout_s=timeout_s)

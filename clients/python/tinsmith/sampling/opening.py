@@ -9,6 +9,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.rpc.core import ClientCore
 from tinsmith.sampling.sampler import Sampler
 from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
+from tinsmith.settings import RetryPolicy
 from tinsmith.v1 import scheduler_pb2
 
 
@@ -19,6 +20,7 @@ async def open_sampler(
     checkpoint: str = "",
     run: str = "",
     min_version: Callable[[], int] = lambda: 0,
+    retry_config: RetryPolicy | None = None,
 ) -> Sampler:
     """Open a sampling session. Runs in the background loop.
 
@@ -28,10 +30,21 @@ async def open_sampler(
         checkpoint: Resource name of a checkpoint.
         run: Resource name or id of a run, for its live weights.
         min_version: The version that each request must see at least.
+        retry_config: How its requests are sent again; as the client's calls if None.
+
+    Returns:
+        The sampler.
 
     Raises:
-        ConfigurationError: Unless exactly one source is given.
+        ConfigurationError: Unless exactly one source is given, or if `retry_config` is of another
+            type.
     """
+    if not isinstance(retry_config, RetryPolicy | None):
+        raise ConfigurationError(
+            f"retry_config is a {type(retry_config).__name__}",
+            remedy="give tinsmith.RetryPolicy(budget_s=..., initial_backoff_s=..., "
+            "max_backoff_s=...)",
+        )
     if sum(map(bool, (base_model, checkpoint, run))) != 1:
         raise ConfigurationError(
             "a sampler needs one source", remedy="give base_model=, checkpoint= or run="
@@ -59,4 +72,4 @@ async def open_sampler(
         return list(found.sampler_addresses)
 
     endpoint = SamplerEndpoint(message.sampler_addresses or [core.settings.address], locate)
-    return Sampler(core, message, endpoint, min_version)
+    return Sampler(core, message, endpoint, min_version, retry_config)

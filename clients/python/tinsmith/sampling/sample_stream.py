@@ -20,6 +20,7 @@ from tinsmith.rpc import codec
 from tinsmith.rpc.transport import Backoff, Endpoint, is_away
 from tinsmith.sampling.resumed_stream import Messages, ResumedStream
 from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
+from tinsmith.settings import RetryPolicy
 from tinsmith.types import SampleChunk, SampledSequence, SampleResponse
 from tinsmith.v1 import sampler_pb2
 
@@ -37,10 +38,14 @@ class SampleStream:
     """
 
     def __init__(
-        self, core: ClientCore, endpoint: SamplerEndpoint, request: sampler_pb2.SampleRequest
+        self,
+        core: ClientCore,
+        endpoint: SamplerEndpoint,
+        request: sampler_pb2.SampleRequest,
+        retry: RetryPolicy,
     ) -> None:
         self._background = core.background
-        self._reader = _Reader(core, endpoint, request)
+        self._reader = _Reader(core, endpoint, request, retry)
         self._pieces = self._reader.pieces()
         self._is_closed = False
 
@@ -117,10 +122,15 @@ class _Reader:
     """Reads a stream inside the background loop, and begins it again where it broke off."""
 
     def __init__(
-        self, core: ClientCore, endpoint: SamplerEndpoint, request: sampler_pb2.SampleRequest
+        self,
+        core: ClientCore,
+        endpoint: SamplerEndpoint,
+        request: sampler_pb2.SampleRequest,
+        retry: RetryPolicy,
     ) -> None:
         self._core = core
         self._endpoint = endpoint
+        self._retry = retry
         self._request = request
         self._prompt: SampleResponse | None = None
         self._samples = [
@@ -161,7 +171,7 @@ class _Reader:
 
     async def _pieces_from(self, endpoint: Endpoint) -> AsyncGenerator[SampleChunk, None]:
         settings = self._core.settings
-        backoff = Backoff(settings.retry)
+        backoff = Backoff(self._retry)
 
         def begin(received: Sequence[int]) -> Messages:
             return self._core.transport.stream_once(
@@ -188,7 +198,7 @@ class _Reader:
 
         async with contextlib.aclosing(self._stream.messages(begin, pause)) as messages:
             async for message in messages:
-                backoff = Backoff(settings.retry)
+                backoff = Backoff(self._retry)
                 yield self._take(message)
 
     def _take(self, message: sampler_pb2.StreamSampleResponse) -> SampleChunk:

@@ -58,7 +58,17 @@ class Sampler(SamplerCalls):
         return await self.compute_logprobs(prompt)
 
     def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the base model."""
+        """Return the tokenizer of the base model.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            NotFoundError: If no worker serves the model any more.
+
+        Example:
+            >>> text = sampler.get_tokenizer().decode(sequence.tokens)
+        """
         return self._core.background.call(self._get_tokenizer())
 
     async def get_tokenizer_async(self) -> Tokenizer:

@@ -17,6 +17,7 @@ from tinsmith.rpc.forms import awaited, call
 from tinsmith.rpc.futures import Ready, ResultFuture
 from tinsmith.sampling.sample_stream import SampleStream
 from tinsmith.sampling.sampler_endpoint import SamplerEndpoint
+from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.types import ModelInput, SampleResponse, SamplingParams
 from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
@@ -45,7 +46,14 @@ class SampleRequest:
     weight_updates: WeightUpdates = "pinned"
 
     def encode(self, *, sampling_session: str, min_version: int) -> sampler_pb2.SampleRequest:
-        """Return the message; a seed is drawn where none was given, so that it can be repeated."""
+        """Return the message; a seed is drawn where none was given, so that it can be repeated.
+
+        Returns:
+            The message.
+
+        Raises:
+            KeyError: If `weight_updates` is no known word.
+        """
         params = self.sampling_params or SamplingParams()
         message = sampler_pb2.SampleRequest(
             sampling_session=sampling_session,
@@ -81,8 +89,10 @@ class SamplerCalls(Ready):
         message: scheduler_pb2.SamplingSession,
         endpoint: SamplerEndpoint,
         min_version: Callable[[], int] = lambda: 0,
+        retry: RetryPolicy | None = None,
     ) -> None:
         self._core = core
+        self._retry = retry or core.settings.retry
         self._endpoint = endpoint
         self._min_version = min_version
         self.name = message.name
@@ -134,6 +144,9 @@ class SamplerCalls(Ready):
         Raises:
             InvalidArgumentError: If a parameter is out of range or the prompt too long.
             NotFoundError: If the weights are gone.
+
+        Example:
+            >>> completions = sampler.sample(prompt, 4, SamplingParams(max_tokens=64)).result()
         """
         request = SampleRequest(
             prompt,
@@ -172,6 +185,13 @@ class SamplerCalls(Ready):
 
         Returns:
             A stream to loop over, with `for` or `async for`.
+
+        Raises:
+            InvalidArgumentError: From the loop, if a parameter is out of range.
+
+        Example:
+            >>> for chunk in sampler.stream(prompt):
+            ...     print(chunk.tokens)
         """
         request = SampleRequest(
             prompt,
@@ -186,7 +206,7 @@ class SamplerCalls(Ready):
             weight_updates,
         )
         message = request.encode(sampling_session=self.name, min_version=self._min_version())
-        return SampleStream(self._core, self._endpoint, message)
+        return SampleStream(self._core, self._endpoint, message, self._retry)
 
     @awaited
     def compute_logprobs(
@@ -199,6 +219,9 @@ class SamplerCalls(Ready):
 
         Raises:
             InvalidArgumentError: If the sequence is too long.
+
+        Example:
+            >>> logprobs = sampler.compute_logprobs(tokens).result()
         """
         request = sampler_pb2.ComputeLogprobsRequest(
             sampling_session=self.name,
@@ -209,11 +232,25 @@ class SamplerCalls(Ready):
 
     @call
     async def _get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the base model."""
+        """Return the tokenizer of the base model.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            NotFoundError: If no worker serves the model any more.
+
+        Example:
+            >>> text = sampler.get_tokenizer().decode(sequence.tokens)
+        """
         return await self._core.get_tokenizer(self.base_model)
 
     def get_base_model(self) -> str:
-        """Return the name of the base model."""
+        """Return the name of the base model.
+
+        Returns:
+            Its name, as `Client.list_models` has it.
+        """
         return self.base_model
 
     async def _draw(self, request: sampler_pb2.SampleRequest) -> SampleResponse:
@@ -223,6 +260,7 @@ class SamplerCalls(Ready):
                 lambda c: c.sampler.Sample,
                 request,
                 timeout_s=self._core.settings.operation_timeout_s,
+                retry=self._retry,
             )
         return codec.decode_sample(response)
 
@@ -233,6 +271,7 @@ class SamplerCalls(Ready):
                 lambda c: c.sampler.ComputeLogprobs,
                 request,
                 timeout_s=self._core.settings.operation_timeout_s,
+                retry=self._retry,
             )
         return codec.decode_logprobs(response.logprobs)
 

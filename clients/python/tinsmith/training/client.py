@@ -22,7 +22,17 @@ class TrainingRunListClient(TrainingRunListCalls):
     """
 
     def list(self) -> builtins.list[TrainingRunInfo]:
-        """Return the runs of the project, newest first."""
+        """Return the runs of the project, newest first.
+
+        Returns:
+            The runs: state, model, adapter and labels.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> names = [run.name for run in client.runs.list()]
+        """
         return self._core.background.call(self._list())
 
     async def list_async(self) -> builtins.list[TrainingRunInfo]:
@@ -40,6 +50,9 @@ class TrainingRunListClient(TrainingRunListCalls):
 
         Raises:
             NotFoundError: If there is no such run.
+
+        Example:
+            >>> run = client.runs.get("run-1")
         """
         return self._core.background.call(self._get(name))
 
@@ -48,7 +61,14 @@ class TrainingRunListClient(TrainingRunListCalls):
         return await self._core.background.acall(self._get(name))
 
     def delete(self, name: str | TrainingRun | TrainingRunInfo) -> None:
-        """Delete a run with its operations and checkpoints; repeating it succeeds."""
+        """Delete a run with its operations and checkpoints; repeating it succeeds.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> client.runs.delete(run)
+        """
         self._core.background.call(self._delete(name))
 
     async def delete_async(self, name: str | TrainingRun | TrainingRunInfo) -> None:

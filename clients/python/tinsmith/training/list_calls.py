@@ -27,7 +27,17 @@ class TrainingRunListCalls:
 
     @call
     async def _list(self) -> list[TrainingRunInfo]:
-        """Return the runs of the project, newest first."""
+        """Return the runs of the project, newest first.
+
+        Returns:
+            The runs: state, model, adapter and labels.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> names = [run.name for run in client.runs.list()]
+        """
         return [codec.decode_run(message, is_listed=True) for message in await all_runs(self._core)]
 
     @call
@@ -42,12 +52,22 @@ class TrainingRunListCalls:
 
         Raises:
             NotFoundError: If there is no such run.
+
+        Example:
+            >>> run = client.runs.get("run-1")
         """
         return await continue_run(self._core, name_of(name))
 
     @call
     async def _delete(self, name: str | TrainingRun | TrainingRunInfo) -> None:
-        """Delete a run with its operations and checkpoints; repeating it succeeds."""
+        """Delete a run with its operations and checkpoints; repeating it succeeds.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> client.runs.delete(run)
+        """
         request = scheduler_pb2.DeleteTrainingRunRequest(name=self._core.run_name(name_of(name)))
         await self._core.transport.call(
             self._core.scheduler, lambda c: c.scheduler.DeleteTrainingRun, request

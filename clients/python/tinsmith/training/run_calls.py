@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinsmith import names
+from tinsmith.errors import ConfigurationError
 from tinsmith.rpc import codec, operations
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.forms import call, submits
 from tinsmith.rpc.futures import OperationFuture, Ready
 from tinsmith.rpc.operations import OperationStream
 from tinsmith.sampling.opening import open_sampler
 from tinsmith.sampling.sampler import Sampler
+from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.custom_loss import CustomLoss, evaluate_loss, forward_data, linear_data
 from tinsmith.types import (
@@ -113,6 +115,14 @@ class TrainingRunCalls(Ready):
 
         Args:
             sequence_number: Its number, as `OperationFuture.sequence_number` has it.
+
+        Returns:
+            A future of its result, of the type that the operation has.
+
+        Raises:
+            NotFoundError: From `result()`, if there is no operation of this number.
+            FailedPreconditionError: From `result()`, if it ended so long ago that its result is
+                not kept (`OPERATION_EXPIRED`).
         """
         return self._stream.look_up(sequence_number, _decode_result)
 
@@ -129,6 +139,16 @@ class TrainingRunCalls(Ready):
         """Compute the loss and log-probabilities of a batch, and no gradient.
 
         The arguments, the result and the errors are those of `forward_backward`.
+
+        Returns:
+            A future of the loss, its metrics, and log-probabilities by datum, float32 [T].
+
+        Raises:
+            InvalidArgumentError: As `forward_backward`.
+            ResourceExhaustedError: As `forward_backward`.
+
+        Example:
+            >>> loss = run.forward(batch).result().loss
         """
         request = trainer_pb2.ForwardRequest(
             run=self.name,
@@ -159,6 +179,10 @@ class TrainingRunCalls(Ready):
             InvalidArgumentError: At once, if `data` is no list of datums; from `result()`, if the
                 server refuses the batch.
             ResourceExhaustedError: From `result()`, if the batch is too large or the queue full.
+
+        Example:
+            >>> gradient = run.forward_backward(batch, "ppo", {"clip_low_threshold": 0.8})
+            >>> loss = gradient.result().loss
         """
         return self._stream.submit(
             operations.FORWARD_BACKWARD,
@@ -186,6 +210,9 @@ class TrainingRunCalls(Ready):
 
         Raises:
             TinsmithError: If the forward pass fails.
+
+        Example:
+            >>> gradient = run.forward_backward_custom(batch, my_loss)
         """
         outputs = self.forward(forward_data(data), DEFAULT_LOSS).result().outputs
         return self._linear_pass(data, loss_fn, [output.logprobs for output in outputs])
@@ -212,6 +239,9 @@ class TrainingRunCalls(Ready):
         Raises:
             FailedPreconditionError: From `result()`, if there is no gradient.
             AbortedError: From `result()`, if a part of the gradient failed.
+
+        Example:
+            >>> version = run.optim_step(AdamParams(learning_rate=1e-4)).result().version
         """
         request = trainer_pb2.OptimStepRequest(
             run=self.name, adam=codec.encode_adam(adam_params or AdamParams())
@@ -223,7 +253,7 @@ class TrainingRunCalls(Ready):
         self,
         name: str,
         ttl_seconds: float | None = None,
-        *,
+        overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
     ) -> OperationFuture[Checkpoint]:
         """Save weights and optimizer state under a name, to go on training from.
@@ -231,14 +261,26 @@ class TrainingRunCalls(Ready):
         Args:
             name: Id within the run.
             ttl_seconds: It is deleted so long after the save; None keeps it.
+            overwrite: Refused if True: a checkpoint is never replaced, so what was saved under a
+                name stays what it was.
             user_metadata: Labels of the checkpoint.
 
         Returns:
             A future of the checkpoint.
 
         Raises:
+            ConfigurationError: At once, if `overwrite` is True.
             AlreadyExistsError: From `result()`, if the run has a checkpoint of this name.
+
+        Example:
+            >>> saved = run.save_state("step-100", ttl_seconds=7 * 24 * 3600).result()
         """
+        if overwrite:
+            raise ConfigurationError(
+                f"overwrite=True: checkpoint {name} would be replaced, which no server does",
+                remedy="save under another name, or delete the old one first with "
+                f"Client.checkpoints.delete({self.name + '/checkpoints/' + name!r})",
+            )
         return self._save(name, checkpoint_pb2.Checkpoint.KIND_TRAINING, user_metadata, ttl_seconds)
 
     @submits
@@ -246,12 +288,20 @@ class TrainingRunCalls(Ready):
         self,
         name: str,
         ttl_seconds: float | None = None,
-        *,
         user_metadata: Mapping[str, str] | None = None,
     ) -> OperationFuture[Checkpoint]:
         """Save weights under a name, to sample from.
 
         Arguments, result and errors are those of `save_state`.
+
+        Returns:
+            A future of the checkpoint.
+
+        Raises:
+            AlreadyExistsError: From `result()`, if the run has a checkpoint of this name.
+
+        Example:
+            >>> saved = run.save_weights_for_sampler("step-100").result()
         """
         return self._save(name, checkpoint_pb2.Checkpoint.KIND_SAMPLER, user_metadata, ttl_seconds)
 
@@ -267,6 +317,9 @@ class TrainingRunCalls(Ready):
 
         Raises:
             NotFoundError: From `result()`, if there is no such checkpoint.
+
+        Example:
+            >>> run.load_state(saved).result()
         """
         return self._load(path, include_optimizer=False)
 
@@ -277,6 +330,16 @@ class TrainingRunCalls(Ready):
         """Replace weights and optimizer state by those of a checkpoint of `save_state`.
 
         Arguments, result and errors are those of `load_state`.
+
+        Returns:
+            A future of the version that the run has now.
+
+        Raises:
+            NotFoundError: From `result()`, if there is no such checkpoint.
+            FailedPreconditionError: From `result()`, if it has no optimizer state.
+
+        Example:
+            >>> run.load_state_with_optimizer(saved).result()
         """
         return self._load(path, include_optimizer=True)
 
@@ -285,29 +348,62 @@ class TrainingRunCalls(Ready):
         """Return a sampler of the live weights.
 
         Each request uses weights at least as new as the last `optim_step` whose result arrived.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> sampler = run.sampler()
         """
         return await open_sampler(self._core, run=self.name, min_version=lambda: self._version)
 
     @call
-    async def _save_weights_and_get_sampling_client(self, name: str | None = None) -> Sampler:
+    async def _save_weights_and_get_sampling_client(
+        self, name: str | None = None, retry_config: RetryPolicy | None = None
+    ) -> Sampler:
         """Save the weights, and return a sampler that stays at them.
 
         Args:
             name: Id of the checkpoint within the run; drawn if None.
+            retry_config: How requests of the sampler are sent again; as the client's calls if None.
 
         Returns:
             The sampler; it serves the weights of this moment, whatever the run does later.
+
+        Raises:
+            AlreadyExistsError: If the run has a checkpoint of this name.
+            ConfigurationError: If `retry_config` is no `RetryPolicy`.
+
+        Example:
+            >>> sampler = run.save_weights_and_get_sampling_client("step-100")
         """
         saved = await self.save_weights_for_sampler(name or f"sampler-{secrets.token_hex(6)}")
-        return await open_sampler(self._core, checkpoint=saved.name)
+        return await open_sampler(self._core, checkpoint=saved.name, retry_config=retry_config)
 
     @call
     async def _get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the base model."""
+        """Return the tokenizer of the base model.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            NotFoundError: If no worker serves the model any more.
+
+        Example:
+            >>> tokens = run.get_tokenizer().encode("hello")
+        """
         return await self._core.get_tokenizer(self.base_model)
 
     def get_info(self) -> TrainingRunInfo:
-        """Return what the run is: its model, adapter and labels."""
+        """Return what the run is: its model, adapter and labels.
+
+        Returns:
+            The run as it was when this handle was made.
+        """
         return self.info
 
     def _forward_backward_request(
@@ -346,7 +442,7 @@ class TrainingRunCalls(Ready):
             parent=self.name, checkpoint_id=name, kind=kind, labels=dict(labels or {})
         )
         if ttl_seconds is not None:
-            request.ttl.FromTimedelta(datetime.timedelta(seconds=ttl_seconds))
+            request.ttl.CopyFrom(encode_duration(ttl_seconds))
         return self._stream.submit(operations.SAVE_CHECKPOINT, request, codec.decode_checkpoint)
 
     def _load(

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import Mapping
 
 from google.longrunning import operations_pb2
-from google.protobuf import duration_pb2
 
 from tinsmith.errors import InternalError, OperationTimeoutError
 from tinsmith.rpc.core import ClientCore
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.training.training_run import TrainingRun
 from tinsmith.v1 import models_pb2, scheduler_pb2, trainer_pb2
@@ -104,7 +104,7 @@ async def _wait_created(
             waiting_for = metadata.waiting_for or "nothing"
             raise OperationTimeoutError(
                 f"{operation.name} did not finish; the server waits for: {waiting_for}",
-                metadata={"waiting_for": waiting_for},
+                waiting_for=waiting_for,
                 remedy=f"it goes on; Client.runs.get({metadata.run!r}) continues it",
             )
         # A server that answers at once instead of waiting is not to be flooded.
@@ -115,7 +115,7 @@ async def _wait_created(
             lambda c: c.operations.WaitOperation,
             operations_pb2.WaitOperationRequest(
                 name=operation.name,
-                timeout=duration_pb2.Duration(seconds=int(wait_s), nanos=int(wait_s % 1 * 1e9)),
+                timeout=encode_duration(wait_s),
             ),
             timeout_s=wait_s + core.settings.call_timeout_s,
         )

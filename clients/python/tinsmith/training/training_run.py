@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from tinsmith.rpc.futures import OperationFuture
 from tinsmith.sampling.sampler import Sampler
+from tinsmith.settings import RetryPolicy
 from tinsmith.text.tokenizer import Tokenizer
 from tinsmith.training.run_calls import DEFAULT_LOSS, TrainingRunCalls
 from tinsmith.types import (
@@ -61,21 +62,20 @@ class TrainingRun(TrainingRunCalls):
         self,
         name: str,
         ttl_seconds: float | None = None,
-        *,
+        overwrite: bool = False,
         user_metadata: Mapping[str, str] | None = None,
     ) -> OperationFuture[Checkpoint]:
         """Submit as `save_state` does; await the future for the result."""
-        return self.save_state(name, ttl_seconds, user_metadata=user_metadata)
+        return self.save_state(name, ttl_seconds, overwrite, user_metadata)
 
     async def save_weights_for_sampler_async(
         self,
         name: str,
         ttl_seconds: float | None = None,
-        *,
         user_metadata: Mapping[str, str] | None = None,
     ) -> OperationFuture[Checkpoint]:
         """Submit as `save_weights_for_sampler` does; await the future for the result."""
-        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata=user_metadata)
+        return self.save_weights_for_sampler(name, ttl_seconds, user_metadata)
 
     async def load_state_async(
         self, path: str | Checkpoint
@@ -93,6 +93,15 @@ class TrainingRun(TrainingRunCalls):
         """Return a sampler of the live weights.
 
         Each request uses weights at least as new as the last `optim_step` whose result arrived.
+
+        Returns:
+            The sampler.
+
+        Raises:
+            TinsmithError: If the server cannot be reached or refuses the key.
+
+        Example:
+            >>> sampler = run.sampler()
         """
         return self._core.background.call(self._sampler())
 
@@ -100,23 +109,49 @@ class TrainingRun(TrainingRunCalls):
         """Do as `sampler`, without blocking."""
         return await self._core.background.acall(self._sampler())
 
-    def save_weights_and_get_sampling_client(self, name: str | None = None) -> Sampler:
+    def save_weights_and_get_sampling_client(
+        self, name: str | None = None, retry_config: RetryPolicy | None = None
+    ) -> Sampler:
         """Save the weights, and return a sampler that stays at them.
 
         Args:
             name: Id of the checkpoint within the run; drawn if None.
+            retry_config: How requests of the sampler are sent again; as the client's calls if None.
 
         Returns:
             The sampler; it serves the weights of this moment, whatever the run does later.
-        """
-        return self._core.background.call(self._save_weights_and_get_sampling_client(name))
 
-    async def save_weights_and_get_sampling_client_async(self, name: str | None = None) -> Sampler:
+        Raises:
+            AlreadyExistsError: If the run has a checkpoint of this name.
+            ConfigurationError: If `retry_config` is no `RetryPolicy`.
+
+        Example:
+            >>> sampler = run.save_weights_and_get_sampling_client("step-100")
+        """
+        return self._core.background.call(
+            self._save_weights_and_get_sampling_client(name, retry_config)
+        )
+
+    async def save_weights_and_get_sampling_client_async(
+        self, name: str | None = None, retry_config: RetryPolicy | None = None
+    ) -> Sampler:
         """Do as `save_weights_and_get_sampling_client`, without blocking."""
-        return await self._core.background.acall(self._save_weights_and_get_sampling_client(name))
+        return await self._core.background.acall(
+            self._save_weights_and_get_sampling_client(name, retry_config)
+        )
 
     def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the base model."""
+        """Return the tokenizer of the base model.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            NotFoundError: If no worker serves the model any more.
+
+        Example:
+            >>> tokens = run.get_tokenizer().encode("hello")
+        """
         return self._core.background.call(self._get_tokenizer())
 
     async def get_tokenizer_async(self) -> Tokenizer:

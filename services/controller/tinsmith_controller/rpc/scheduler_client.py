@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
-from google.rpc import status_pb2
-from grpc_status import rpc_status
 
 from tinsmith.rpc.channels import CHANNEL_OPTIONS
+from tinsmith.rpc.error_codec import status_of
 from tinsmith.v1 import job_pb2, job_pb2_grpc
 from tinsmith_jobs.plan.observed import Report
 from tinsmith_jobs.status import Saved
@@ -244,10 +242,7 @@ def _report(entry: job_pb2.TrainingJobReport) -> Report:
 
 
 def _sentence(error: grpc.RpcError) -> str:
-    status: status_pb2.Status | None = None
-    # The transport replaces the code of a status that it cannot pass whole.
-    with contextlib.suppress(ValueError):
-        status = rpc_status.from_call(error)
+    status = status_of(error)
     if status is not None:
         return str(status.message)
     return f"{error.code().name}: {error.details()}"

@@ -11,13 +11,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from google.protobuf import duration_pb2
-
 from tinsmith.names import (
     EpisodeName,
     SamplingSessionName,
     is_valid_id,
 )
+from tinsmith.rpc.durations import decode_duration, encode_duration
 from tinsmith.v1 import episode_pb2
 from tinsmith_coordinator.episodes.lease_tokens import EpisodeKey, LeaseToken
 from tinsmith_coordinator.store.records import (
@@ -32,7 +31,7 @@ from tinsmith_coordinator.store.records import (
     QueueKey,
 )
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError
-from tinsmith_runtime.rpc.requests import check_text, decode_duration, encode_time, parse_name
+from tinsmith_runtime.rpc.requests import check_text, encode_time, parse_name
 
 DOMAIN = "coordinator.tinsmith"
 DEFAULT_QUEUE = "default"
@@ -234,9 +233,7 @@ def encode_claimed(
             lease_token=answer.token,
             api_key=answer.api_key,
         )
-    retry_after = duration_pb2.Duration()
-    if not timeout_s:
-        retry_after.FromNanoseconds(int(_RETRY_AFTER_S * 1e9))
+    retry_after = encode_duration(0.0 if timeout_s else _RETRY_AFTER_S)
     return episode_pb2.ClaimEpisodeResponse(waiting_for=answer.waiting_for, retry_after=retry_after)
 
 

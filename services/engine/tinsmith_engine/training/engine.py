@@ -47,8 +47,8 @@ from tinsmith_runtime.errors import (
     NoGradientError,
     NonFiniteLossError,
     TinsmithError,
+    internal_error,
 )
-from tinsmith_runtime.rpc.error_codec import internal_error
 
 logger = logging.getLogger(__name__)
 

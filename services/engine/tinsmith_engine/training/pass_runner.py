@@ -32,8 +32,7 @@ from tinsmith_engine.packing.packing import PackedRows, pack
 from tinsmith_engine.runs.run_store import Run, adapter_scale
 from tinsmith_engine.training.adapter_groups import AdapterUse, fill_passes, group_adapters
 from tinsmith_engine.training.batch_jobs import Job
-from tinsmith_runtime.errors import InternalError, OutOfMemoryError, TinsmithError
-from tinsmith_runtime.rpc.error_codec import internal_error
+from tinsmith_runtime.errors import InternalError, OutOfMemoryError, TinsmithError, internal_error
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from google.protobuf import struct_pb2, timestamp_pb2
 
 from tinsmith import names
+from tinsmith.rpc.error_codec import encode_code
 from tinsmith.tensors import TensorFormatError, decode_tensor
 from tinsmith.v1 import environment_pb2, trajectories_pb2
 from tinsmith_environment.environment import Action, JsonValue, Observation, StepResult
@@ -111,7 +112,7 @@ def encode_step(result: StepResult) -> environment_pb2.StepInstanceResponse:
 def encode_failure(error: TinsmithError) -> environment_pb2.StepFailure:
     """Return the message of a failed step of a stream."""
     return environment_pb2.StepFailure(
-        code=error.code.value, reason=error.reason, message=error.message
+        code=encode_code(error.code), reason=error.reason, message=error.message
     )
 
 

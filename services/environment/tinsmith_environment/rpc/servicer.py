@@ -13,9 +13,13 @@ from tinsmith.v1 import environment_pb2, environment_pb2_grpc
 from tinsmith_environment.instances.instances import InstanceRegistry, instance_not_found
 from tinsmith_environment.registry import EnvironmentRegistry, environment_not_found
 from tinsmith_environment.rpc import codec
-from tinsmith_runtime.errors import InstanceNotFoundError, NotFoundError, TinsmithError
+from tinsmith_runtime.errors import (
+    InstanceNotFoundError,
+    NotFoundError,
+    TinsmithError,
+    internal_error,
+)
 from tinsmith_runtime.rpc.auth import Caller, current_caller
-from tinsmith_runtime.rpc.error_codec import internal_error
 from tinsmith_runtime.rpc.pages import take_page
 from tinsmith_runtime.rpc.requests import current_body, decode_name_part, digest_of, parse_name
 

@@ -24,11 +24,13 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import timestamp_pb2
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from tinsmith.names import EpisodeName, InvalidNameError, SamplingSessionName
+from tinsmith.rpc.durations import encode_duration
+from tinsmith.rpc.lists import pages
 from tinsmith.v1 import episode_pb2
 from tinsmith_gateway.access.permissions import access_of
 from tinsmith_gateway.endpoint import Call, Handler, endpoint
@@ -140,8 +142,8 @@ async def claim(call: Call) -> Response:
         client_id=body.client_uuid,
         queue=body.queue,
         type=_TYPES[body.episode_type],
-        lease_duration=_duration(body.discard_timeout_s),
-        timeout=_duration(body.timeout_s),
+        lease_duration=encode_duration(body.discard_timeout_s),
+        timeout=encode_duration(body.timeout_s),
         max_held=_max_held(body.throttle_policy),
     )
     # An episode for a client that is gone would stay claimed, unplayed, until its lease ran out.
@@ -282,21 +284,17 @@ async def _open_episodes(
     call: Call, queue: str, *, page_size: int = _PAGE_SIZE
 ) -> AsyncGenerator[episode_pb2.Episode]:
     """Yield the episodes that have not ended; with their tasks they are too large to be held."""
-    token = ""
-    while True:
-        request = episode_pb2.ListEpisodesRequest(
-            parent=_project(call),
-            page_size=page_size,
-            page_token=token,
-            queue=queue,
-            states=_OPEN_STATES,
-        )
-        page = await _send(call, "ListEpisodes", request, episode_pb2.ListEpisodesResponse)
+    request = episode_pb2.ListEpisodesRequest(
+        parent=_project(call), queue=queue, states=_OPEN_STATES
+    )
+    listed = pages(
+        lambda each: _send(call, "ListEpisodes", each, episode_pb2.ListEpisodesResponse),
+        request,
+        page_size=page_size,
+    )
+    async for page in listed:
         for episode in page.episodes:
             yield episode
-        token = page.next_page_token
-        if not token:
-            return
 
 
 async def _send(call: Call, method: str, request: Any, response: type[Any]) -> Any:
@@ -394,8 +392,3 @@ def _id(episode: episode_pb2.Episode) -> str:
 
 def _iso(stamp: timestamp_pb2.Timestamp) -> str:
     return stamp.ToJsonString()
-
-
-def _duration(seconds: float) -> duration_pb2.Duration:
-    whole = int(seconds)
-    return duration_pb2.Duration(seconds=whole, nanos=int((seconds - whole) * 1e9))

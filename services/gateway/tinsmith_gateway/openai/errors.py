@@ -48,8 +48,8 @@ def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
     """Return the body of an error; `code` is OpenAI's where it has one, else Tinsmith's reason."""
     default = "invalid_request_error" if status < _FIRST_SERVER_STATUS else "server_error"
     field = error.metadata.get("field")
-    if field is None and error.violations:
-        field = error.violations[0].field
+    if field is None and error.field_violations:
+        field = error.field_violations[0].field
     remedy = _REMEDIES.get(error.reason)
     return _body(
         f"{error.message}; {remedy}" if remedy else error.message,

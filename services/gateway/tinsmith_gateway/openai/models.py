@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from tinsmith import names
+from tinsmith.rpc.lists import pages
 from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.endpoint import Call
@@ -18,7 +19,6 @@ from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.routing import CHECKPOINT_SERVICE, SCHEDULER_SERVICE
 from tinsmith_runtime.errors import ModelNotFoundError, NotFoundError
 
-_PAGE_SIZE = 1000
 _SERVED_STATES = (
     scheduler_pb2.TrainingRun.STATE_ACTIVE,
     scheduler_pb2.TrainingRun.STATE_MOVING,
@@ -95,44 +95,36 @@ class ModelList:
         return {model.model.base_model: model for model in capabilities.models if model.sampleable}
 
     async def _runs(self, credential: Credential) -> AsyncIterator[scheduler_pb2.TrainingRun]:
-        token = ""
-        while True:
-            page = await self._upstream.call(
+        listed = pages(
+            lambda each: self._upstream.call(
                 SCHEDULER_SERVICE,
                 "ListTrainingRuns",
-                scheduler_pb2.ListTrainingRunsRequest(
-                    parent=credential.project, page_size=_PAGE_SIZE, page_token=token
-                ),
+                each,
                 scheduler_pb2.ListTrainingRunsResponse,
                 credential,
-            )
+            ),
+            scheduler_pb2.ListTrainingRunsRequest(parent=credential.project),
+        )
+        async for page in listed:
             for run in page.training_runs:
                 yield run
-            token = page.next_page_token
-            if not token:
-                return
 
     async def _checkpoints(
         self, credential: Credential
     ) -> AsyncIterator[checkpoint_pb2.Checkpoint]:
-        token = ""
-        while True:
-            page = await self._upstream.call(
+        listed = pages(
+            lambda each: self._upstream.call(
                 CHECKPOINT_SERVICE,
                 "ListCheckpoints",
-                checkpoint_pb2.ListCheckpointsRequest(
-                    parent=f"{credential.project}/trainingRuns/-",
-                    page_size=_PAGE_SIZE,
-                    page_token=token,
-                ),
+                each,
                 checkpoint_pb2.ListCheckpointsResponse,
                 credential,
-            )
+            ),
+            checkpoint_pb2.ListCheckpointsRequest(parent=f"{credential.project}/trainingRuns/-"),
+        )
+        async for page in listed:
             for checkpoint in page.checkpoints:
                 yield checkpoint
-            token = page.next_page_token
-            if not token:
-                return
 
     async def _run(self, credential: Credential, name: str) -> scheduler_pb2.TrainingRun:
         return await self._upstream.call(

@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 from tinsmith_gateway.access.limits import Admission
 from tinsmith_gateway.endpoint import Call, status_of
 from tinsmith_gateway.openai.errors import encode_error
-from tinsmith_runtime.errors import TinsmithError
-from tinsmith_runtime.rpc.error_codec import internal_error
+from tinsmith_runtime.errors import TinsmithError, internal_error
 
 logger = logging.getLogger(__name__)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from google.protobuf import timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
+from tinsmith.rpc.lists import pages
 from tinsmith.v1 import audit_pb2, checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import ids, usage
@@ -20,7 +20,6 @@ from tinsmith_runtime.errors import InvalidFieldError, RoleMissingError
 _MAX_WINDOW = datetime.timedelta(days=14)
 _DAY = datetime.timedelta(days=1)
 _FIRST_YEAR, _LAST_YEAR = 1970, 9999
-_PAGE_SIZE = 1000
 _GIGABYTE = 10**9
 _AUDIT_RESOURCES = {
     "all": "",
@@ -127,22 +126,23 @@ class Account:
         begin = _day(call.request.query_params.get("day"))
         wanted: dict[str, Any] = {
             "parent": f"projects/{native.project}",
-            "page_size": _PAGE_SIZE,
             "start_time": _stamp(begin),
             "end_time": _stamp(begin + _DAY),
         }
-        events = await _all_pages(
+        of_scheduler = pages(
             lambda request: native.scheduler(
                 "ListAuditEvents", request, scheduler_pb2.ListAuditEventsResponse
             ),
             scheduler_pb2.ListAuditEventsRequest(**wanted),
         )
-        events += await _all_pages(
+        of_checkpoints = pages(
             lambda request: native.checkpoint_service(
                 "ListCheckpointEvents", request, checkpoint_pb2.ListCheckpointEventsResponse
             ),
             checkpoint_pb2.ListCheckpointEventsRequest(**wanted),
         )
+        events = [event async for page in of_scheduler for event in page.events]
+        events += [event async for page in of_checkpoints for event in page.events]
         events.sort(key=lambda event: (event.time.seconds, event.time.nanos))
         return JSONResponse(
             {
@@ -200,19 +200,6 @@ async def _own_key(native: Native) -> scheduler_pb2.Key:
     request = scheduler_pb2.GetCallerKeyRequest()
     found: scheduler_pb2.Key = await native.scheduler("GetCallerKey", request, scheduler_pb2.Key)
     return found
-
-
-async def _all_pages(
-    list_page: Callable[[Any], Awaitable[Any]], request: Any
-) -> list[audit_pb2.AuditEvent]:
-    """Return the events of all pages of a list."""
-    found: list[audit_pb2.AuditEvent] = []
-    while True:
-        page = await list_page(request)
-        found += page.events
-        request.page_token = page.next_page_token
-        if not page.next_page_token:
-            return found
 
 
 def _encode_audit(event: audit_pb2.AuditEvent) -> dict[str, Any]:

@@ -9,19 +9,20 @@ from google.longrunning import operations_pb2
 from google.protobuf import field_mask_pb2, timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
+from tinsmith.rpc.durations import encode_duration
+from tinsmith.rpc.error_codec import decode_status
+from tinsmith.rpc.lists import pages
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import age_encryption, bodies, ids, query_parameters
-from tinsmith_gateway.tinker.contract_calls import Native, duration, iso_time, user_native
+from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
 from tinsmith_gateway.tinker.downloads import Downloads
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
     FailedPreconditionError,
     InvalidFieldError,
 )
-from tinsmith_runtime.rpc.error_codec import decode_status
 
-_PAGE_SIZE = 1000
 _COPY_TIMEOUT_S = 600.0
 _SAVE_LABEL = "tinsmith.copy"
 _Checkpoint = checkpoint_pb2.Checkpoint
@@ -114,7 +115,7 @@ class Checkpoints:
         request = checkpoint_pb2.UpdateCheckpointRequest(
             name=await _own(native, _path(call)),
             update_mask=field_mask_pb2.FieldMask(paths=["ttl"]),
-            ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
+            ttl=None if body.ttl_seconds is None else encode_duration(body.ttl_seconds),
         )
         await native.checkpoint_service("UpdateCheckpoint", request, _Checkpoint)
         return JSONResponse({})
@@ -160,7 +161,7 @@ class Checkpoints:
             labels={
                 name: text for name, text in source.labels.items() if age_encryption.is_label(name)
             },
-            ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
+            ttl=None if body.ttl_seconds is None else encode_duration(body.ttl_seconds),
         )
         operation = await native.checkpoint_service(
             "CopyCheckpoint", save, operations_pb2.Operation
@@ -233,19 +234,13 @@ def _path(call: Call) -> ids.TinkerPath:
 
 
 async def _all_runs(native: Native) -> list[scheduler_pb2.TrainingRun]:
-    found: list[scheduler_pb2.TrainingRun] = []
-    token = ""
-    while True:
-        request = scheduler_pb2.ListTrainingRunsRequest(
-            parent=f"projects/{native.project}", page_size=_PAGE_SIZE, page_token=token
-        )
-        page = await native.scheduler(
-            "ListTrainingRuns", request, scheduler_pb2.ListTrainingRunsResponse
-        )
-        found += page.training_runs
-        token = page.next_page_token
-        if not token:
-            return found
+    listed = pages(
+        lambda each: native.scheduler(
+            "ListTrainingRuns", each, scheduler_pb2.ListTrainingRunsResponse
+        ),
+        scheduler_pb2.ListTrainingRunsRequest(parent=f"projects/{native.project}"),
+    )
+    return [run async for page in listed for run in page.training_runs]
 
 
 async def _checkpoints_by_run(native: Native) -> dict[str, list[checkpoint_pb2.Checkpoint]]:

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.longrunning import operations_pb2
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import timestamp_pb2
 
+from tinsmith.rpc.durations import encode_duration
+from tinsmith.rpc.lists import pages
 from tinsmith.v1 import checkpoint_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.endpoint import Call
@@ -31,7 +33,6 @@ from tinsmith_runtime.errors import (
 
 logger = logging.getLogger(__name__)
 
-_PAGE_SIZE = 1000
 _MAX_LABELS = 64
 _MAX_LABEL = 1024
 _SERVER_POLL_S = 20.0
@@ -79,7 +80,7 @@ class Native:
     async def wait(self, name: str, timeout_s: float) -> operations_pb2.Operation:
         """Wait for an operation, at most as long as servers let one wait."""
         waited_s = min(timeout_s, _SERVER_POLL_S)
-        request = operations_pb2.WaitOperationRequest(name=name, timeout=duration(waited_s))
+        request = operations_pb2.WaitOperationRequest(name=name, timeout=encode_duration(waited_s))
         return await self._services.upstream.call(
             OPERATIONS_SERVICE,
             "WaitOperation",
@@ -103,19 +104,13 @@ class Native:
 
     async def checkpoints(self, run: str) -> list[checkpoint_pb2.Checkpoint]:
         """Return the checkpoints of a run, or of all runs of a project, newest first."""
-        found: list[checkpoint_pb2.Checkpoint] = []
-        token = ""
-        while True:
-            request = checkpoint_pb2.ListCheckpointsRequest(
-                parent=run, page_size=_PAGE_SIZE, page_token=token
-            )
-            page = await self.checkpoint_service(
-                "ListCheckpoints", request, checkpoint_pb2.ListCheckpointsResponse
-            )
-            found += page.checkpoints
-            token = page.next_page_token
-            if not token:
-                return found
+        listed = pages(
+            lambda each: self.checkpoint_service(
+                "ListCheckpoints", each, checkpoint_pb2.ListCheckpointsResponse
+            ),
+            checkpoint_pb2.ListCheckpointsRequest(parent=run),
+        )
+        return [checkpoint async for page in listed for checkpoint in page.checkpoints]
 
     async def checkpoint(self, path: ids.TinkerPath) -> checkpoint_pb2.Checkpoint:
         """Return the checkpoint that a path means: of the caller's project, or published.
@@ -182,11 +177,6 @@ def _not_found(path: ids.TinkerPath) -> CheckpointNotFoundError:
     return CheckpointNotFoundError(
         f"{path} does not exist, or is not published by its project", checkpoint=path
     )
-
-
-def duration(seconds: float) -> duration_pb2.Duration:
-    """Return a duration as a message."""
-    return duration_pb2.Duration(seconds=int(seconds), nanos=int((seconds - int(seconds)) * 1e9))
 
 
 def iso_time(stamp: timestamp_pb2.Timestamp) -> str:

@@ -22,6 +22,7 @@ import pyrage
 from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import checkpoint_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.services import Services
@@ -29,7 +30,6 @@ from tinsmith_gateway.tinker import age_encryption, ids
 from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
 from tinsmith_gateway.upstream.routing import CHECKPOINT_SERVICE
 from tinsmith_runtime.errors import DownloadTokenInvalidError
-from tinsmith_runtime.rpc.error_codec import decode_status
 
 DOWNLOADS_PATH = "/api/v1/downloads"
 

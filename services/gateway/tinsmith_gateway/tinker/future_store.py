@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from google.rpc import status_pb2
 
+from tinsmith.rpc.error_codec import decode_status, encode_status
 from tinsmith_gateway.store.tables import futures
 from tinsmith_runtime.errors import ResourceExhaustedError, TinsmithError
-from tinsmith_runtime.rpc.error_codec import decode_status, encode_status
 from tinsmith_runtime.sql import Database, insert
 
 SAMPLE = "sample"

@@ -15,6 +15,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import timestamp_pb2
 from starlette.responses import JSONResponse, Response
 
+from tinsmith.rpc.lists import pages
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import ids
@@ -23,7 +24,6 @@ from tinsmith_gateway.tinker.downloads import DOWNLOADS_PATH, Downloads
 from tinsmith_gateway.tinker.future_store import FutureStore, Span
 from tinsmith_gateway.upstream.routing import OPERATIONS_SERVICE
 
-_PAGE_SIZE = 1000
 _PROCESS = 1
 _TRACE = "trace"
 
@@ -86,19 +86,13 @@ async def _session(native: Native, session_id: str) -> scheduler_pb2.Session:
 
 
 async def _operations(native: Native, run: str) -> list[operations_pb2.Operation]:
-    found: list[operations_pb2.Operation] = []
-    token = ""
-    while True:
-        request = operations_pb2.ListOperationsRequest(
-            name=run, page_size=_PAGE_SIZE, page_token=token
-        )
-        page = await native.call(
-            OPERATIONS_SERVICE, "ListOperations", request, operations_pb2.ListOperationsResponse
-        )
-        found += page.operations
-        token = page.next_page_token
-        if not token:
-            return found
+    listed = pages(
+        lambda each: native.call(
+            OPERATIONS_SERVICE, "ListOperations", each, operations_pb2.ListOperationsResponse
+        ),
+        operations_pb2.ListOperationsRequest(name=run),
+    )
+    return [operation async for page in listed for operation in page.operations]
 
 
 def _span(operation: operations_pb2.Operation) -> Span:

@@ -17,6 +17,7 @@ from google.rpc import status_pb2
 from starlette.responses import JSONResponse, Response
 
 from tinsmith.names import CheckpointName
+from tinsmith.rpc.error_codec import decode_status
 from tinsmith.v1 import checkpoint_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import bodies, downloads, futures, ids, rendering, training_codec
@@ -26,7 +27,6 @@ from tinsmith_gateway.tinker.futures import OperationFuture
 from tinsmith_gateway.tinker.sample_futures import Samples
 from tinsmith_gateway.tinker.sample_routes import create_sampling_session
 from tinsmith_runtime.errors import ErrorCode, InternalError, InvalidFieldError, TinsmithError
-from tinsmith_runtime.rpc.error_codec import decode_status
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from tinsmith_runtime.errors import (
     InvalidFieldError,
     QueueFullError,
     TinsmithError,
+    internal_error,
 )
-from tinsmith_runtime.rpc.error_codec import internal_error
 
 logger = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from tinsmith.rpc.lists import pages
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.tinker import bodies, ids, query_parameters
@@ -25,7 +26,6 @@ from tinsmith_runtime.errors import (
 )
 
 _TAGS_LABEL = "tinsmith.tags"
-_PAGE_SIZE = 1000
 _GONE = 410
 _SESSION_ENDED = frozenset({"SESSION_FINISHED", "SESSION_NOT_FOUND"})
 _Session = scheduler_pb2.Session
@@ -139,17 +139,12 @@ class Sessions:
 
 
 async def _all_sessions(native: Native) -> list[scheduler_pb2.Session]:
-    found: list[scheduler_pb2.Session] = []
-    token = ""
-    while True:
-        request = scheduler_pb2.ListSessionsRequest(
-            parent=f"projects/{native.project}", page_size=_PAGE_SIZE, page_token=token
-        )
-        page = await native.scheduler("ListSessions", request, scheduler_pb2.ListSessionsResponse)
-        found += page.sessions
-        token = page.next_page_token
-        if not token:
-            return found
+    request = scheduler_pb2.ListSessionsRequest(parent=f"projects/{native.project}")
+    listed = pages(
+        lambda each: native.scheduler("ListSessions", each, scheduler_pb2.ListSessionsResponse),
+        request,
+    )
+    return [session async for page in listed for session in page.sessions]
 
 
 def _matches(session: scheduler_pb2.Session, body: bodies.SearchSessions) -> bool:

@@ -8,6 +8,7 @@ import zstandard
 from google.longrunning import operations_pb2
 from starlette.responses import JSONResponse, Response
 
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.v1 import checkpoint_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_gateway.endpoint import Call, too_large
 from tinsmith_gateway.tinker import (
@@ -20,7 +21,7 @@ from tinsmith_gateway.tinker import (
     usage,
 )
 from tinsmith_gateway.tinker.base_models import BaseModels
-from tinsmith_gateway.tinker.contract_calls import Native, duration, encode_labels, user_native
+from tinsmith_gateway.tinker.contract_calls import Native, encode_labels, user_native
 from tinsmith_gateway.tinker.future_store import FutureStore
 from tinsmith_gateway.tinker.numbered_calls import OrderedCalls, Prepared
 from tinsmith_gateway.tinker.rendering import REFUSED_LOSSES, future, loss_hint
@@ -187,7 +188,7 @@ class Training:
                 checkpoint_id=checkpoint_id,
                 kind=checkpoint_pb2.Checkpoint.KIND_TRAINING,
                 labels=encode_labels(body.user_metadata),
-                ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
+                ttl=None if body.ttl_seconds is None else encode_duration(body.ttl_seconds),
             )
             return Prepared(request, futures.SAVE_WEIGHTS)
 
@@ -218,7 +219,7 @@ class Training:
                 checkpoint_id=ids.native_checkpoint_id(ids.SAMPLER, name),
                 kind=checkpoint_pb2.Checkpoint.KIND_SAMPLER,
                 labels=encode_labels(body.user_metadata),
-                ttl=None if ttl_s is None else duration(ttl_s),
+                ttl=None if ttl_s is None else encode_duration(ttl_s),
             )
             return Prepared(request, kind, client)
 
@@ -236,7 +237,7 @@ class Training:
                 checkpoint_id=ids.native_checkpoint_id(ids.EXTERNAL, body.path),
                 kind=checkpoint_pb2.Checkpoint.KIND_SAMPLER,
                 labels=age_encryption.encode_labels(body.age_encryption_recipients or []),
-                ttl=None if body.ttl_seconds is None else duration(body.ttl_seconds),
+                ttl=None if body.ttl_seconds is None else encode_duration(body.ttl_seconds),
             )
             return Prepared(request, futures.SAVE_EXTERNAL)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tinsmith.replicas import Replicas
 from tinsmith.rpc.channels import open_channel
+from tinsmith.rpc.lists import pages
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_gateway.upstream.routing import (
     AnyOf,
@@ -38,7 +39,6 @@ _CALL_TIMEOUT_S = 10.0
 _WORKERS_TTL_S = 2.0
 _REPLICAS_TTL_S = 10.0
 _MAX_ENTRIES = 100_000
-_PAGE_SIZE = 1_000
 _ROLES = {
     "trainer": scheduler_pb2.Worker.ROLE_TRAINER,
     "sampler": scheduler_pb2.Worker.ROLE_SAMPLER,
@@ -148,18 +148,14 @@ class Directory:
         return await asyncio.shield(task)
 
     async def _list(self, role: str) -> list[RoleWorker]:
-        request = scheduler_pb2.ListWorkersRequest(role=_ROLES[role], page_size=_PAGE_SIZE)
-        workers: list[RoleWorker] = []
+        request = scheduler_pb2.ListWorkersRequest(role=_ROLES[role])
+        listed = pages(lambda each: self._call(self._stub.ListWorkers, each), request)
         async with typed_errors("scheduler"):
-            while True:
-                listed = await self._call(self._stub.ListWorkers, request)
-                workers += [
-                    RoleWorker(each.name, each.address, each.pool, each.project)
-                    for each in listed.workers
-                ]
-                if not listed.next_page_token:
-                    break
-                request.page_token = listed.next_page_token
+            workers = [
+                RoleWorker(each.name, each.address, each.pool, each.project)
+                async for page in listed
+                for each in page.workers
+            ]
         if workers:
             self._workers[role] = (self._clock() + _WORKERS_TTL_S, workers)
         return workers

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from tinsmith_runtime.config import load_config
-from tinsmith_runtime.errors import ConfigError, TinsmithError
+from tinsmith_runtime.errors import ConfigError, TinsmithError, sentence_of
 from tinsmith_runtime.observability.logs import configure_logging
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.pod.settings_help import describe_settings
@@ -58,11 +58,12 @@ def run_pod(
     try:
         asyncio.run(serve(load_config(config_class, path=arguments.config)))
     except (ConfigError, TinsmithError) as error:
+        problem = sentence_of(error)
         if sys.stderr.isatty():
-            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(f"error: {problem}\n")
         else:
-            logger.critical("cannot start", extra={"problem": str(error)})
-        write_termination_reason(str(error))
+            logger.critical("cannot start", extra={"problem": problem})
+        write_termination_reason(problem)
         return _CAN_NOT_START
     except Exception as error:
         write_termination_reason(f"{type(error).__name__}: {error}")

@@ -19,11 +19,16 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 
-from tinsmith_runtime.errors import DrainingError, MalformedRequestError, TinsmithError
+from tinsmith.rpc.error_codec import encode_status
+from tinsmith_runtime.errors import (
+    DrainingError,
+    MalformedRequestError,
+    TinsmithError,
+    internal_error,
+)
 from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.observability.metrics import RPC_ERRORS, RPC_IN_FLIGHT, RPC_SECONDS
 from tinsmith_runtime.rpc.auth import Authenticator, Caller, bind_caller
-from tinsmith_runtime.rpc.error_codec import encode_status, internal_error
 from tinsmith_runtime.rpc.requests import bind_body
 
 logger = logging.getLogger(__name__)

@@ -23,9 +23,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from google.protobuf import duration_pb2, timestamp_pb2
+from google.protobuf import timestamp_pb2
 
 from tinsmith.names import InvalidNameError, ResourceName, is_valid_id
+from tinsmith.rpc.durations import decode_duration
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.records import RequestIdentity
 
@@ -202,10 +203,17 @@ def decode_page_token(list_name: str, token: str) -> int | None:
         InvalidFieldError: If the token was not made for this list.
     """
     key = decode_key_token(list_name, token)
-    if key is None:
-        return None
+    return None if key is None else parse_serial(key)
+
+
+def parse_serial(key: str) -> int:
+    """Return the serial that the key of a token holds.
+
+    Raises:
+        InvalidFieldError: If it holds none.
+    """
     if not (key.isascii() and key.isdigit() and len(key) <= _MAX_SERIAL_DIGITS):
-        raise InvalidFieldError("page_token", "is not a next_page_token of this list")
+        raise _foreign_token()
     return int(key)
 
 
@@ -234,8 +242,35 @@ def decode_key_token(list_name: str, token: str) -> str | None:
     except ValueError:
         digest, body, key = b"", b"", ""
     if digest != _page_digest(list_name, body):
-        raise InvalidFieldError("page_token", "is not a next_page_token of this list")
+        raise _foreign_token()
     return key
+
+
+def encode_position_token(list_name: str, time_s: float, key: str) -> str:
+    """Return the token that continues a list in the order of time after an entry."""
+    return encode_key_token(list_name, f"{time_s!r}:{key}")
+
+
+def decode_position_token(list_name: str, token: str) -> tuple[float, str] | None:
+    """Return the time and the key in a token, None for an empty token.
+
+    Raises:
+        InvalidFieldError: If the token was not made for this list.
+    """
+    found = decode_key_token(list_name, token)
+    if found is None:
+        return None
+    time_s, _, key = found.partition(":")
+    try:
+        return float(time_s), key
+    except ValueError as error:
+        raise _foreign_token() from error
+
+
+def _foreign_token() -> InvalidFieldError:
+    return InvalidFieldError(
+        "page_token", "is not a next_page_token of this list; start without one"
+    )
 
 
 def _page_digest(list_name: str, body: bytes) -> bytes:
@@ -268,18 +303,6 @@ def decode_timeout(request: Any, max_s: float) -> float:
     if timeout_s < 0:
         raise InvalidFieldError("timeout", "must be at least 0")
     return min(timeout_s, max_s)
-
-
-def encode_duration(seconds: float) -> duration_pb2.Duration:
-    """Return a time span."""
-    message = duration_pb2.Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
-
-
-def decode_duration(message: duration_pb2.Duration) -> float:
-    """Return a time span in seconds; takes values beyond the range that protobuf checks."""
-    return message.seconds + message.nanos / 1e9
 
 
 def encode_time(time_s: float) -> timestamp_pb2.Timestamp:

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.rpc import status_pb2
-from grpc_status import rpc_status
 
 from tinsmith.rpc.channels import open_channel
+from tinsmith.rpc.error_codec import decode_status, status_of
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
@@ -29,7 +28,6 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
 )
 from tinsmith_runtime.rpc.auth import Authenticator, CachingKeyVerifier, Caller
-from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
@@ -54,7 +52,7 @@ async def typed_errors(peer: str, *, may_move: bool = False) -> AsyncIterator[No
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        status = _status_of(error)
+        status = status_of(error)
         if status is not None:
             raise decode_status(status) from error
         if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (
@@ -74,16 +72,6 @@ async def typed_errors(peer: str, *, may_move: bool = False) -> AsyncIterator[No
             f"the {peer} cannot be reached ({error.code().name}); send the request again",
             peer=peer,
         ) from error
-
-
-def _status_of(error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
-    """Return the status that a server made; None if the transport failed the call."""
-    try:
-        found: status_pb2.Status | None = rpc_status.from_call(error)
-    except ValueError:
-        # The transport replaced the code of a status that it could not pass whole.
-        return None
-    return found
 
 
 class SchedulerClient:

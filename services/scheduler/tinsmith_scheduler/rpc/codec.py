@@ -21,23 +21,22 @@ from tinsmith.names import (
     SessionName,
     is_valid_id,
 )
+from tinsmith.rpc.durations import decode_duration, encode_duration
+from tinsmith.rpc.error_codec import encode_status
 from tinsmith.v1 import audit_pb2, models_pb2, scheduler_pb2, trainer_pb2
 from tinsmith_runtime.adapters import AdapterConfig, FullConfig, LoraConfig
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.rpc import adapter_codec
 from tinsmith_runtime.rpc.auth import ApiKey
-from tinsmith_runtime.rpc.error_codec import encode_status
 from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX
 from tinsmith_runtime.rpc.requests import (
     check_text,
     decode_chosen_id,
-    decode_duration,
     decode_labels,
     decode_page_size,
     decode_time,
-    encode_duration,
     encode_time,
     parse_name,
 )

@@ -62,6 +62,10 @@ class JobServicer(job_pb2_grpc.JobServiceServicer):
         self, request: job_pb2.CreateTrainingJobRequest, context: Context
     ) -> job_pb2.TrainingJob:
         project = _own_project(request.parent)
+        caller = current_caller()
+        if not caller.is_pod and self._keys.of_caller(caller).job:
+            # A driver would otherwise run what its job was not given, with keys of its own.
+            raise caller.denied("CreateTrainingJob as the driver of a job")
         identity = decode_identity(request, project)
         name = JobName(project, job_codec.decode_job_id(request.training_job_id))
         spec, labels = job_codec.decode_new_job(request)

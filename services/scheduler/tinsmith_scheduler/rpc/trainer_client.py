@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc.aio
 from google.longrunning import operations_pb2, operations_pb2_grpc
 
 from tinsmith.rpc.channels import open_channel
+from tinsmith.rpc.durations import encode_duration
+from tinsmith.rpc.error_codec import decode_status
+from tinsmith.rpc.lists import pages
 from tinsmith.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
@@ -23,12 +25,10 @@ from tinsmith.v1 import (
 from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.rpc.adapter_codec import decode_adapter, encode_adapter
-from tinsmith_runtime.rpc.error_codec import decode_status
 from tinsmith_runtime.rpc.pod_identity import PodCredentials
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
-_PAGE_SIZE = 1_000
 _LOAD_IDS = uuid.UUID("8f1c2f0e-5f0b-4c53-9a0e-2b6f3f8f8a51")
 _MODES = {
     ReleaseMode.PARK: trainer_control_pb2.ReleaseRunRequest.MODE_PARK,
@@ -83,28 +83,22 @@ class GrpcTrainers:
     ) -> list[RunStanding]:
         """Return how the runs of a project stand that have operations or a diverged replay."""
         request = trainer_control_pb2.ListRunStatusesRequest(
-            parent=f"projects/{project}/trainingRuns/-", page_size=_PAGE_SIZE
+            parent=f"projects/{project}/trainingRuns/-"
         )
-        standings: list[RunStanding] = []
         deadline_s = time.monotonic() + timeout_s
-        while True:
+
+        def send(request: Any) -> Awaitable[trainer_control_pb2.ListRunStatusesResponse]:
             # A deadline that has passed is a call's deadline too: the error keeps its type.
             remaining_s = max(deadline_s - time.monotonic(), 1e-3)
-            answer: trainer_control_pb2.ListRunStatusesResponse = await self._call(
-                address, "ListRunStatuses", request, _CONTROL, timeout_s=remaining_s
+            return self._call(address, "ListRunStatuses", request, _CONTROL, timeout_s=remaining_s)
+
+        return [
+            RunStanding(
+                each.run, each.num_pending_operations, each.waiting_for, each.replay_diverged
             )
-            standings += [
-                RunStanding(
-                    each.run,
-                    each.num_pending_operations,
-                    each.waiting_for,
-                    each.replay_diverged,
-                )
-                for each in answer.statuses
-            ]
-            if not answer.next_page_token:
-                return standings
-            request.page_token = answer.next_page_token
+            async for page in pages(send, request)
+            for each in page.statuses
+        ]
 
     async def get_checkpoint(self, address: str, checkpoint: str) -> CheckpointInfo:
         """Return what a trainer knows of a checkpoint."""
@@ -132,8 +126,9 @@ class GrpcTrainers:
             include_optimizer=include_optimizer,
         )
         operation: operations_pb2.Operation = await self._call(address, "LoadCheckpoint", request)
-        wait = operations_pb2.WaitOperationRequest(name=operation.name)
-        wait.timeout.FromTimedelta(datetime.timedelta(seconds=self._timeout_s / 2))
+        wait = operations_pb2.WaitOperationRequest(
+            name=operation.name, timeout=encode_duration(self._timeout_s / 2)
+        )
         while not operation.done:
             operation = await self._call(
                 address, "WaitOperation", wait, operations_pb2_grpc.OperationsStub

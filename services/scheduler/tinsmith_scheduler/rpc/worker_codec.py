@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tinsmith.names import CheckpointName, ProjectName, RunName, SessionName, WorkerName
+from tinsmith.rpc.durations import encode_duration
 from tinsmith.v1 import models_pb2, scheduler_pb2
 from tinsmith_runtime.errors import InvalidFieldError
-from tinsmith_runtime.rpc.requests import check_text, decode_chosen_id, encode_duration, parse_name
+from tinsmith_runtime.rpc.requests import check_text, decode_chosen_id, parse_name
 from tinsmith_scheduler.rpc.codec import decode_base_model
 from tinsmith_scheduler.runs.sampling_sessions import LocatedSession
 from tinsmith_scheduler.store.records import (

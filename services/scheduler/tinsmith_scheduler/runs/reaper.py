@@ -17,7 +17,7 @@ from tinsmith_runtime.sql import Database
 from tinsmith_scheduler.metrics import PENDING_RELEASES
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.sessions import Sessions
-from tinsmith_scheduler.store.database import forget_requests
+from tinsmith_scheduler.store.database import forget_audit_events, forget_requests
 from tinsmith_scheduler.store.records import Release
 from tinsmith_scheduler.workers.trainer_protocol import Trainers
 from tinsmith_scheduler.workers.workers import Workers
@@ -38,6 +38,7 @@ class Reaper:
         workers: The workers that are registered.
         trainers: Asked to release runs.
         interval_s: Pause between two rounds.
+        audit_retention_s: How long audit events are kept.
         clock: Monotonic seconds.
         wall_clock: Seconds since the epoch.
     """
@@ -50,6 +51,7 @@ class Reaper:
         workers: Workers,
         trainers: Trainers,
         interval_s: float,
+        audit_retention_s: float,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -58,6 +60,7 @@ class Reaper:
         self._workers = workers
         self._trainers = trainers
         self._interval_s = interval_s
+        self._audit_retention_s = audit_retention_s
         self._clock = clock
         self._wall_clock = wall_clock
         self._forget_at_s = clock()
@@ -84,6 +87,10 @@ class Reaper:
             self._forget_at_s = self._clock() + _FORGET_INTERVAL_S
             now_s = self._wall_clock()
             await self._database.write(lambda connection: forget_requests(connection, now_s=now_s))
+            before_s = now_s - self._audit_retention_s
+            await self._database.write(
+                lambda connection: forget_audit_events(connection, before_s=before_s)
+            )
 
     async def _repeat(self, round_of: Callable[[], Awaitable[None]]) -> None:
         while True:

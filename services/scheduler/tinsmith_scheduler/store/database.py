@@ -96,6 +96,11 @@ def forget_requests(connection: sa.Connection, *, now_s: float) -> int:
     return connection.execute(sa.delete(requests).where(old)).rowcount
 
 
+def forget_audit_events(connection: sa.Connection, *, before_s: float) -> int:
+    """Drop the audit events of before a time, in seconds since the epoch; return how many."""
+    return connection.execute(sa.delete(audit).where(audit.c.time_s < before_s)).rowcount
+
+
 def next_serial(table: sa.Table, group: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
     """Return the next serial of a group of rows, for an insert; rows of a group go all at once.
 

@@ -7,17 +7,15 @@ owner does any of this: what other projects read of a published checkpoint is no
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tinsmith_runtime.errors import InvalidFieldError, RoleMissingError
+from tinsmith_runtime.errors import RoleMissingError
 from tinsmith_runtime.ledger import CheckpointRecord, Ledger
 from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.permissions import KeyRole
-
-_TOKEN = re.compile(r"([0-9][0-9.e+-]{0,31}):([0-9]{1,18})")
+from tinsmith_runtime.rpc.requests import decode_position_token, encode_position_token, parse_serial
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,23 +71,17 @@ class AuditTrail:
                 f"the checkpoints of project {query.project} are managed by its own admins",
                 key_id=caller.key_id,
             )
+        list_name = f"projects/{query.project}/checkpointEvents"
+        position = decode_position_token(list_name, query.page_token)
         found = await self._ledger.list_events(
             query.project,
             limit=query.page_size + 1,
-            after=_decode_position(query.page_token) if query.page_token else None,
+            after=None if position is None else (position[0], parse_serial(position[1])),
             start_s=query.start_s,
             end_s=query.end_s,
         )
         shown = found[: query.page_size]
-        more = len(found) > len(shown)
-        return shown, f"{shown[-1].time_s!r}:{shown[-1].serial}" if more else ""
-
-
-def _decode_position(page_token: str) -> tuple[float, int]:
-    match = _TOKEN.fullmatch(page_token)
-    try:
-        if match is not None:
-            return float(match[1]), int(match[2])
-    except ValueError:
-        pass
-    raise InvalidFieldError("page_token", "is not a token of this list; start without one")
+        if len(found) == len(shown):
+            return shown, ""
+        last = shown[-1]
+        return shown, encode_position_token(list_name, last.time_s, str(last.serial))

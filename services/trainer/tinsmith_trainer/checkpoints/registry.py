@@ -24,7 +24,6 @@ from tinsmith_runtime.errors import (
     CheckpointExpiredError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
-    InvalidFieldError,
     NotFoundError,
 )
 from tinsmith_runtime.ledger import (
@@ -34,6 +33,7 @@ from tinsmith_runtime.ledger import (
     Ledger,
     StoredFile,
 )
+from tinsmith_runtime.rpc.requests import decode_position_token, encode_position_token
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
 from tinsmith_trainer.checkpoints.files import CheckpointFiles
 from tinsmith_trainer.execution import snapshot_format
@@ -171,13 +171,16 @@ class CheckpointRegistry:
         Raises:
             InvalidFieldError: If the token is not one that this method returned.
         """
-        after = _decode_position(page_token) if page_token else None
+        list_name = f"{run or project}/checkpoints"
+        after = decode_position_token(list_name, page_token)
         records = await self._ledger.list_checkpoints(
             project, run, limit=page_size + 1, after=after, now_s=self._clock()
         )
         page = records[:page_size]
         has_more = len(records) > page_size
-        return Page(page, f"{page[-1].create_time_s!r}:{page[-1].name}" if has_more else "")
+        last = page[-1] if has_more else None
+        token = encode_position_token(list_name, last.create_time_s, last.name) if last else ""
+        return Page(page, token)
 
     async def delete(self, name: str, *, key_id: str) -> None:
         """Delete a checkpoint, its exports and their files, on behalf of a key.
@@ -349,13 +352,3 @@ def _shape_of(adapter: str) -> tuple[object, ...]:
             config.train_unembedding,
         )
     return ("full",)
-
-
-def _decode_position(page_token: str) -> tuple[float, str]:
-    time_s, separator, name = page_token.partition(":")
-    try:
-        if separator:
-            return float(time_s), name
-    except ValueError:
-        pass
-    raise InvalidFieldError("page_token", "is not a token of this list; start without one")

@@ -18,9 +18,9 @@ from tinsmith_runtime.errors import (
     RunMovedError,
     StorageUnavailableError,
     TinsmithError,
+    internal_error,
 )
 from tinsmith_runtime.ledger.records import FencedError
-from tinsmith_runtime.rpc.error_codec import internal_error
 from tinsmith_trainer.cycle.checkpoint_operations import CheckpointSlices
 from tinsmith_trainer.cycle.committer import Committer, StoppedError
 from tinsmith_trainer.execution.engine_calls import is_gradient

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from tinsmith import names
+from tinsmith.rpc.error_codec import encode_status
 from tinsmith.v1 import audit_pb2, checkpoint_pb2
 from tinsmith_runtime.errors import InvalidFieldError, TinsmithError
 from tinsmith_runtime.ledger import (
@@ -20,7 +21,6 @@ from tinsmith_runtime.ledger import (
     TaskRecord,
 )
 from tinsmith_runtime.records import AuditEvent
-from tinsmith_runtime.rpc.error_codec import encode_status
 from tinsmith_runtime.rpc.requests import (
     current_body,
     decode_labels,

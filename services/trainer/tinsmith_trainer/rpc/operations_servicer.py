@@ -10,7 +10,12 @@ from google.protobuf import empty_pb2
 from tinsmith import names
 from tinsmith_runtime.errors import FailedPreconditionError, InvalidFieldError
 from tinsmith_runtime.ledger import TaskRecord
-from tinsmith_runtime.rpc.requests import decode_timeout, parse_name
+from tinsmith_runtime.rpc.requests import (
+    decode_page_token,
+    decode_timeout,
+    encode_page_token,
+    parse_name,
+)
 from tinsmith_trainer.checkpoints.tasks import CheckpointTasks
 from tinsmith_trainer.cycle.operation_reader import OperationReader
 from tinsmith_trainer.ownership.run_registry import RunRegistry
@@ -54,16 +59,15 @@ class OperationsServicer(operations_pb2_grpc.OperationsServicer):  # type: ignor
 
     async def ListOperations(self, request: Any, context: Any) -> Any:
         run = await owned_run(self._registry, parse_name(names.RunName, request.name, "name"))
-        first = _parse_number(request.page_token or "1")
-        if first is None:
-            raise InvalidFieldError("page_token", "is not a token of this list; start without one")
+        list_name = f"{request.name}/operations"
+        first = decode_page_token(list_name, request.page_token) or 1
         if request.page_size < 0:
             raise InvalidFieldError("page_size", "must be at least 0")
         size = min(request.page_size or _PAGE_SIZE, _PAGE_SIZE)
         records, following = await self._reader.list_operations(run, first, limit=size)
         return operations_pb2.ListOperationsResponse(
             operations=[describe(self._registry, run, record) for record in records],
-            next_page_token="" if following is None else str(following),
+            next_page_token=encode_page_token(list_name, following),
         )
 
     def _describe_task(self, task: TaskRecord) -> operations_pb2.Operation:

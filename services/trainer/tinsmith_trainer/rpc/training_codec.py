@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from google.rpc import status_pb2
 
 from tinsmith import names
+from tinsmith.rpc.error_codec import encode_status
 from tinsmith.tensors import encode_tensor
 from tinsmith.v1 import checkpoint_pb2, trainer_pb2, trajectories_pb2
 from tinsmith_engine import (
@@ -40,7 +41,6 @@ from tinsmith_runtime.ledger import (
     StoredFile,
 )
 from tinsmith_runtime.rpc.adapter_codec import encode_adapter
-from tinsmith_runtime.rpc.error_codec import encode_status
 from tinsmith_runtime.rpc.requests import (
     decode_chosen_id,
     decode_labels,

@@ -1,0 +1,17 @@
+"""Time spans on the wire: the one codec of `google.protobuf.Duration`."""
+
+from __future__ import annotations
+
+from google.protobuf import duration_pb2
+
+
+def encode_duration(seconds: float) -> duration_pb2.Duration:
+    """Return the message of a time span."""
+    message = duration_pb2.Duration()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def decode_duration(message: duration_pb2.Duration) -> float:
+    """Return a time span in seconds; takes values beyond the range that protobuf checks."""
+    return message.seconds + message.nanos / 1e9
