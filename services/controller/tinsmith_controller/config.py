@@ -101,9 +101,9 @@ class ControllerConfig:
     backoff_max_s: float = 300.0
     refusal_s: float = 300.0
     """How long a node that refused a pod of a job gets no pods of that job."""
-    termination_s: float = 360.0
-    """How long pods of a stopped job may take to end after the driver's grace. Then the job ends
-    without them: its keys are revoked, and a condition names the pods."""
+    termination_s: float = 300.0
+    """How long a pod of a stopped job may take to be gone once its grace is over. Then the job ends
+    without it: its keys are revoked, and a condition names the pod."""
     sync_timeout_s: float = 60.0
     """How long the first list of the cluster may take."""
     metrics_address: str | None = None

@@ -162,6 +162,7 @@ def pod_record(content: Json) -> PodRecord:
         phase=phase,
         is_ready="Ready" in conditions,
         is_deleting=bool(metadata.get("deletionTimestamp")),
+        end_by=decode_time(metadata.get("deletionTimestamp")),
         node=node,
         exit_code=exit_code,
         problem=problem or _unscheduled(status),

@@ -14,10 +14,7 @@ class Limits:
     backoff_max_s: float = 300.0
     refusal_s: float = 300.0
     """How long a node that refused a pod of a workload gets no pods of it."""
-    termination_s: float = 360.0
-    """How long pods may take to end after the driver's grace; then the job no longer waits.
-
-    A cluster gives up a pod on a node that is away after 300 s, and pods take up to 60 s to end.
-    """
+    termination_s: float = 300.0
+    """How long a pod may take to be gone once its grace is over; then its job no longer waits."""
     endpoint: str = ""
     """Address of the gateway, which jobs that serve are reached at."""

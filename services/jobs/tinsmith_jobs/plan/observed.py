@@ -41,6 +41,7 @@ class PodView:
         phase: Its phase.
         is_ready: Whether its Ready condition is True.
         is_deleting: Whether it was told to go.
+        end_by: When its grace is over, once it was told to go in a cluster.
         node: Where it runs; empty until it is bound.
         exit_code: Of the container that ended badly, else of the first that ended.
         problem: What the pod says is wrong: a termination message, or why it waits.
@@ -58,6 +59,7 @@ class PodView:
     phase: PodPhase = PodPhase.PENDING
     is_ready: bool = False
     is_deleting: bool = False
+    end_by: datetime.datetime | None = None
     node: str = ""
     exit_code: int | None = None
     problem: str = ""

@@ -1,7 +1,8 @@
 """Teardown: the driver saves and ends first, because it needs the other pods for that.
 
-A pod that does not end, because its node is away or hangs, is waited for up to a deadline. Then the
-job gives back what it holds, and its keys are revoked, though the pod may still run.
+A pod that does not end, because its node is away or hangs, is waited for up to a deadline. It
+counts from the time that the pod was given, so that no pod is given up before it was told to go.
+Then the job gives back what it holds, and its keys are revoked, though the pod may still run.
 """
 
 from __future__ import annotations
@@ -53,20 +54,20 @@ def tear_down(
         since: When it was told to stop.
         now: The time.
         grace_s: How long the driver may take to save.
-        termination_s: How long pods may take to end after that.
+        termination_s: How long a pod may take to be gone once its own grace is over.
         keeps_ended: Whether pods that ended by themselves stay, for their logs.
     """
     running = [pod for pod in observed.pods.values() if _runs(pod, observed)]
     drivers = [pod for pod in running if pod.role == DRIVER]
-    late_s = (now - since).total_seconds() - grace_s - _MARGIN_S
-    if drivers and late_s < 0:
+    is_in_time = (now - since).total_seconds() < grace_s + _MARGIN_S
+    if drivers and is_in_time:
         return TeardownStep(
             _delete(drivers, grace_s), False, "waits for the driver to save and end"
         )
     left = ", ".join(f"{pod.role} {pod.index}" for pod in running[:3])
     more = f" and {len(running) - 3} more" if len(running) > 3 else ""
     gone = [pod for pod in observed.pods.values() if not (keeps_ended and pod.has_ended)]
-    if running and late_s >= termination_s:
+    if running and all(_is_overdue(pod, now, termination_s) for pod in running):
         return TeardownStep(_delete(gone, None), True, "", tuple(running))
     return TeardownStep(
         _delete(gone, None),
@@ -113,6 +114,11 @@ def with_overdue(
 
 def _runs(pod: PodView, observed: Observed) -> bool:
     return not pod.has_ended and pod.node not in observed.lost_nodes
+
+
+def _is_overdue(pod: PodView, now: datetime.datetime, termination_s: float) -> bool:
+    """Whether a pod was told to go so long ago that it is no longer waited for."""
+    return pod.end_by is not None and (now - pod.end_by).total_seconds() >= termination_s
 
 
 def _delete(pods: Sequence[PodView], grace_s: int | None) -> tuple[PodDeletion, ...]:
