@@ -23,11 +23,7 @@ _COLUMNS = {
     "num_pending_operations": "PENDING",
     "display_name": "DISPLAY NAME",
     "exactness": "EXACTNESS",
-<<<<<<< HEAD
     "replay_diverged": "REPLAY DIVERGED",
-=======
-    "replay_diverged": "DIVERGED",
->>>>>>> ready-control
     "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }
