@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.jobs.test_job_plan import Life, make_job
+from tests.support.job_life import Life, make_job
 
 from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import Phase
