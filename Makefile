@@ -28,7 +28,8 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
 
 .PHONY: help venv demo test test-cluster test-node test-images test-postgres test-real unit verify lint format types proto proto-check proto-baseline \
-	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-durability \
+	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-fairness \
+	bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client clean
 
 help: ## List the targets
@@ -158,6 +159,9 @@ bench-engine: venv ## Compare the packed engine with sequential PEFT, in one pro
 
 bench-tenants: venv ## Compare 16 clients of the whole service with sequential PEFT
 	$(BIN)/python -m bench.tenants
+
+bench-fairness: venv ## Compare a quiet project alone and beside one that floods, with curves
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.fairness
 
 bench-durability: venv ## Recovery time, cost of snapshots, 1,000 clients with 30 futures each
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.durability

@@ -52,6 +52,10 @@ class GatewayScheduler(FakeScheduler):
         self.checkpoint_addresses: dict[str, str] = {}
         """Address of a trainer that knows its checkpoints, by run."""
         self.num_lookups = 0
+        self.held_run = ""
+        """Callers that ask for this run wait until `release` is set."""
+        self.num_held = 0
+        self.release = asyncio.Event()
 
     async def LocateCheckpoint(
         self, request: Any, context: Any
@@ -64,6 +68,9 @@ class GatewayScheduler(FakeScheduler):
         caller = current_caller()
         if caller.is_pod:
             self.num_lookups += 1
+        elif request.name == self.held_run:
+            self.num_held += 1
+            await self.release.wait()
         if request.name not in self.runs:
             raise RunNotFoundError(f"run {request.name} does not exist", run=request.name)
         caller.require_project(

@@ -142,10 +142,13 @@ class FairQueue:
 
     Args:
         cycle_tokens: About how many tokens a cycle holds; may be changed between two of them.
+        first_credit: What a run has that had no work before: its first part need not be saved up
+            for if it is small. May be changed likewise.
     """
 
-    def __init__(self, cycle_tokens: int) -> None:
+    def __init__(self, cycle_tokens: int, first_credit: int = 0) -> None:
         self.cycle_tokens = cycle_tokens
+        self.first_credit = first_credit
         # The run that was served longest ago is first.
         self._credits: dict[str, int] = {}
         self._was_alone = False
@@ -193,7 +196,7 @@ class FairQueue:
         """Return the runs that have work in their order; forget those that have none."""
         known = {backlog.run: backlog for backlog in backlogs}
         kept = {run: credit for run, credit in self._credits.items() if run in known}
-        self._credits = kept | {run: 0 for run in known if run not in kept}
+        self._credits = kept | {run: self.first_credit for run in known if run not in kept}
         allotments = self._allotments(backlogs)
         num_runs = Counter(backlog.project for backlog in backlogs)
         return [

@@ -10,7 +10,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tinsmith_environment import Action, Environment, JsonValue, Observation, StepResult
+from tinsmith_environment import (
+    Action,
+    Environment,
+    JsonValue,
+    Observation,
+    StepResult,
+    sandbox,
+)
 
 MARK = "canary-7f3a"
 left_by_an_episode: list[str] = []
@@ -57,6 +64,11 @@ class HostileEnvironment(Environment):
             case "detaches-and-hangs":
                 start_detached(argument)
                 time.sleep(600)
+            case "signals":
+                info["reached"] = signal_all([int(each) for each in argument.split()])
+            case "sandbox":
+                result = sandbox.run("import os; print(os.listdir('/tmp'))")
+                info["output"] = result.stdout + result.stderr
             case "reply":
                 return StepResult(Observation.of_user("x" * int(argument)), 0.0, False)
         return StepResult(Observation(), 0.0, False, info)
@@ -98,6 +110,22 @@ def look_for_secrets(pod: int) -> list[JsonValue]:
     if len(os.listdir("/proc/self/fd")) > 6:
         found.append("inherited descriptors")
     return found
+
+
+def signal_all(pids: list[int]) -> list[JsonValue]:
+    """Send a signal to processes; return which could be reached."""
+    reached: list[JsonValue] = []
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except OSError:
+            continue
+        reached.append(pid)
+    child = subprocess.Popen(["sleep", "600"])
+    child.kill()
+    if child.wait() != -signal.SIGKILL:
+        reached.append("not its own child")
+    return reached
 
 
 def opens(pid: int, number: int) -> bool:

@@ -13,9 +13,9 @@ import pytest
 from tests.support.wait import eventually
 from tests.unit.environment.hostile_environments import MARK
 
-from tinsmith_environment import Action, StepResult
+from tinsmith_environment import Action, StepResult, sandbox
 from tinsmith_environment.config import EnvironmentConfig
-from tinsmith_environment.workers.confinement import ProcessLimits
+from tinsmith_environment.workers.confinement import ProcessLimits, has_signal_scope
 from tinsmith_environment.workers.pool import WorkerPool
 from tinsmith_environment.workers.worker import Worker
 from tinsmith_runtime.errors import (
@@ -119,6 +119,28 @@ async def test_more_projects_than_processes_are_refused() -> None:
         await pool.stop()
 
 
+async def test_a_worker_that_starts_slowly_holds_up_no_other_project(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pool = WorkerPool(num_workers=1, max_workers=2, start_timeout_s=300.0, python_path=FOLDER)
+    await pool.start()
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep 600\n")
+    slow.chmod(0o755)
+    try:
+        first = await play(pool, "one")
+        monkeypatch.setattr(sys, "executable", str(slow))
+        waiting = asyncio.create_task(pool.assign("two"))
+        await eventually((tmp_path / "started").exists)
+        async with asyncio.timeout(60):
+            assert await pool.assign("one") is first
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    finally:
+        await pool.stop()
+
+
 @pytest.mark.parametrize(
     "attack", ["forks", "allocate", "prints 2000", "file {}/large", "descriptors"]
 )
@@ -196,6 +218,21 @@ async def test_what_is_printed_is_shown_up_to_the_limit(capsys: pytest.CaptureFi
     finally:
         await pool.stop()
     assert "x" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not has_signal_scope(), reason="the kernel cannot keep signals")
+async def test_signals_reach_neither_the_pod_nor_other_workers(pool: WorkerPool) -> None:
+    await play(pool, "good")
+    bad = await play(pool, "bad")
+    own = (await act(bad, "remember x")).info["pid"]
+    others = [os.getpid(), *(worker.pid for worker in pool.workers if worker.pid != own)]
+    assert len(others) == 2
+    assert (await act(bad, f"signals {' '.join(map(str, others))}")).info["reached"] == []
+
+
+@pytest.mark.skipif(not sandbox.is_available(), reason="no bubblewrap on this machine")
+async def test_a_sandbox_works_in_a_worker(pool: WorkerPool) -> None:
+    assert (await act(await play(pool, "p"), "sandbox")).info["output"] == "[]\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the user of a process")

@@ -65,7 +65,8 @@ class Sampler:
         max_prefill_tokens: Prompt tokens read in one step, so that long prompts do not hold up
             the sequences that are being sampled.
         cache_bytes: Memory of keys and values; it is never passed. On a GPU it is taken at once.
-        clock: Monotonic seconds, by which the costs of a step are learnt.
+        clock: Seconds by which the costs of a step are learnt. By default those of the thread on a
+            CPU, where other processes say nothing about a step, and of the wall elsewhere.
 
     Raises:
         ConfigError: The cache does not hold as much as one block.
@@ -78,7 +79,7 @@ class Sampler:
         max_sequences: int = 64,
         max_prefill_tokens: int = 4096,
         cache_bytes: int = 2**31,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._info, self._versions = engine.info, engine.versions
         self._is_outdated = engine.is_outdated
@@ -86,7 +87,8 @@ class Sampler:
             # Each of them is computed by itself, from its beginning.
             max_sequences = min(max_sequences, _SEQUENCES_WITHOUT_CACHE)
         self._max_sequences = max_sequences
-        self._clock = clock
+        is_cpu = engine.device.type == "cpu"
+        self._clock = clock or (time.thread_time if is_cpu else time.perf_counter)
         self._decoding = _decoding(engine, max_sequences, cache_bytes)
         self._cache = SequenceCache(self._decoding)
         self._admission = Admission(self._cache, max_sequences)
@@ -215,19 +217,20 @@ class Sampler:
             }
         )
         finished: list[SampledSequence] = []
-        num_read = 0
+        read: list[int] = []
         for project, num_prompts in plan.num_prompts.items():
             for candidate in candidates.get(project, [])[:num_prompts]:
                 if self._admission.can_begin(candidate):
                     finished += self._begin(candidate)
-                    num_read += candidate.num_tokens
+                    read += [candidate.num_tokens] if candidate.num_tokens else []
                 else:
                     self._planner.give_back(project, candidate.num_tokens)
         rows = self._admission.extended(self._chosen(plan.num_rows))
         if rows:
             finished += self._decode(rows)
-        if rows or num_read:
-            self._planner.costs.note(len(rows), num_read, self._clock() - started)
+        # A full step says little of small ones: many rows are cheaper, each, than few.
+        if plan.num_rows is not None and (rows or read):
+            self._planner.costs.note(len(rows), read, self._clock() - started)
         return finished
 
     def _begin(self, candidate: Candidate) -> list[SampledSequence]:

@@ -3,9 +3,9 @@
 A project that is alone gets all there is. Several share the time of the engine by deficit round
 robin. A cycle is a step, and its unit a row: one token of one sequence. A prompt costs as many
 rows as take the time of reading it. A step costs some time whatever is in it, and a cycle holds the
-rows that take as much time again. So a project with one sequence waits about twice as long for a
-token as it does alone, however many sequences others have. Where rows are nearly free, as on a
-GPU, a cycle holds all of them.
+rows that take about a third of that time. So a project with one sequence waits less than twice as
+long for a token as it does alone, however many sequences others have. Where rows are nearly free,
+as on a GPU, a cycle holds all of them.
 
 What a row and a prompt cost is measured while sampling. It decides the order of the work and never
 its numbers: bits do not depend on what shares a step.
@@ -21,21 +21,25 @@ import numpy as np
 from tinsmith_engine.base.types import FloatArray
 from tinsmith_runtime.deficit_round_robin import Backlog, FairQueue
 
-_DECAY = 0.97
-_PRIOR_WEIGHT = 0.5
-_PRIOR_COSTS = (16.0, 1.0, 0.125)
-"""A step, a row and a prompt's token, in rows: what holds until something was measured."""
-_MAX_FACTOR = 32.0
+_DECAY = 0.99
+_PRIOR_WEIGHT = 4.0
+_PRIOR_COSTS = (16.0, 1.0, 16.0, 0.125)
+"""A step, a row, a prompt and a token of it, in rows: what holds until something was measured."""
+_MAX_FACTOR = 8.0
 """How far a measured cost may be from the prior one: noise gives no project a step of its own."""
+_CYCLE = 0.3
+"""Rows of a cycle, as part of those that take as long as a step without any."""
+_FIRST_CYCLES = 4
+"""Cycles that a project without work before is given: a usual prompt is read at once."""
 _MAX_SURPRISE = 1.5
 
 
 class StepCosts:
-    """Learns what a step takes, by decayed least squares over its rows and prompt tokens."""
+    """Learns what a step takes: decayed least squares over rows, prompts and their tokens."""
 
     def __init__(self) -> None:
-        self._products = np.zeros((3, 3))
-        self._times = np.zeros(3)
+        self._products = np.zeros((4, 4))
+        self._times = np.zeros(4)
         self._costs: FloatArray = np.asarray(_PRIOR_COSTS)
         self._is_known = False
 
@@ -46,11 +50,20 @@ class StepCosts:
 
     def rows_of_prompt(self, num_tokens: int) -> int:
         """Return how many rows take as long as reading a prompt."""
-        return max(1, round(float(self._costs[2] / self._costs[1]) * num_tokens))
+        if not num_tokens:
+            return 1
+        cost = float(self._costs[2] + self._costs[3] * num_tokens)
+        return max(1, round(cost / float(self._costs[1])))
 
-    def note(self, num_rows: int, num_prompt_tokens: int, duration_s: float) -> None:
-        """Learn from a step."""
-        work = np.asarray([1.0, num_rows, num_prompt_tokens])
+    def note(self, num_rows: int, prompts: Sequence[int], duration_s: float) -> None:
+        """Learn from a step.
+
+        Args:
+            num_rows: Sequences that got a token.
+            prompts: Tokens of each prompt that was read.
+            duration_s: What it took.
+        """
+        work = np.asarray([float(num_rows > 0), num_rows, len(prompts), sum(prompts)])
         if self._is_known:
             # A pause of the machine says nothing about rows.
             duration_s = min(duration_s, _MAX_SURPRISE * float(work @ self._costs))
@@ -58,7 +71,7 @@ class StepCosts:
         self._times = _DECAY * self._times + duration_s * work
         prior = np.asarray(_PRIOR_COSTS)
         # The prior in seconds: scaled to the time that all steps took.
-        prior = prior * (self._times[0] / float(prior @ self._products[0]))
+        prior = prior * (self._times.sum() / float((self._products @ prior).sum()))
         weights = _PRIOR_WEIGHT * np.asarray(_PRIOR_COSTS) ** -2.0
         found = np.linalg.solve(self._products + np.diag(weights), self._times + weights * prior)
         self._costs = np.clip(found, prior / _MAX_FACTOR, prior * _MAX_FACTOR)
@@ -124,7 +137,9 @@ class StepPlanner:
         return num_fitting
 
     def _share(self, work: Mapping[str, ProjectWork]) -> StepPlan:
-        self._queue.cycle_tokens = int(max(self.costs.rows_of_step, 2 * len(work)))
+        num_rows = int(max(_CYCLE * self.costs.rows_of_step, 2 * len(work)))
+        self._queue.cycle_tokens = num_rows
+        self._queue.first_credit = _FIRST_CYCLES * num_rows
         backlogs = []
         for project, one in work.items():
             if one.num_rows:

@@ -1,9 +1,10 @@
 """What a worker process gives up before it runs any environment, and how a pod hides from it.
 
 The pod is made undumpable: `/proc/<pod>/environ`, its memory and its files are then closed to
-processes of the same user. A worker drops all capabilities, so this holds for a pod of root too. It
-can gain no privileges, and its limits are hard. Limit: a worker with the pod's user can still
-send signals to it; `worker_uid_base` gives workers users of their own.
+processes of the same user. A worker drops its capabilities, so this holds for a pod of root too. It
+can gain no privileges, and its limits are hard. Landlock keeps its signals to itself and what it
+started. Limit: a kernel before 6.12 cannot do that; `worker_uid_base` gives workers users of their
+own there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION = 0x20080522
 _MAX_CAPABILITY = 63
+_CAP_SETFCAP = 31
+_LANDLOCK_CREATE_RULESET = 444
+_LANDLOCK_RESTRICT_SELF = 446
+_LANDLOCK_VERSION = 1
+_LANDLOCK_SCOPE_ABI = 6
+# Abstract sockets of others, and signals to them.
+_LANDLOCK_SCOPES = 1 | 2
 _SIGKILL = 9
 _OOM_FIRST = "1000"
 _IS_LINUX = sys.platform == "linux"
@@ -54,8 +62,11 @@ class ProcessLimits:
         return asdict(self)
 
 
-def guard_pod() -> None:
+def guard_pod(*, has_own_users: bool) -> None:
     """Close this process to its own user, and adopt what dead workers leave behind.
+
+    Args:
+        has_own_users: Whether workers have users of their own.
 
     Raises:
         OSError: If the kernel refuses.
@@ -63,6 +74,8 @@ def guard_pod() -> None:
     if not _IS_LINUX:
         logger.warning("workers are not confined: the system is not Linux")
         return
+    if not (has_own_users or has_signal_scope()):
+        logger.warning("workers may send signals to the pod: set worker_uid_base")
     _prctl(_PR_SET_DUMPABLE, 0)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -99,25 +112,63 @@ def confine(limits: ProcessLimits, *, has_own_user: bool) -> None:
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     _drop_capabilities()
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if has_signal_scope():
+        _keep_signals()
     # Workers of two projects may have one user.
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
+def has_signal_scope() -> bool:
+    """Return whether the kernel can keep a worker from sending signals to others."""
+    if not _IS_LINUX:
+        return False
+    size, flags = ctypes.c_size_t(0), ctypes.c_uint32(_LANDLOCK_VERSION)
+    version: int = _libc().syscall(_LANDLOCK_CREATE_RULESET, None, size, flags)
+    return version >= _LANDLOCK_SCOPE_ABI
+
+
+def _keep_signals() -> None:
+    """Let signals and abstract sockets reach only what this process starts.
+
+    Raises:
+        OSError: If the kernel refuses.
+    """
+    # Rights of files, rights of networks, scopes.
+    attributes = (ctypes.c_uint64 * 3)(0, 0, _LANDLOCK_SCOPES)
+    size, flags = ctypes.c_size_t(ctypes.sizeof(attributes)), ctypes.c_uint32(0)
+    ruleset = _libc().syscall(_LANDLOCK_CREATE_RULESET, attributes, size, flags)
+    if ruleset < 0 or _libc().syscall(_LANDLOCK_RESTRICT_SELF, ruleset, flags) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"landlock: {os.strerror(number)}")
+    os.close(ruleset)
+
+
 def _drop_capabilities() -> None:
-    """Empty all sets of capabilities; without them even root cannot look into other processes."""
+    """Empty the sets of capabilities; without them even root cannot look into other processes.
+
+    A worker of root keeps `CAP_SETFCAP`, without which the kernel gives root no user namespace.
+    It concerns files of its own, which root may mark as it likes anyway.
+    """
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     if os.geteuid() == 0:
         for capability in range(_MAX_CAPABILITY + 1):
+            if capability == _CAP_SETFCAP:
+                continue
             try:
                 _prctl(_PR_CAPBSET_DROP, capability)
             except OSError:
                 # Past the last one that this kernel knows, or the pod itself may drop none.
                 break
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    empty = (ctypes.c_uint32 * 6)()
-    if _libc().capset(header, empty) != 0:
+    # Effective, permitted and inheritable ones: the low words, then the high ones.
+    held = (ctypes.c_uint32 * 6)()
+    left = (ctypes.c_uint32 * 6)()
+    is_read = _libc().capget(header, held) == 0
+    if os.geteuid() == 0:
+        left[0] = left[1] = held[1] & (1 << _CAP_SETFCAP)
+    if not is_read or _libc().capset(header, left) != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"capset: {os.strerror(number)}")
+        raise OSError(number, f"capabilities: {os.strerror(number)}")
 
 
 def _limit(kind: int, value: int) -> None:

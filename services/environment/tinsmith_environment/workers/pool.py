@@ -100,7 +100,7 @@ class WorkerPool:
         Raises:
             EnvironmentFailedError: If they do not come up.
         """
-        guard_pod()
+        guard_pod(has_own_users=bool(self._uid_base))
         first = await asyncio.gather(
             *(self._launch() for _ in range(self._num_workers)), return_exceptions=True
         )
@@ -128,16 +128,12 @@ class WorkerPool:
 
     async def assign(self, project: str) -> Worker:
         """Return the worker of a project with the fewest instances; see `Workers`."""
-        async with self._turn:
-            alive = [worker for worker in self._workers if worker.loss is None]
-            own = [worker for worker in alive if worker.project == project]
-            least = min(own, key=lambda worker: worker.num_instances, default=None)
-            if least is not None and (not least.num_instances or len(own) >= self._num_workers):
-                return least
-            fresh = next((worker for worker in alive if worker.project is None), None)
-            worker = fresh or least or await self._make_room(alive)
-            worker.project = project
-            return worker
+        worker = self._find(project)
+        if worker is None:
+            async with self._turn:
+                worker = self._find(project) or await self._make_room()
+        worker.project = project
+        return worker
 
     async def describe(self, class_path: str) -> tuple[str, dict[str, JsonValue]]:
         """Return description and default config of an environment class."""
@@ -146,8 +142,18 @@ class WorkerPool:
             raise UnavailableError("no worker process lives")
         return await worker.describe(class_path)
 
-    async def _make_room(self, alive: Sequence[WorkerProcess]) -> WorkerProcess:
+    def _find(self, project: str) -> WorkerProcess | None:
+        """Return a worker of a project, or of none."""
+        alive = [worker for worker in self._workers if worker.loss is None]
+        own = [worker for worker in alive if worker.project == project]
+        least = min(own, key=lambda worker: worker.num_instances, default=None)
+        if least is not None and (not least.num_instances or len(own) >= self._num_workers):
+            return least
+        return next((worker for worker in alive if worker.project is None), least)
+
+    async def _make_room(self) -> WorkerProcess:
         """Return a new worker, in the place of an idle one if there is one."""
+        alive = [worker for worker in self._workers if worker.loss is None]
         if not alive:
             raise WorkerUnavailableError(
                 "all worker processes of the environment pod are being replaced; send the "

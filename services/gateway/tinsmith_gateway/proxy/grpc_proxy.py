@@ -50,6 +50,7 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
     internal_error,
 )
+from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ DOMAIN = "gateway.tinsmith"
 GATEWAY_HEADER = "x-tinsmith-gateway"
 """Initial metadata of the scheduler's answers: `pinned` tells a client to send every call here."""
 
+_NUM_SHORT_CALLS, _NUM_OF_PROJECT = 64, {"tinsmith.v1.EpisodeService": 4}
+"""Short calls of a service that run at once: of all projects, and of one if not two."""
 _DETAILS_KEY = "grpc-status-details-bin"
 # What the scheduler says of a run of another project would tell that there is one.
 _TELLING = (NotFoundError, WorkerUnavailableError)
@@ -103,6 +106,10 @@ class PassThrough(grpc.GenericRpcHandler):
         self._pins_clients = pins_clients
         self._drain = drain
         self._stubs: dict[tuple[str, str], Any] = {}
+        self._turns = {
+            service: FairSlots(_NUM_SHORT_CALLS, _NUM_OF_PROJECT.get(service, 2))
+            for service in {method.service for method in METHODS.values()}
+        }
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         """Return what passes a method through; health checks are answered elsewhere."""
@@ -180,6 +187,14 @@ class PassThrough(grpc.GenericRpcHandler):
             self._stubs[entry] = stub
         return stub, address
 
+    def turn(
+        self, method: Method, credential: Credential
+    ) -> contextlib.AbstractAsyncContextManager[None]:
+        """Hold a place for a short call: those of one project wait for each other."""
+        if not method.is_short:
+            return contextlib.nullcontext()
+        return self._turns[method.service].hold(credential.caller.project)
+
     def in_flight(self, owner: Owner, address: str) -> contextlib.AbstractContextManager[None]:
         """Count a call to a pod while it runs."""
         return self._directory.in_flight(owner, address)
@@ -219,7 +234,9 @@ class _Passage:
             with self._gateway.admitted(self._method, credential) as admission:
                 body = await self._body_of(bodies, context, admission)
                 self._find_owner(body, credential)
-                await context.write(await self._pass_unary(body, context, credential))
+                async with self._gateway.turn(self._method, credential):
+                    answer = await self._pass_unary(body, context, credential)
+                await context.write(answer)
 
     async def serve_stream(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         """Pass one request and a stream of answers."""

@@ -43,6 +43,11 @@ _SPREAD = frozenset({"/tinsmith.v1.EnvironmentService/CreateInstance"})
 _SAMPLING = frozenset(
     f"/tinsmith.v1.SamplerService/{name}" for name in ("Sample", "StreamSample", "ComputeLogprobs")
 )
+_SHORT_SERVICES = frozenset(
+    f"tinsmith.v1.{name}" for name in ("SchedulerService", "JobService", "EpisodeService")
+)
+# It may wait for an episode, and is not cut.
+_LONG = frozenset({"/tinsmith.v1.EpisodeService/ClaimEpisode"})
 _SECRETS = frozenset({"api_key"})
 
 
@@ -59,6 +64,8 @@ class Method:
             or it would be on every line that the call logs.
         is_wait: Whether it waits for what goes on anyway, or keeps something alive: it costs
             little, may stay open for long, and may be cut and sent again at any time.
+        is_short: Whether it asks or changes a few rows of a database, and so takes its turn with
+            those of its project.
         is_sampling: Whether replicas share such calls by their prompt, field 2.
         is_spread: Whether pods of a role share such calls. Field 2 is the request id, and says
             which one: a repeat finds the pod that has the answer.
@@ -72,6 +79,7 @@ class Method:
     is_wait: bool
     is_spread: bool
     is_sampling: bool
+    is_short: bool
 
 
 def _describe(method: MethodDescriptor) -> Method:
@@ -91,6 +99,7 @@ def _describe(method: MethodDescriptor) -> Method:
         is_wait=path in _WAITS,
         is_spread=path in _SPREAD,
         is_sampling=path in _SAMPLING,
+        is_short=service in _SHORT_SERVICES and path not in _WAITS | _LONG,
     )
 
 

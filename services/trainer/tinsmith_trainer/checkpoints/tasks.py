@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from tinsmith.names import RunName
 from tinsmith_runtime.errors import (
     OperationNotFoundError,
     OutcomeUnknownError,
@@ -21,6 +22,7 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     internal_error,
 )
+from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.ledger import (
     CheckpointRecord,
     ExportRecord,
@@ -36,7 +38,8 @@ from tinsmith_trainer.runs.storage_retry import STORAGE_RETRY_S
 
 logger = logging.getLogger(__name__)
 
-_NUM_AT_ONCE = 2
+_NUM_AT_ONCE, _NUM_OF_PROJECT = 6, 2
+"""Tasks that run at once; those of one project leave the others theirs."""
 _MAX_PENDING = 64
 _PASSING = (StorageFullError, StorageBusyError, StorageUnavailableError, OutcomeUnknownError)
 
@@ -97,7 +100,7 @@ class CheckpointTasks:
         self._clock = clock
         self._running: dict[str, asyncio.Task[None]] = {}
         self._progress: dict[str, TaskProgress] = {}
-        self._turns = asyncio.Semaphore(_NUM_AT_ONCE)
+        self._turns = FairSlots(_NUM_AT_ONCE, _NUM_OF_PROJECT)
 
     async def recover(self) -> None:
         """Go on with what another process left of the runs that this trainer holds.
@@ -168,7 +171,7 @@ class CheckpointTasks:
         self._progress.pop(name, None)
 
     async def _execute(self, task: TaskRecord, progress: TaskProgress) -> None:
-        async with self._turns:
+        async with self._turns.hold(RunName.parse(task.run).project):
             progress.is_running = True
             run = self._find_run(task.run)
             if run is None:
