@@ -56,7 +56,7 @@ test: venv ## Run the unit, contract and integration tests
 
 test-postgres: venv ## Run the tests of the database on other binaries, in POSTGRES_BIN
 	OMP_NUM_THREADS=$(TEST_THREADS) TINSMITH_TEST_POSTGRES_BIN=$(POSTGRES_BIN) $(BIN)/python -m pytest -q \
-		$(addprefix tests/unit/runtime/test_runtime_,ledger.py leases.py migrations.py postgres.py)
+		$(addprefix tests/unit/runtime/test_runtime_,ledger.py leases.py migrations.py postgres.py postgres_standby.py)
 
 test-real: venv ## Real families at their widths, a layer deep; REAL="0.5b or smollm2" runs some (4 minutes for all)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/real $(if $(REAL),-k "$(REAL)",)

@@ -20,7 +20,7 @@ from tests.chaos.report import Findings, Row
 from tests.chaos.scenario import POSTGRES_SETTINGS, Setting
 from tests.chaos.tenants import Tenant, Tenants, compare, reinforced, supervised
 from tests.fakes.postgres import PostgresServer, new_server
-from tests.faults.proxy import Fault, FaultProxy, _read_head
+from tests.faults.proxy import Fault, FaultProxy, read_head
 
 _DATABASE = "tinsmith"
 _PROXY_VARIABLE = "grpc_proxy"
@@ -39,7 +39,7 @@ class TunnelProxy(FaultProxy):
             fault, dropped = self._next_fault(None)
             if not self._passes(client, fault, dropped):
                 return
-            head, rest = _read_head(client)
+            head, rest = read_head(client)
             host, _, port = head.split(b" ")[1].decode().rpartition(":")
             with socket.create_connection((host, int(port)), timeout=600.0) as server:
                 client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")

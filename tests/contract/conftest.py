@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.held_protocol import Protocol
 from tests.fakes.trainer_harness import TrainerRig, running_trainer
 
 from tinsmith_engine.host import EngineHost
+from tinsmith_gateway import app as gateway_app
 from tinsmith_local.tiny_model import TinyModelConfig, build_tiny_model
 
 
@@ -53,3 +55,11 @@ async def rig(tmp_path: Path, engine_host: EngineHost) -> AsyncIterator[TrainerR
     """A trainer of the test's own; files about other pods have rigs of their own."""
     async with running_trainer(tmp_path / "data", engine_host) as rig:
         yield rig
+
+
+@pytest.fixture
+def protocol(monkeypatch: pytest.MonkeyPatch) -> Protocol:
+    """Serve the small protocol in place of the OpenAI API."""
+    made = Protocol()
+    monkeypatch.setattr(gateway_app.openai, "routes", made.routes)
+    return made

@@ -7,87 +7,21 @@ import contextlib
 import resource
 import shutil
 import socket
-import ssl
 import stat
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
 import httpx
-import pyqwest
 import pytest
 import pytest_asyncio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from tests.fakes.certificates import Certificates, make_certificates
 from tests.fakes.gateway_harness import RUN, TIMEOUT_S, GatewayRig, running_gateway
+from tests.fakes.held_protocol import HEALTHZ, Protocol, connect, headers, until_closed
 
-from tinsmith_gateway import app as gateway_app
-from tinsmith_gateway.endpoint import Call, endpoint
-from tinsmith_gateway.openai.streaming import begin_stream
-from tinsmith_gateway.services import Services
-from tinsmith_gateway.serving.port_multiplexer import PREFACE, bind, load_tls, raise_file_limit
-from tinsmith_runtime.errors import ConfigError, TinsmithError
-from tinsmith_runtime.rpc.permissions import ALL
-
-_HEALTHZ = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
-
-
-def _render(error: TinsmithError, status: int, headers: dict[str, str]) -> Response:
-    return JSONResponse({"reason": error.reason}, status_code=status, headers=headers)
-
-
-class Protocol:
-    """A small protocol beside the others: an echo, a wait and a task that tests hold."""
-
-    def __init__(self) -> None:
-        self.hold = asyncio.Event()
-        self.num_entered = 0
-
-    def routes(self, services: Services) -> list[Route]:
-        async def echo(call: Call) -> Response:
-            return Response(call.body, media_type="application/octet-stream")
-
-        async def held(call: Call) -> Response:
-            self.num_entered += 1
-            await self.hold.wait()
-            return JSONResponse({"project": call.credential.project})
-
-        async def tokens(call: Call) -> Response:
-            call.admission.add_tokens(int(call.body))
-            return await held(call)
-
-        async def chunks(call: Call) -> AsyncGenerator[dict[str, Any]]:
-            yield {"n": 1}
-            self.num_entered += 1
-            await self.hold.wait()
-
-        async def stream(call: Call) -> Response:
-            return await begin_stream(call, chunks)
-
-        return [
-            Route("/stream", endpoint(services, stream, _render, access=ALL), methods=["POST"]),
-            Route("/echo", endpoint(services, echo, _render, access=ALL), methods=["POST"]),
-            Route("/held", endpoint(services, held, _render, access=ALL), methods=["POST"]),
-            Route("/tokens", endpoint(services, tokens, _render, access=ALL), methods=["POST"]),
-            Route(
-                "/wait",
-                endpoint(services, held, _render, access=ALL, is_wait=True),
-                methods=["POST"],
-            ),
-        ]
-
-
-@pytest.fixture
-def protocol(monkeypatch: pytest.MonkeyPatch) -> Protocol:
-    """Serve the small protocol in place of the OpenAI API."""
-    made = Protocol()
-    monkeypatch.setattr(gateway_app.openai, "routes", made.routes)
-    return made
+from tinsmith_gateway.serving.port_multiplexer import PREFACE, bind, raise_file_limit
+from tinsmith_runtime.errors import ConfigError
 
 
 @pytest_asyncio.fixture
@@ -102,43 +36,6 @@ async def impatient(tmp_path: Path) -> AsyncIterator[GatewayRig]:
     """A gateway that ends at once."""
     async with running_gateway(tmp_path, handshake_timeout_s=0.2) as rig:
         yield rig
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Certificates:
-    return make_certificates(tmp_path)
-
-
-@pytest_asyncio.fixture
-async def tls_rig(
-    tmp_path: Path, protocol: Protocol, certificates: Certificates
-) -> AsyncIterator[GatewayRig]:
-    async with running_gateway(
-        tmp_path, tls_certificate=certificates.certificate, tls_key=certificates.key
-    ) as rig:
-        yield rig
-        protocol.hold.set()
-
-
-def headers(rig: GatewayRig) -> dict[str, str]:
-    return {"x-api-key": rig.key}
-
-
-async def connect(rig: GatewayRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = rig.gateway.address.rpartition(":")
-    return await asyncio.open_connection(host, int(port))
-
-
-async def until_closed(reader: asyncio.StreamReader) -> bytes:
-    """Return what arrives until the other side closes or cuts."""
-    received = b""
-    try:
-        async with asyncio.timeout(TIMEOUT_S):
-            while chunk := await reader.read(65536):
-                received += chunk
-    except ConnectionError:
-        pass
-    return received
 
 
 # Both protocols.
@@ -198,7 +95,7 @@ async def test_a_method_that_begins_like_the_preface(rig: GatewayRig) -> None:
 
 async def test_http_after_http_on_one_connection(rig: GatewayRig) -> None:
     reader, writer = await connect(rig)
-    writer.write(_HEALTHZ * 3)
+    writer.write(HEALTHZ * 3)
     received = b""
     while received.count(b'{"status":"ok"}') < 3:
         received += await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
@@ -259,7 +156,7 @@ async def test_whoever_does_not_say_what_he_wants_is_dropped(
 async def test_a_slow_second_head_is_dropped(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, handshake_timeout_s=1.0) as rig:
         reader, writer = await connect(rig)
-        writer.write(_HEALTHZ)
+        writer.write(HEALTHZ)
         received = b""
         while not received.endswith(b'{"status":"ok"}'):
             received += await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
@@ -430,87 +327,6 @@ async def test_hundreds_of_waits_leave_room(rig: GatewayRig, protocol: Protocol)
         assert (await rig.get_run_status()).run == RUN
         protocol.hold.set()
         assert {(await task).status_code for task in waiting} == {200}
-
-
-# TLS.
-
-
-async def test_tls_with_grpc(tls_rig: GatewayRig, certificates: Certificates) -> None:
-    address = tls_rig.gateway.address.removeprefix("https://")
-    credentials = grpc.ssl_channel_credentials(certificates.ca_file.read_bytes())
-    async with grpc.aio.secure_channel(address, credentials) as channel:
-        assert (await tls_rig.get_run_status(channel=channel)).run == RUN
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
-
-
-async def test_tls_with_httpx(tls_rig: GatewayRig, certificates: Certificates) -> None:
-    context = ssl.create_default_context(cafile=str(certificates.ca_file))
-    async with httpx.AsyncClient(base_url=tls_rig.gateway.address, verify=context) as http:
-        answer = await http.post("/echo", content=b"a" * 10**6, headers=headers(tls_rig))
-        assert (answer.http_version, len(answer.content)) == ("HTTP/1.1", 10**6)
-
-
-async def test_tls_with_the_client_of_tinker(
-    tls_rig: GatewayRig, certificates: Certificates
-) -> None:
-    """It offers HTTP/2 and HTTP/1.1; only the latter is served to HTTP clients."""
-    transport = pyqwest.HTTPTransport(tls_ca_cert=certificates.ca_file.read_bytes())
-    client = pyqwest.Client(transport)
-    answer = await client.get(f"{tls_rig.gateway.address}/healthz")
-    assert (answer.status, bytes(answer.content)) == (200, b'{"status":"ok"}')
-    await transport.aclose()
-
-
-@pytest.mark.parametrize(
-    ("offered", "chosen"),
-    [
-        (["h2", "http/1.1"], "http/1.1"),
-        (["http/1.1"], "http/1.1"),
-        (["h2"], "h2"),
-        ([], None),
-    ],
-)
-async def test_tls_prefers_http1(
-    tls_rig: GatewayRig, certificates: Certificates, offered: list[str], chosen: str | None
-) -> None:
-    context = ssl.create_default_context(cafile=str(certificates.ca_file))
-    if offered:
-        context.set_alpn_protocols(offered)
-    host, _, port = tls_rig.gateway.address.removeprefix("https://").rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
-    assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == chosen
-    if chosen != "h2":
-        writer.write(_HEALTHZ)
-        received = b""
-        while not received.endswith(b'{"status":"ok"}'):
-            received += await asyncio.wait_for(reader.read(65536), TIMEOUT_S)
-    writer.close()
-
-
-async def test_a_handshake_that_does_not_come_is_dropped(
-    tmp_path: Path, certificates: Certificates
-) -> None:
-    async with running_gateway(
-        tmp_path,
-        handshake_timeout_s=0.2,
-        tls_certificate=certificates.certificate,
-        tls_key=certificates.key,
-    ) as rig:
-        host, _, port = rig.gateway.address.removeprefix("https://").rpartition(":")
-        for begin in (b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(begin)
-            assert not (await until_closed(reader)).startswith(b"HTTP")
-            writer.close()
-
-
-def test_a_certificate_that_is_none(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.pem"
-    wrong.write_text("nothing")
-    with pytest.raises(ConfigError, match="tls_certificate"):
-        load_tls(wrong, wrong)
 
 
 # What lies behind the port.

@@ -343,9 +343,6 @@ async def test_least_recently_used_weights_leave_memory(
         assert not (await rig.call("ListLoadedWeights", request, key=other)).weights
 
 
-# Limits and cancellation.
-
-
 # Sessions and keys.
 
 

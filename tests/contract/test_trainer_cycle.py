@@ -336,9 +336,6 @@ async def test_an_operation_says_its_position_and_what_is_before_it(rig: Trainer
     assert (done.queue_position, done.num_tokens_ahead, done.waiting_for) == (0, 0, "")
 
 
-# Limits.
-
-
 # Bugs.
 
 

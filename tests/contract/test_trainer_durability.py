@@ -217,9 +217,6 @@ async def test_a_large_request_goes_through_the_store(rig: TrainerRig) -> None:
     assert await run.bits("final") == await wanted.bits("final")
 
 
-# Snapshots.
-
-
 # Places.
 
 

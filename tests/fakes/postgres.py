@@ -91,6 +91,11 @@ class PostgresServer:
         return self.url_of("postgres")
 
     @property
+    def is_started(self) -> bool:
+        """Whether it was started and not stopped since."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         """The process id of the postmaster."""
         assert self._process is not None, "the server does not run"

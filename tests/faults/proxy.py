@@ -268,7 +268,7 @@ class HttpFaultProxy(FaultProxy):
 
     def _serve(self, client: socket.socket) -> None:
         with self._held(client), contextlib.suppress(OSError, ValueError):
-            head, rest = _read_head(client)
+            head, rest = read_head(client)
             request = _parse_head(head)
             self.requests.append(request)
             fault, dropped = self._next_fault(request)
@@ -313,7 +313,7 @@ class HttpFaultProxy(FaultProxy):
         return True
 
 
-def _read_head(connection: socket.socket) -> tuple[bytes, bytes]:
+def read_head(connection: socket.socket) -> tuple[bytes, bytes]:
     """Return a request up to the empty line, and what was read of its body."""
     received = b""
     while b"\r\n\r\n" not in received:

@@ -37,11 +37,11 @@ class Training:
         self.run = client.create_lora_training_run(BASE_MODEL, rank=4, seed=3)
         self.results: list[str] = []
         self._waiting: list[tuple[object, object]] = []
-        self._num_submitted = 0
+        self.num_submitted = 0
 
     def submit(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            tokens = [(7 * self._num_submitted + offset) % 90 + 3 for offset in range(24)]
+            tokens = [(7 * self.num_submitted + offset) % 90 + 3 for offset in range(24)]
             datum = tinsmith.Datum(
                 tinsmith.ModelInput.from_ints(tokens[:-1]),
                 {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
@@ -50,7 +50,7 @@ class Training:
             self._waiting.append(
                 (gradient, self.run.optim_step(tinsmith.AdamParams(learning_rate=1e-2)))
             )
-            self._num_submitted += 1
+            self.num_submitted += 1
 
     def collect(self, *, leave: int = 0) -> None:
         while len(self._waiting) > leave:
@@ -78,7 +78,7 @@ def calm(cluster: Cluster) -> Training:
 
 def finish(training: Training, calm: Training) -> None:
     """Submit what is left and compare with the calm run."""
-    training.submit(NUM_STEPS - training._num_submitted)
+    training.submit(NUM_STEPS - training.num_submitted)
     training.collect()
     training.results.append(json.dumps(training.bits(), sort_keys=True))
     assert training.results == calm.results

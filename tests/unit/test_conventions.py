@@ -20,7 +20,6 @@ _PATCHING = {"setattr", "delattr", "getattr", "hasattr"}
 
 # Private members that the tests of a file still use.
 PRIVATE = {
-    "tests/chaos/network.py": 1,
     "tests/contract/test_episode_bounds.py": 1,
     "tests/contract/test_episode_groups.py": 1,
     "tests/contract/test_episodes.py": 2,
@@ -35,13 +34,11 @@ PRIVATE = {
     "tests/contract/test_trainer_given_up_calls.py": 3,
     "tests/contract/test_trainer_object_store.py": 3,
     "tests/contract/test_trainer_shared_ledger.py": 24,
-    "tests/e2e/cluster/probes.py": 1,
     "tests/e2e/release.py": 4,
     "tests/fakes/openai_harness.py": 2,
     "tests/fakes/traced_losses.py": 1,
     "tests/fakes/trainer_harness.py": 3,
     "tests/integration/servers.py": 3,
-    "tests/integration/test_moves.py": 1,
     "tests/real/test_real_shapes.py": 1,
     "tests/unit/engine/distributed/scenarios.py": 6,
     "tests/unit/engine/distributed/test_full_runs.py": 1,
@@ -52,28 +49,21 @@ PRIVATE = {
     "tests/unit/environment/unruly_environments.py": 1,
     "tests/unit/recipes/test_run_log.py": 1,
     "tests/unit/runtime/test_runtime_auth.py": 1,
-    "tests/unit/runtime/test_runtime_failpoints.py": 1,
     "tests/unit/runtime/test_runtime_leases.py": 3,
-    "tests/unit/runtime/test_runtime_postgres.py": 2,
     "tests/unit/sdk/test_cli_mistakes.py": 3,
     "tests/unit/sdk/test_client.py": 1,
     "tests/unit/sdk/test_job_readiness.py": 1,
     "tests/unit/test_embedded_settings.py": 9,
-    "tests/unit/test_tiny_model.py": 1,
 }
 
 # Lines of files that are still longer than the limit, rounded up to the next ten.
 LONG = {
-    "tests/contract/test_gateway_front.py": 590,
     "tests/contract/test_sampler_bad_input.py": 560,
     "tests/contract/test_tinker_wire.py": 900,
     "tests/contract/test_trainer_bad_input.py": 780,
-    "tests/contract/test_trainer_checkpoint_life.py": 670,
     "tests/fakes/sdk_fake_server.py": 710,
     "tests/unit/engine/test_exactness.py": 560,
     "tests/unit/runtime/ledger_suite.py": 910,
-    "tests/unit/runtime/test_runtime_postgres.py": 620,
-    "tests/unit/runtime/test_runtime_s3_store.py": 800,
 }
 
 

@@ -85,7 +85,12 @@ class _Action:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _parse(text: str) -> dict[str, _Action]:
+def parse(text: str) -> dict[str, _Action]:
+    """Return the action of each point that the setting names.
+
+    Raises:
+        ConfigError: a point does not exist, or an action cannot be read.
+    """
     actions = {}
     for entry in filter(None, text.split(",")):
         name, _, action = entry.partition("=")
@@ -98,7 +103,7 @@ def _parse(text: str) -> dict[str, _Action]:
     return actions
 
 
-_actions = _parse(os.environ.get("TINSMITH_FAILPOINTS", ""))
+_actions = parse(os.environ.get("TINSMITH_FAILPOINTS", ""))
 _trace_path = os.environ.get("TINSMITH_FAILPOINT_TRACE")
 _trace = os.open(_trace_path, os.O_WRONLY | os.O_CREAT, 0o600) if _trace_path else None
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.sampled import bits, random_version
 from tests.unit.engine.conftest import LORA, VOCAB, save_tiny
 from tests.unit.engine.test_sampling import request, run_all
-from tests.unit.engine.test_sampling_extras import bits, random_version
 
 from tinsmith_engine import Engine, Sampler, SampleRequest
 from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, BlockPool

@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.engine.conftest import LORA, VOCAB, make_batch, randomise_b, save_tiny
+from tests.support.sampled import LONG, bits, random_version
+from tests.unit.engine.conftest import LORA, VOCAB, save_tiny
 from tests.unit.engine.test_sampling import PROMPT, forward_logprobs, request, run_all, same
 
 from tinsmith_engine import (
-    AdamParams,
     AdapterConfig,
     Engine,
     FullConfig,
     LoraConfig,
     PromptLogprobs,
-    Published,
     SampledSequence,
     Sampler,
 )
@@ -30,53 +29,13 @@ from tinsmith_runtime.errors import (
     TokenOutOfVocabularyError,
 )
 
-LONG = tuple(int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 200))
 ADAPTED_HEAD = LoraConfig(rank=3, seed=2, train_unembedding=True)
-
-
-def random_version(engine: Engine, run: str, config: AdapterConfig, seed: int = 1) -> Published:
-    """A version with weights that matter."""
-    if not engine.has_run(run):
-        engine.create_run(run, config)
-    if isinstance(config, FullConfig):
-        engine.forward_backward(run, make_batch(seed=seed), "cross_entropy", {})
-        engine.optim_step(run, AdamParams(learning_rate=0.02))
-    else:
-        randomise_b(engine, run, seed)
-    return engine.publish(run)
 
 
 def scores(sampler: Sampler, **changes: Any) -> PromptLogprobs:
     prompt = run_all(sampler, request(**changes))[0][0].prompt
     assert prompt is not None
     return prompt
-
-
-def bits(sequences: list[SampledSequence]) -> list[Any]:
-    """Everything that a request is told, but for what was known before."""
-    found = []
-    for sequence in sequences:
-        prompt = sequence.prompt
-        found.append(
-            (
-                sequence.tokens,
-                sequence.logprobs.tobytes(),
-                sequence.versions,
-                sequence.topk,
-                prompt
-                and (
-                    prompt.logprobs,
-                    prompt.topk,
-                    prompt.targets is not None and prompt.targets.tobytes(),
-                    prompt.alternatives
-                    and (
-                        prompt.alternatives.tokens.tobytes(),
-                        prompt.alternatives.logprobs.tobytes(),
-                    ),
-                ),
-            )
-        )
-    return found
 
 
 # Scores of the prompt.
@@ -403,9 +362,6 @@ def test_a_failed_prompt_gives_its_slots_back(
             sampler.step()
     sampler.cancel(request_id)
     assert bits(run_all(sampler, request(num_samples=2))[0]) == wanted
-
-
-# Weights that change between tokens.
 
 
 # Bad requests.

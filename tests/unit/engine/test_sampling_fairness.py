@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.support.sampled import bits
 from tests.unit.engine.test_sampling import request, run_all
 from tests.unit.engine.test_sampling_cache import BLOCK_BYTES, prompts
-from tests.unit.engine.test_sampling_extras import bits
 
 from tinsmith_engine import Engine, Sampler
 from tinsmith_engine.sampling.step_plan import ProjectWork, StepCosts, StepPlanner

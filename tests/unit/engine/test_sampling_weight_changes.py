@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.engine.conftest import LORA, VOCAB, make_batch, randomise_b, save_tiny
+from tests.support.sampled import LONG, random_version
+from tests.unit.engine.conftest import LORA, make_batch, save_tiny
 from tests.unit.engine.test_sampling import PROMPT, forward_logprobs, request, run_all, same
 
 from tinsmith_engine import (
@@ -24,20 +25,6 @@ from tinsmith_engine import (
 from tinsmith_runtime.errors import (
     VersionNotLoadedError,
 )
-
-LONG = tuple(int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 200))
-
-
-def random_version(engine: Engine, run: str, config: AdapterConfig, seed: int = 1) -> Published:
-    """A version with weights that matter."""
-    if not engine.has_run(run):
-        engine.create_run(run, config)
-    if isinstance(config, FullConfig):
-        engine.forward_backward(run, make_batch(seed=seed), "cross_entropy", {})
-        engine.optim_step(run, AdamParams(learning_rate=0.02))
-    else:
-        randomise_b(engine, run, seed)
-    return engine.publish(run)
 
 
 def step_on(engine: Engine, run: str, seed: int) -> Published:

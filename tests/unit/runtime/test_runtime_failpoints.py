@@ -26,4 +26,4 @@ def test_the_registry_names_exactly_what_the_code_passes() -> None:
 @pytest.mark.parametrize("text", ["trainer.comit=kill:1", "trainer.commit=stop", "trainer.commit"])
 def test_what_would_never_strike_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="failpoint"):
-        failpoints._parse(text)
+        failpoints.parse(text)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Awaitable, Iterator
 
 import pytest
 import sqlalchemy as sa
@@ -16,69 +12,24 @@ from prometheus_client import REGISTRY
 from sqlalchemy.util import await_only
 from tests.fakes.postgres import PostgresServer, new_server
 from tests.fakes.postgres_proxy import PostgresProxy
+from tests.support.postgres_notes import (
+    PID,
+    add,
+    counter,
+    in_thread,
+    increment,
+    numbers,
+    open_database,
+    start_counter,
+)
 
 from tinsmith_runtime.errors import (
     ConfigError,
     InvalidFieldError,
-    OutcomeUnknownError,
     StorageFullError,
     StorageUnavailableError,
 )
 from tinsmith_runtime.sql import PostgresDatabase
-
-metadata = sa.MetaData()
-notes = sa.Table(
-    "notes",
-    metadata,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("text", sa.Text, nullable=False),
-)
-counters = sa.Table(
-    "counters",
-    metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("value", sa.Integer, nullable=False),
-)
-PID = "SELECT pg_backend_pid()"
-IN_SYNC_WAIT = "SELECT count(*) = 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-
-
-def add(number: int, text: str = "x") -> Callable[[sa.Connection], int]:
-    def statements(connection: sa.Connection) -> int:
-        connection.execute(sa.insert(notes).values(number=number, text=text))
-        return number
-
-    return statements
-
-
-def numbers(connection: sa.Connection) -> list[int]:
-    return list(connection.execute(sa.select(notes.c.number).order_by(notes.c.number)).scalars())
-
-
-def increment(connection: sa.Connection) -> None:
-    changed = connection.execute(sa.update(counters).values(value=counters.c.value + 1))
-    assert changed.rowcount == 1
-
-
-def start_counter(connection: sa.Connection) -> None:
-    connection.execute(sa.insert(counters).values(name="n", value=0))
-
-
-def counter(connection: sa.Connection) -> int:
-    return connection.execute(sa.select(counters.c.value)).scalar_one()
-
-
-async def open_database(url: str, **options: Any) -> PostgresDatabase:
-    return await PostgresDatabase.open(
-        url, metadata, **{"schema": "pod", "schema_version": 1, **options}
-    )
-
-
-@pytest.fixture
-async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
-    database = await open_database(postgres_url)
-    yield database
-    await database.close()
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +42,7 @@ def own_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def server(own_server: PostgresServer) -> PostgresServer:
-    if own_server._process is None:
+    if not own_server.is_started:
         own_server.start()
     return own_server
 
@@ -118,10 +69,6 @@ class HeldWriter:
 
 def num_commits() -> float:
     return REGISTRY.get_sample_value("tinsmith_ledger_commit_writes_count") or 0.0
-
-
-async def in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
-    return await asyncio.to_thread(call, *arguments)
 
 
 # What every database promises.
@@ -359,11 +306,11 @@ async def test_a_session_that_ends_before_the_commit_runs_again(
 
 
 async def test_an_idle_session_that_ended_is_replaced(
-    database: PostgresDatabase, postgres: PostgresServer
+    database: PostgresDatabase, postgres: PostgresServer, postgres_url: str
 ) -> None:
     await database.write(add(1))
     assert await database.read(numbers) == [1]
-    name = database._target.url.rpartition("/")[2]
+    name = postgres_url.rpartition("/")[2]
     postgres.query(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
         f"WHERE datname = '{name}' AND pid <> pg_backend_pid()"
@@ -460,102 +407,6 @@ async def test_a_server_that_stays_away_is_told(server: PostgresServer) -> None:
     await database.close()
     with pytest.raises(StorageUnavailableError):
         await open_database(server.url, reconnect_timeout_s=0.1)
-
-
-# Standby servers.
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[PostgresServer, PostgresServer]]:
-    """A primary and its synchronous standby."""
-    primary = new_server()
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir=primary.folder.parent))
-    try:
-        standby = primary.make_standby(folder)
-        yield primary, standby
-        standby.remove()
-    finally:
-        primary.remove()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-async def test_writes_go_on_with_the_promoted_standby(
-    pair: tuple[PostgresServer, PostgresServer],
-) -> None:
-    primary, standby = pair
-    # The standby comes first in the URL: which server takes writes is found out.
-    hosts = f"127.0.0.1:{standby.port},127.0.0.1:{primary.port}"
-    url = primary.url.replace(f"127.0.0.1:{primary.port}", hosts)
-    database = await open_database(f"{url}?target_session_attrs=read-write")
-    await database.write(start_counter)
-    assert await database.read(counter) == 0
-    is_midway = asyncio.Event()
-    num_done = 0
-
-    async def work() -> None:
-        nonlocal num_done
-        for _ in range(10):
-            await database.write(increment)
-            num_done += 1
-            acknowledged = num_done
-            assert await database.read(counter) >= acknowledged
-            if acknowledged == 30:
-                is_midway.set()
-
-    async with asyncio.TaskGroup() as workers:
-        for _ in range(8):
-            workers.create_task(work())
-        await is_midway.wait()
-        await in_thread(primary.kill)
-        await in_thread(standby.promote)
-    assert await database.read(counter) == 80
-    await database.close()
-
-
-async def test_a_commit_that_the_standby_lacks_is_not_acknowledged(
-    pair: tuple[PostgresServer, PostgresServer],
-) -> None:
-    primary, standby = pair
-    database = await open_database(primary.url)
-    await database.write(start_counter)
-    standby.stop()
-    write = asyncio.create_task(database.write(increment))
-    await in_thread(primary.wait_for, IN_SYNC_WAIT)
-    # Cancelled, the commit stands on the primary alone, and says so in a warning.
-    canceled = primary.query(
-        "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    )
-    assert canceled == "t"
-    # What waits for the standby now is the confirmation.
-    await in_thread(
-        primary.wait_for,
-        "SELECT count(*) = 1 FROM pg_stat_activity "
-        "WHERE wait_event = 'SyncRep' AND query LIKE 'INSERT%RETURNING%'",
-    )
-    assert not write.done()
-    await in_thread(standby.start)
-    await write
-    assert await database.read(counter) == 1
-    await database.close()
-
-
-async def test_an_outcome_that_stays_unknown_is_told_as_such(
-    pair: tuple[PostgresServer, PostgresServer],
-) -> None:
-    primary, standby = pair
-    database = await open_database(primary.url, answer_timeout_s=0.6, reconnect_timeout_s=0.3)
-    await database.write(start_counter)
-    standby.stop()
-    with pytest.raises(OutcomeUnknownError, match="send the same request again"):
-        await database.write(increment)
-    await in_thread(standby.start)
-    while True:
-        with contextlib.suppress(StorageUnavailableError, OutcomeUnknownError):
-            await database.write(increment)
-            break
-    # The first one took place when the standby came back; it was never called a failure.
-    assert await database.read(counter) >= 2
-    await database.close()
 
 
 # One process at a time.
