@@ -5,12 +5,7 @@ from __future__ import annotations
 import datetime
 from dataclasses import replace
 
-<<<<<<< HEAD
-from tests.unit.jobs.test_job_plan import LIMITS, Life, make_job
-=======
-import pytest
-from tests.support.job_life import Life, make_job
->>>>>>> ready-tests
+from tests.support.job_life import LIMITS, Life, make_job
 
 from tinsmith_jobs import conditions
 from tinsmith_jobs.conditions import Phase
