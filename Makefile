@@ -72,6 +72,7 @@ lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python docs/architecture.py --check
 	$(BIN)/python docs/permissions.py --check
+	$(BIN)/python docs/variables.py --check
 	$(BIN)/python clients/python/generate_forms.py --check
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf breaking --against proto/baseline.binpb
@@ -81,7 +82,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py docs/permissions.py clients/python/generate_forms.py
+	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py docs/permissions.py docs/variables.py clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -100,9 +101,10 @@ proto-check: venv ## Fail if the committed stubs are not those of proto/
 proto-baseline: node_modules ## Accept today's contract as what must not be broken
 	node_modules/.bin/buf build -o proto/baseline.binpb
 
-docs: venv ## Draw docs/architecture.svg, and write docs/permissions.md, from the code
+docs: venv ## Draw docs/architecture.svg, and write docs/permissions.md and variables.md, from the code
 	$(BIN)/python docs/architecture.py
 	$(BIN)/python docs/permissions.py
+	$(BIN)/python docs/variables.py
 
 sdk: venv ## Write the forms of the SDK's calls, and its frozen public face
 	$(BIN)/python clients/python/generate_forms.py

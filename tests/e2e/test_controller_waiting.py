@@ -30,7 +30,7 @@ def lab(
     folder = tmp_path_factory.mktemp("lab")
     with (
         resources.namespace() as name,
-        start_lab(resources, name, folder, queues_path=queues) as lab,
+        start_lab(resources, name, folder, queues_path=queues, kueue=True) as lab,
     ):
         yield lab
 

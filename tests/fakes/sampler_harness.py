@@ -67,6 +67,7 @@ class FakeTrainer(
     def __init__(self) -> None:
         self.checkpoints: dict[str, checkpoint_pb2.Checkpoint] = {}
         self.published: dict[str, trainer_control_pb2.ExportWeightsResponse] = {}
+        self.replaced: list[trainer_control_pb2.ExportWeightsResponse] = []
         self.num_publishes = 0
         self.server = PodServer(
             ServerConfig(drain_timeout_s=0.1),
@@ -94,7 +95,8 @@ class FakeTrainer(
         self.num_publishes += 1
         if request.run not in self.published:
             raise RunNotFoundError(f"run {request.run} does not exist")
-        return self.published[request.run]
+        # What was named just before the run stepped on.
+        return self.replaced.pop(0) if self.replaced else self.published[request.run]
 
 
 def make_request(

@@ -131,7 +131,11 @@ class FakeTrainer(
         if not request.page_token:
             self.list_calls.append(request.parent)
         await self.list_gate.wait()
-        busy = [each for each in self.statuses.values() if each.num_pending_operations]
+        busy = [
+            each
+            for each in self.statuses.values()
+            if each.num_pending_operations or each.replay_diverged
+        ]
         # A page holds one run: a caller that reads a single page misses the others.
         index = int(request.page_token or 0)
         return trainer_control_pb2.ListRunStatusesResponse(

@@ -387,6 +387,8 @@ class TrainingRunInfo:
     after that; else empty."""
     num_pending_operations: int = 0
     """Operations that wait or run, in a list."""
+    replay_diverged: bool = False
+    """Whether a replay after a failure gave other bits than the first execution, in a list."""
     exactness: str = ""
     """What is promised of bits, in the command line's list: `exact`, `fast` or `fallback`."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinsmith.names import is_valid_id
+from tinsmith_controller.pods.author_policy import AuthorPolicy
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError
@@ -60,6 +61,19 @@ class ControllerConfig:
     trusted_images: str = ""
     """Beginnings of names of images, separated by commas, that may run where the deployment's
     secrets are; besides those of `image_repository`. `*` trusts whatever authors of jobs write."""
+    allowed_labels: str = ""
+    """Labels with a prefix that jobs may give their pods, separated by commas; an entry that ends
+    in `/` allows all names of that prefix. Those without a prefix need no permission."""
+    allowed_annotations: str = ""
+    """Likewise of annotations."""
+    allowed_priority_classes: str = "*"
+    """PriorityClasses that jobs may have; `*` allows all but Kubernetes' own, `system-…`."""
+    allowed_tolerations: str = "nvidia.com/gpu"
+    """Keys of taints that jobs may tolerate."""
+    allowed_resources: str = ""
+    """Resources that pods of jobs may ask for besides GPUs, processors, memory and disk."""
+    kueue: bool = False
+    """Whether Kueue queues the jobs that have its label; without it they are refused."""
     service_account_name: str = ""
     """Of job pods; its token is not mounted."""
     device: str = "cuda"
@@ -156,6 +170,17 @@ class ControllerConfig:
     def trusted_image_list(self) -> tuple[str, ...]:
         """Return images, and folders of a registry, that are trusted."""
         return (f"{self.image_repository}/", *_names(self.trusted_images))
+
+    def author_policy(self) -> AuthorPolicy:
+        """Return what authors of jobs may ask of Kubernetes."""
+        return AuthorPolicy(
+            labels=_names(self.allowed_labels),
+            annotations=_names(self.allowed_annotations),
+            priority_classes=_names(self.allowed_priority_classes),
+            tolerations=_names(self.allowed_tolerations),
+            resources=_names(self.allowed_resources),
+            has_kueue=self.kueue,
+        )
 
     def replica(self) -> str:
         """Return the identity of this replica."""

@@ -243,6 +243,7 @@ def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
         trusted_images=config.trusted_image_list(),
         pull_secrets=config.pull_secrets(),
         protected_secrets=config.protected_secrets(),
+        author_policy=config.author_policy(),
         service_account=config.service_account_name,
         device=config.device,
         has_grpc_probes=minor >= _GRPC_PROBES_SINCE,

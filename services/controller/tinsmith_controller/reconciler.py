@@ -152,7 +152,7 @@ class Reconciler:
         item = record.item
         memory = self._memory(item.uid)
         memory.obstacle = self._obstacle(item)
-        observed = self._observe(item, memory)
+        observed = self._observe(record, memory)
         now = self._now()
         plan = (
             plan_job(item, observed, now, self._limits)
@@ -258,12 +258,15 @@ class Reconciler:
             if entry.role in roles
         }
 
-    def _check_images(self, item: Job | Pool) -> str:
+    def _refusal(self, record: WorkloadRecord) -> str:
         """Return why a job cannot be run whose author the operators need not trust."""
+        item = record.item
         if not isinstance(item, Job) or item.spec is None:
             return ""
         deployment = self._deployment
-        return check_images(
+        return deployment.author_policy.refusal(
+            item.spec, has_kueue_label=record.has_own_queue
+        ) or check_images(
             item.spec,
             deployment.trusted_images,
             (
@@ -274,7 +277,8 @@ class Reconciler:
             ),
         )
 
-    def _observe(self, item: Job | Pool, memory: _Memory) -> Observed:
+    def _observe(self, record: WorkloadRecord, memory: _Memory) -> Observed:
+        item = record.item
         pods = {view.name: view for view in self._stores.pods_of(item.uid)}
         names = {entry.node for entry in item.status.assignments}
         names |= {pod.node for pod in pods.values()}
@@ -293,7 +297,7 @@ class Reconciler:
             report=report,
             templates=self._templates(item),
             obstacle=memory.obstacle,
-            rejection=memory.rejection or self._check_images(item),
+            rejection=memory.rejection or self._refusal(record),
         )
 
     def _is_lost(self, node: NodeRecord) -> bool:

@@ -11,13 +11,14 @@ from tokenizers import Tokenizer
 from tinsmith.v1 import sampler_pb2_grpc, scheduler_pb2
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
+from tinsmith_engine.sampling.sample_request import DecodeText
 from tinsmith_runtime import storage
 from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.rpc import codec
 from tinsmith_sampler.rpc.servicer import SamplerServicer
 from tinsmith_sampler.rpc.trainer_client import TrainerClient
-from tinsmith_sampler.service import DecodeText, SamplingService
+from tinsmith_sampler.service import SamplingService
 from tinsmith_sampler.sessions import SessionCache, Target
 from tinsmith_sampler.weights import PublishLive, WeightSource
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from tinsmith_engine import (
     Published,
     SampledSequence,
     SampleRequest,
-    check_target_tokens,
+    validate_sample_request,
 )
-from tinsmith_engine.base.types import ImageInput, IntArray
+from tinsmith_engine.base.types import ModelInfo
 from tinsmith_engine.host import EngineHost
-from tinsmith_engine.packing.images import place_images
+from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, DecodeText, place_prompt
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     ErrorCode,
@@ -27,7 +24,6 @@ from tinsmith_runtime.errors import (
     ResourceExhaustedError,
     SequenceTooLongError,
     TinsmithError,
-    TokenOutOfVocabularyError,
     VersionNotLoadedError,
 )
 from tinsmith_sampler.config import SamplerConfig
@@ -43,34 +39,18 @@ _ELSEWHERE_CODES = frozenset(
     {ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED}
 )
 
-DecodeText = Callable[[Sequence[int]], str]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A request before it is tied to weights; the fields are those of `SampleRequest`."""
+    """A request of a session, before it is tied to weights."""
 
     session: str
-    tokens: Sequence[int]
+    request: SampleRequest
     tokens_field: str = "prompt"
     """Where the tokens stood in the request, for errors."""
-    num_samples: int = 1
-    max_tokens: int | None = None
-    temperature: float = 1.0
-    top_k: int = -1
-    top_p: float = 1.0
-    seed: int | None = None
-    stop_tokens: Sequence[int] | None = None
-    stop_strings: Sequence[str] = ()
-    prompt_logprobs: bool = False
-    topk_prompt_logprobs: int = 0
-    prompt_logprobs_last_n: int | None = None
-    target_prompt_tokens: IntArray | None = None
-    num_prompt_alternatives: int = 0
-    topk_sample_logprobs: int = 0
-    follows_run: bool = False
+    uses_model_stop_tokens: bool = True
+    """Whether the tokens that end a turn of the model end a completion."""
     min_version: int = 0
-    images: Sequence[ImageInput] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +177,11 @@ class SamplingService:
             InvalidFieldError: If `received` is neither empty nor a count for each sample.
             TinsmithError: See `SamplerService.Sample`.
         """
-        if received and len(received) != prompt.num_samples:
+        if received and len(received) != prompt.request.num_samples:
             raise InvalidFieldError(
                 "received_tokens",
-                f"must be empty or hold a count for each of {prompt.num_samples} samples, got "
-                f"{len(received)}",
+                f"must be empty or hold a count for each of {prompt.request.num_samples} samples, "
+                f"got {len(received)}",
             )
         started = await self._start(prompt, received)
         driver, ticket = started.driver, started.ticket
@@ -210,24 +190,26 @@ class SamplingService:
     async def _start(self, prompt: Prompt, received: Sequence[int] | None = None) -> _Started:
         """Give a request to the engine; with `received`, its tokens go to a feed."""
         target = await self._sessions.get(prompt.session)
-        seed = secrets.randbits(63) if prompt.seed is None else prompt.seed
-        if prompt.images:
-            prompt = await asyncio.to_thread(self._place, prompt, target)
-        self._check(prompt, target)
+        info = self._host.engine(target.base_model).info
+        request = prompt.request
+        if request.images:
+            request = await asyncio.to_thread(place_prompt, request, info, prompt.tokens_field)
+        self._check_limits(request, info)
+        request = self._tied(prompt, request, target)
+        validate_sample_request(request, info, prompt_field=prompt.tokens_field)
         driver = self._drivers[target.base_model]
         for attempt in range(_MAX_PUBLISH_RACES):
             published = await self._resolve(prompt, target)
-            request = self._request(prompt, target, published, seed)
-            feed = None if received is None else TokenFeed(prompt.num_samples, received)
+            feed = None if received is None else TokenFeed(request.num_samples, received)
             failpoints.passing("sampler.sample")
             try:
-                ticket = await driver.begin(request, feed)
+                ticket = await driver.begin(dataclasses.replace(request, weights=published), feed)
             except VersionNotLoadedError:
                 # The run stepped on between the look-up and the start of the request.
                 if attempt + 1 == _MAX_PUBLISH_RACES:
                     raise
             else:
-                started = _Started(driver, ticket, seed, published)
+                started = _Started(driver, ticket, request.seed, published)
                 if request.follows_run:
                     started.stop_following = self._follower.follow(
                         target, functools.partial(driver.update, ticket)
@@ -257,79 +239,40 @@ class SamplingService:
                 self._sessions.forget(prompt.session)
             raise
 
-    def _place(self, prompt: Prompt, target: Target) -> Prompt:
-        """Open the images of a prompt and put their placeholders among its tokens."""
-        info = self._host.engine(target.base_model).info
-        tokens_T = np.asarray(prompt.tokens, dtype=np.int64)
-        tokens_T, images = place_images(tokens_T, prompt.images, info, prompt.tokens_field)
-        return dataclasses.replace(prompt, tokens=tokens_T.tolist(), images=images)
-
-    def _check(self, prompt: Prompt, target: Target) -> None:
-        limits = self._host.engine(target.base_model).info
-        if not 1 <= prompt.num_samples <= self._config.max_samples:
+    def _check_limits(self, request: SampleRequest, info: ModelInfo) -> None:
+        """Refuse what this pod, or the context of the model, has no room for."""
+        if not 1 <= request.num_samples <= self._config.max_samples:
             raise ResourceExhaustedError(
-                f"num_samples is {prompt.num_samples}, 1 to {self._config.max_samples} are "
+                f"num_samples is {request.num_samples}, 1 to {self._config.max_samples} are "
                 "allowed; send several requests",
                 limit=self._config.max_samples,
             )
         for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "num_prompt_alternatives"):
-            if getattr(prompt, name) > self._config.max_topk_logprobs:
+            if getattr(request, name) > self._config.max_topk_logprobs:
                 raise InvalidFieldError(name, f"must be 0 to {self._config.max_topk_logprobs}")
-        wants_tokens = prompt.max_tokens is None or prompt.max_tokens > 0
-        if len(prompt.tokens) + wants_tokens > limits.max_context_tokens:
+        if len(request.prompt_tokens) + (request.max_tokens > 0) > info.max_context_tokens:
             raise SequenceTooLongError(
-                f"the prompt has {len(prompt.tokens)} tokens and leaves no room in the context of "
-                f"{limits.max_context_tokens}; shorten it",
-                limit=limits.max_context_tokens,
+                f"the prompt has {len(request.prompt_tokens)} tokens and leaves no room in the "
+                f"context of {info.max_context_tokens}; shorten it",
+                limit=info.max_context_tokens,
             )
-        for position, token in enumerate(prompt.tokens):
-            if not 0 <= token < limits.vocab_size:
-                raise TokenOutOfVocabularyError(
-                    prompt.tokens_field,
-                    f"holds token {token} at position {position}, the vocabulary has "
-                    f"{limits.vocab_size}",
-                    token=token,
-                    vocab_size=limits.vocab_size,
-                )
-        last_n, num_tokens = prompt.prompt_logprobs_last_n, len(prompt.tokens)
-        if last_n is not None and not 1 <= last_n < num_tokens:
-            raise InvalidFieldError(
-                "prompt_logprobs_last_n",
-                f"must be 1 to {num_tokens - 1} for a prompt of {num_tokens} tokens, got {last_n}",
-            )
-        if prompt.target_prompt_tokens is not None:
-            check_target_tokens(prompt.target_prompt_tokens, num_tokens, limits.vocab_size)
 
-    def _request(
-        self, prompt: Prompt, target: Target, published: Published | None, seed: int
-    ) -> SampleRequest:
-        # Without a limit of its own a completion ends where the context, or the cache, is full.
-        room = self._drivers[target.base_model].max_sequence_tokens - len(prompt.tokens)
-        stop_tokens = prompt.stop_tokens
-        if stop_tokens is None:
+    def _tied(self, prompt: Prompt, request: SampleRequest, target: Target) -> SampleRequest:
+        """Return a request with what the session and its model say."""
+        max_tokens, stop_tokens = request.max_tokens, request.stop_tokens
+        if max_tokens == UNLIMITED_TOKENS:
+            room = self._drivers[target.base_model].max_sequence_tokens - len(request.prompt_tokens)
+            max_tokens = max(room, 0)
+        if prompt.uses_model_stop_tokens:
             stop_tokens = self._stop_tokens.get(target.base_model, ())
-        return SampleRequest(
-            prompt_tokens=prompt.tokens,
-            max_tokens=max(room, 0) if prompt.max_tokens is None else prompt.max_tokens,
-            weights=published,
-            num_samples=prompt.num_samples,
-            temperature=prompt.temperature,
-            top_k=prompt.top_k,
-            top_p=prompt.top_p,
-            seed=seed,
+        return dataclasses.replace(
+            request,
+            max_tokens=max_tokens,
             stop_tokens=stop_tokens,
-            stop_strings=prompt.stop_strings,
             decode_text=self._decoders.get(target.base_model),
-            prompt_logprobs=prompt.prompt_logprobs,
-            topk_prompt_logprobs=prompt.topk_prompt_logprobs,
-            prompt_logprobs_last_n=prompt.prompt_logprobs_last_n,
-            target_prompt_tokens=prompt.target_prompt_tokens,
-            num_prompt_alternatives=prompt.num_prompt_alternatives,
-            topk_sample_logprobs=prompt.topk_sample_logprobs,
             # A base model and a checkpoint do not change.
-            follows_run=prompt.follows_run and bool(target.run),
+            follows_run=request.follows_run and bool(target.run),
             cache_scope=target.project,
-            images=prompt.images,
         )
 
 

@@ -24,6 +24,7 @@ from tinsmith_runtime.errors import (
     CheckpointCorruptError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
+    StoreMismatchError,
     VersionNotLoadedError,
 )
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
@@ -34,6 +35,9 @@ from tinsmith_sampler.trainer_protocol import StoredWeights, Trainers
 logger = logging.getLogger(__name__)
 
 PublishLive = Callable[[str], Awaitable[Published]]
+
+_MAX_REMOVALS = 8
+"""Removed versions of a run that one request passes over."""
 
 
 class WeightSource:
@@ -97,6 +101,16 @@ class WeightSource:
         if self._publish_live is not None:
             return await self._publish_live(target.run)
         stored = await self._trainers.publish(target.trainer_address, target.run)
+        for _ in range(_MAX_REMOVALS):
+            try:
+                return await self._load(target, stored)
+            except (CheckpointCorruptError, StoreMismatchError):
+                # The trainer removes what it has replaced, also while it is read here. What it
+                # still names is damaged.
+                newest = await self._trainers.publish(target.trainer_address, target.run)
+                if newest == stored:
+                    raise
+                stored = newest
         return await self._load(target, stored)
 
     async def _locate(self, target: Target) -> StoredWeights:

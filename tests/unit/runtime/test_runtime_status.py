@@ -90,3 +90,9 @@ def test_a_text_that_quotes_much_fits_into_the_trailers_of_a_call(letter: str) -
     assert found.message.startswith("data[0].")
     assert found.message.endswith("...")
     assert (found.reason, found.code) == (error.reason, error.code)
+
+
+def test_a_delay_is_known_only_if_the_status_has_one() -> None:
+    # The class that pods raise has a delay by default; what a status does not say is not made up.
+    assert errors.UnavailableError("away").retry_after_s == 1.0
+    assert decode_status(status_pb2.Status(code=14, message="away")).retry_after_s is None

@@ -33,7 +33,7 @@ def read(
     scripts: list[_Script], *, num_samples: int = 1
 ) -> tuple[list[tuple[int, int]], list[list[int]], list[Exception]]:
     """Return place of what was yielded, what each stream left out, and the failures between."""
-    stream = ResumedStream(num_samples, unavailable=UnavailableError, internal=InternalError)
+    stream = ResumedStream(num_samples, unavailable=UnavailableError)
     asked: list[list[int]] = []
     failures: list[Exception] = []
 

@@ -185,7 +185,7 @@ async def _read_stream(
         file.write(piece.data)
         meter.add(len(piece.data))
     if file.tell() < source.file.size_bytes:
-        raise UnavailableError(f"the download of {source.file.file} ended early")
+        raise UnavailableError(f"the download of {source.file.file} ended early", retry_after_s=0.0)
 
 
 def _read_url(
@@ -205,7 +205,8 @@ def _read_url(
                 meter.add(len(piece))
     except (urllib.error.URLError, OSError) as error:
         raise UnavailableError(
-            f"the download of {source.file.file} was cut off: {error}"
+            f"the download of {source.file.file} was cut off: {error}",
+            retry_after_s=0.0,
         ) from error
 
 

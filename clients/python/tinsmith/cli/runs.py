@@ -23,6 +23,7 @@ _COLUMNS = {
     "num_pending_operations": "PENDING",
     "display_name": "DISPLAY NAME",
     "exactness": "EXACTNESS",
+    "replay_diverged": "REPLAY DIVERGED",
     "worker": "TRAINER",
     "waiting_for": "WAITING FOR",
 }

@@ -217,6 +217,7 @@ def decode_run(message: scheduler_pb2.TrainingRun, *, is_listed: bool = False) -
         waiting_for=message.waiting_for,
         activity=_activity_of(message) if is_listed else "",
         num_pending_operations=message.num_pending_operations,
+        replay_diverged=message.replay_diverged,
     )
 
 

@@ -321,7 +321,9 @@ class Transport:
                     return
                 yield cast(Response, message)
         except TimeoutError as error:
-            raise UnavailableError(f"{address} sent nothing for {timeout_s:g} s") from error
+            raise UnavailableError(
+                f"{address} sent nothing for {timeout_s:g} s", retry_after_s=0.0
+            ) from error
         except grpc.aio.AioRpcError as error:
             if endpoint.may_move and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise _wrong_server(address) from error
@@ -346,7 +348,8 @@ def _wrong_server(address: str) -> UnavailableError:
     """Return the error of a pod that may have moved: it left its port to another process."""
     return UnavailableError(
         f"{address} does not have this call: another server listens there now, or the server is "
-        "of an older release"
+        "of an older release",
+        retry_after_s=0.0,
     )
 
 

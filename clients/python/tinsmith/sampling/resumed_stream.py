@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
+from tinsmith.errors import InternalError
 from tinsmith.tensors import decode_tensor
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
 
@@ -22,7 +23,6 @@ class ResumedStream:
     Args:
         num_samples: Samples of the request.
         unavailable: Makes the error of a stream that ended before its samples.
-        internal: Makes the error of a stream that leaves out tokens.
     """
 
     def __init__(
@@ -30,13 +30,11 @@ class ResumedStream:
         num_samples: int,
         *,
         unavailable: Callable[[str], Exception],
-        internal: Callable[[str], Exception],
     ) -> None:
         self.received = [0] * num_samples
         """How many tokens of each sample have arrived."""
         self._is_open = [True] * num_samples
         self._unavailable = unavailable
-        self._internal = internal
 
     @property
     def is_complete(self) -> bool:
@@ -75,7 +73,7 @@ class ResumedStream:
         num_missing = message.token_index - self.received[index]
         # Newer weights may end a sample before the tokens that arrived of it.
         if num_missing > 0 or (num_missing < 0 and num_tokens):
-            raise self._internal("the sampler left out or repeated a piece of a stream")
+            raise InternalError("the sampler left out or repeated a piece of a stream")
         self.received[index] += num_tokens
         reason = message.piece.stop_reason
         self._is_open[index] = reason == trajectories_pb2.SampledSequence.STOP_REASON_UNSPECIFIED

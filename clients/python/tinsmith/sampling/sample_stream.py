@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from tinsmith.errors import InternalError, TinsmithError, UnavailableError
+from tinsmith.errors import TinsmithError, UnavailableError
 from tinsmith.rpc import codec
 from tinsmith.rpc.transport import Backoff, Endpoint, is_away
 from tinsmith.sampling.resumed_stream import Messages, ResumedStream
@@ -138,7 +139,7 @@ class _Reader:
             for _ in range(max(request.num_samples, 1))
         ]
         self._stream = ResumedStream(
-            len(self._samples), unavailable=UnavailableError, internal=InternalError
+            len(self._samples), unavailable=functools.partial(UnavailableError, retry_after_s=0.0)
         )
 
     @property

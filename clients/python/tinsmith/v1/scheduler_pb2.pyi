@@ -892,6 +892,7 @@ class TrainingRun(_message.Message):
     CHECKPOINT_ADDRESS_FIELD_NUMBER: _builtins.int
     NUM_PENDING_OPERATIONS_FIELD_NUMBER: _builtins.int
     SESSION_ENDED_FIELD_NUMBER: _builtins.int
+    REPLAY_DIVERGED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the run: `projects/{project}/trainingRuns/{run}`."""
     state: Global___TrainingRun.State.ValueType
@@ -924,6 +925,10 @@ class TrainingRun(_message.Message):
     """Says in a list whether the session that created it is over. Such a run is parked while it has
     no operations, and is continued by name.
     """
+    replay_diverged: _builtins.bool
+    """Says in a list whether a replay after a failure gave other bits than the first execution, as far
+    as its trainer answers in time.
+    """
     @_builtins.property
     def adapter(self) -> _models_pb2.AdapterConfig:
         """Says what is trained, all defaults filled in."""
@@ -955,10 +960,11 @@ class TrainingRun(_message.Message):
         checkpoint_address: _builtins.str = ...,
         num_pending_operations: _builtins.int = ...,
         session_ended: _builtins.bool = ...,
+        replay_diverged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "checkpoint_address", b"checkpoint_address", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "num_pending_operations", b"num_pending_operations", "session", b"session", "session_ended", b"session_ended", "source_checkpoint", b"source_checkpoint", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "base_model", b"base_model", "checkpoint_address", b"checkpoint_address", "create_time", b"create_time", "display_name", b"display_name", "epoch", b"epoch", "labels", b"labels", "name", b"name", "num_pending_operations", b"num_pending_operations", "replay_diverged", b"replay_diverged", "session", b"session", "session_ended", b"session_ended", "source_checkpoint", b"source_checkpoint", "state", b"state", "trainer_address", b"trainer_address", "waiting_for", b"waiting_for", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -195,8 +195,8 @@ class ListRunStatusesResponse(_message.Message):
     """Continues the list; empty at its end."""
     @_builtins.property
     def statuses(self) -> _containers.RepeatedCompositeFieldContainer[_trainer_pb2.RunStatus]:
-        """Lists the runs of this trainer that have operations which wait or run; those operations are not
-        listed.
+        """Lists the runs of this trainer that have operations which wait or run, and those whose replay
+        diverged; operations are not listed.
         """
 
     def __init__(

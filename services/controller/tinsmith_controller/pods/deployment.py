@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tinsmith_controller.pods.author_policy import AuthorPolicy
+
 PORTS: Mapping[str, int] = {
     "trainer": 7071,
     "sampler": 7072,
@@ -42,6 +44,7 @@ class Deployment:
         trusted_images: See `image_policy`.
         pull_secrets: Names of image pull secrets.
         protected_secrets: Names of other Secrets that no job may ask for.
+        author_policy: What jobs may ask of Kubernetes.
         service_account: Of job pods; its token is not mounted.
         device: Where models compute in pods that have a GPU; `cpu` elsewhere.
         has_grpc_probes: Whether the cluster can probe gRPC health (1.24 and later).
@@ -59,6 +62,7 @@ class Deployment:
     trusted_images: tuple[str, ...] = ()
     pull_secrets: tuple[str, ...] = ()
     protected_secrets: tuple[str, ...] = ()
+    author_policy: AuthorPolicy = field(default_factory=AuthorPolicy)
     service_account: str = ""
     device: str = "cuda"
     has_grpc_probes: bool = True

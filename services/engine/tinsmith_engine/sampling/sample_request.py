@@ -29,6 +29,9 @@ from tinsmith_runtime.stop_strings import check_stop_strings
 
 DecodeText = Callable[[Sequence[int]], str]
 
+UNLIMITED_TOKENS = 2**31 - 1
+"""A completion ends where the context, or the cache, is full."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRequest:
@@ -161,8 +164,50 @@ def place_prompt(request: SampleRequest, info: ModelInfo, field: str) -> SampleR
     return dataclasses.replace(request, prompt_tokens=tokens_T.tolist(), images=images)
 
 
-def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
-    """Raise the error that names the first fault of a request.
+def check_ranges(request: SampleRequest, *, params: str = "") -> None:
+    """Raise the error that names the first field out of range, whatever the model.
+
+    Args:
+        request: The request.
+        params: What stands before the names of fields that say how tokens are drawn.
+
+    Raises:
+        NotFiniteInputError: The temperature or top_p is NaN or infinite.
+        InvalidFieldError: A field is out of range.
+    """
+    for name, value in (("temperature", request.temperature), ("top_p", request.top_p)):
+        if not math.isfinite(value):
+            raise NotFiniteInputError(f"{params}{name}", f"must be finite, got {value}")
+    last_n = request.prompt_logprobs_last_n
+    for name, is_wrong, rule in (
+        (f"{params}temperature", request.temperature < 0.0, "must be at least 0"),
+        (f"{params}top_p", not 0.0 < request.top_p <= 1.0, "must be above 0 and at most 1"),
+        (f"{params}max_tokens", request.max_tokens < 0, "must not be negative"),
+        ("num_samples", request.num_samples < 1, "must be at least 1"),
+        *(
+            (name, getattr(request, name) < 0, "must not be negative")
+            for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "num_prompt_alternatives")
+        ),
+        (
+            "prompt_logprobs_last_n",
+            last_n is not None and not request.prompt_logprobs,
+            "needs prompt_logprobs",
+        ),
+    ):
+        if is_wrong:
+            raise InvalidFieldError(name, rule)
+    check_stop_strings(request.stop_strings, f"{params}stop_strings")
+
+
+def validate_sample_request(
+    request: SampleRequest, info: ModelInfo, *, prompt_field: str = "prompt_tokens"
+) -> None:
+    """Raise the error that names the first fault of a request for a model.
+
+    Args:
+        request: The request, its images placed.
+        info: The model.
+        prompt_field: Where the prompt stood, for errors.
 
     Raises:
         EmptyBatchError: The prompt has no token.
@@ -170,16 +215,16 @@ def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
         ShapeMismatchError: `target_prompt_tokens` do not have a row for each prompt position after
             the first.
         SequenceTooLongError: The prompt exceeds the context of the model.
-        NotFiniteInputError: The temperature or top_p is NaN or infinite.
+        NotFiniteInputError: See `check_ranges`.
         InvalidFieldError: Another field is out of range.
     """
     prompt = request.prompt_tokens
     if len(prompt) == 0:
-        raise EmptyBatchError("prompt_tokens", "holds no token")
+        raise EmptyBatchError(prompt_field, "holds no token")
     for position, token in enumerate(prompt):
         if not 0 <= token < info.vocab_size:
             raise TokenOutOfVocabularyError(
-                "prompt_tokens",
+                prompt_field,
                 f"holds token {token} at position {position}, the vocabulary has {info.vocab_size}",
                 token=token,
                 vocab_size=info.vocab_size,
@@ -191,51 +236,22 @@ def validate_sample_request(request: SampleRequest, info: ModelInfo) -> None:
             num_tokens=len(prompt),
             max_context_tokens=info.max_context_tokens,
         )
+    check_ranges(request)
+    for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
+        if getattr(request, name) > info.vocab_size:
+            raise InvalidFieldError(name, f"must be 0 to {info.vocab_size}")
+    last_n = request.prompt_logprobs_last_n
+    if last_n is not None and not 1 <= last_n < len(prompt):
+        raise InvalidFieldError(
+            "prompt_logprobs_last_n",
+            f"must be 1 to {len(prompt) - 1} for a prompt of {len(prompt)} tokens, got {last_n}",
+        )
     if request.target_prompt_tokens is not None:
         check_target_tokens(request.target_prompt_tokens, len(prompt), info.vocab_size)
-    check_stop_strings(request.stop_strings, "stop_strings")
-    for name, value in (("temperature", request.temperature), ("top_p", request.top_p)):
-        if not math.isfinite(value):
-            raise NotFiniteInputError(name, f"is {value}")
-    last_n = request.prompt_logprobs_last_n
-    for name, is_wrong, rule in (
-        ("num_samples", request.num_samples < 1, "must be at least 1"),
-        ("max_tokens", request.max_tokens < 0, "must not be negative"),
-        ("temperature", request.temperature < 0.0, "must not be negative"),
-        ("top_p", not 0.0 < request.top_p <= 1.0, "must be above 0 and at most 1"),
-        (
-            "topk_prompt_logprobs",
-            not 0 <= request.topk_prompt_logprobs <= info.vocab_size,
-            f"must be 0 to {info.vocab_size}",
-        ),
-        (
-            "topk_sample_logprobs",
-            not 0 <= request.topk_sample_logprobs <= info.vocab_size,
-            f"must be 0 to {info.vocab_size}",
-        ),
-        (
-            "prompt_logprobs_last_n",
-            last_n is not None and not request.prompt_logprobs,
-            "needs prompt_logprobs",
-        ),
-        (
-            "prompt_logprobs_last_n",
-            last_n is not None and not 1 <= last_n < len(prompt),
-            f"must be 1 to {len(prompt) - 1}, one less than the tokens of the prompt",
-        ),
-        (
-            "num_prompt_alternatives",
-            request.num_prompt_alternatives < 0,
-            "must not be negative",
-        ),
-        (
-            "stop_strings",
-            bool(request.stop_strings) and request.decode_text is None,
-            "need a decoder of text, which this model was loaded without",
-        ),
-    ):
-        if is_wrong:
-            raise InvalidFieldError(name, rule)
+    if request.stop_strings and request.decode_text is None:
+        raise InvalidFieldError(
+            "stop_strings", "need a decoder of text, which this model was loaded without"
+        )
 
 
 def check_target_tokens(targets: IntArray, num_prompt_tokens: int, vocab_size: int) -> None:

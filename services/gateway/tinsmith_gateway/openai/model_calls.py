@@ -32,7 +32,6 @@ from tinsmith_gateway.tinker.contract_calls import Native
 from tinsmith_gateway.upstream.routing import EPISODE_SERVICE, SAMPLER_SERVICE, SCHEDULER_SERVICE
 from tinsmith_runtime.errors import (
     ErrorCode,
-    InternalError,
     ModelNotFoundError,
     TinsmithError,
     WorkerUnavailableError,
@@ -173,9 +172,7 @@ class ModelCalls:
         weights of a live run may have changed meanwhile: its stream is begun again only if nothing
         of it has left.
         """
-        stream = ResumedStream(
-            request.num_samples, unavailable=WorkerUnavailableError, internal=InternalError
-        )
+        stream = ResumedStream(request.num_samples, unavailable=WorkerUnavailableError)
         deadline_s = time.monotonic() + _SAMPLE_TIMEOUT_S
         pauses = backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
 

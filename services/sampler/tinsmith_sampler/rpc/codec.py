@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +13,12 @@ import numpy as np
 from tinsmith import names
 from tinsmith.tensors import encode_tensor, encode_tokens
 from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
-from tinsmith_engine import PromptLogprobs, SampledSequence
+from tinsmith_engine import PromptLogprobs, SampledSequence, SampleRequest
 from tinsmith_engine.base.types import IntArray
 from tinsmith_engine.contract.codec import decode_array, decode_input
-from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError, ShapeMismatchError
+from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, check_ranges
+from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
 from tinsmith_runtime.rpc.requests import given_fields
-from tinsmith_runtime.stop_strings import check_stop_strings
 from tinsmith_sampler.service import Prompt, Sampled
 from tinsmith_sampler.sessions import Target
 from tinsmith_sampler.token_stream import Delivery, PromptReport
@@ -54,52 +55,41 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
     """
     params: dict[str, Any] = given_fields(request.params)
     stop = params.pop("stop_tokens", None)
-    for name in ("temperature", "top_p"):
-        if name in params and not math.isfinite(params[name]):
-            raise NotFiniteInputError(f"params.{name}", f"must be finite, got {params[name]}")
-    if params.get("temperature", 1.0) < 0:
-        raise InvalidFieldError("params.temperature", "must be at least 0")
-    if not 0 < params.get("top_p", 1.0) <= 1:
-        raise InvalidFieldError("params.top_p", "must be above 0 and at most 1")
     if params.get("top_k", 0) < -1:
         raise InvalidFieldError("params.top_k", "must be at least -1")
     if params.get("max_tokens", 1) < 1:
         raise InvalidFieldError("params.max_tokens", "must be at least 1")
-    check_stop_strings(request.params.stop_strings, "params.stop_strings")
-    for name in (
-        "num_samples",
-        "topk_prompt_logprobs",
-        "topk_sample_logprobs",
-        "num_prompt_alternatives",
-        "min_version",
-    ):
+    for name in ("num_samples", "min_version"):
         if getattr(request, name) < 0:
             raise InvalidFieldError(name, "must not be negative")
-    last_n = given_fields(request).get("prompt_logprobs_last_n")
-    if last_n is not None and not request.prompt_logprobs:
-        raise InvalidFieldError("prompt_logprobs_last_n", "needs prompt_logprobs")
     if request.weight_updates not in _WEIGHT_UPDATES:
         raise InvalidFieldError(
             "weight_updates",
             f"must be one of {sorted(_WEIGHT_UPDATES)}, got {request.weight_updates}",
         )
     tokens_T, images = decode_input(request.prompt, field="prompt")
-    return Prompt(
-        session=request.sampling_session,
-        tokens=tokens_T.tolist(),
+    params = {"max_tokens": UNLIMITED_TOKENS, "seed": secrets.randbits(63)} | params
+    decoded = SampleRequest(
+        prompt_tokens=tokens_T.tolist(),
         images=images,
         num_samples=request.num_samples or 1,
-        stop_tokens=None if stop is None else list(stop.token_ids),
+        stop_tokens=() if stop is None else list(stop.token_ids),
         stop_strings=list(request.params.stop_strings),
         prompt_logprobs=request.prompt_logprobs,
         topk_prompt_logprobs=request.topk_prompt_logprobs,
-        prompt_logprobs_last_n=last_n,
+        prompt_logprobs_last_n=given_fields(request).get("prompt_logprobs_last_n"),
         target_prompt_tokens=_decode_targets(request),
         num_prompt_alternatives=request.num_prompt_alternatives,
         topk_sample_logprobs=request.topk_sample_logprobs,
         follows_run=request.weight_updates == sampler_pb2.WEIGHT_UPDATES_IN_FLIGHT,
-        min_version=request.min_version,
         **params,
+    )
+    check_ranges(decoded, params="params.")
+    return Prompt(
+        session=request.sampling_session,
+        request=decoded,
+        uses_model_stop_tokens=stop is None,
+        min_version=request.min_version,
     )
 
 
@@ -122,17 +112,17 @@ def decode_stream(request: sampler_pb2.StreamSampleRequest) -> tuple[Prompt, lis
     return prompt, list(request.received_tokens)
 
 
-def encode_sampled(prompt: Prompt, sampled: Sampled) -> sampler_pb2.SampleResponse:
+def encode_sampled(request: SampleRequest, sampled: Sampled) -> sampler_pb2.SampleResponse:
     """Return the message of completions."""
     first = sampled.sequences[0]
     report = PromptReport(first.prompt, first.num_cached_prompt_tokens, sampled.version)
-    response = _encode_report(prompt, report, sampled.seed)
-    response.sequences.extend(_encode_sequence(prompt, one) for one in sampled.sequences)
+    response = _encode_report(request, report, sampled.seed)
+    response.sequences.extend(_encode_sequence(request, one) for one in sampled.sequences)
     return response
 
 
 def encode_delivery(
-    prompt: Prompt, delivery: Delivery, seed: int
+    request: SampleRequest, delivery: Delivery, seed: int
 ) -> list[sampler_pb2.StreamSampleResponse]:
     """Return the messages of what a stream delivers at once."""
     messages = [
@@ -140,17 +130,19 @@ def encode_delivery(
             sample_index=piece.sample_index,
             token_index=piece.token_index,
             piece=_encode_sequence(
-                prompt, piece.sequence(has_topk=prompt.topk_sample_logprobs > 0)
+                request, piece.sequence(has_topk=request.topk_sample_logprobs > 0)
             ),
         )
         for piece in delivery.pieces
     ]
     if delivery.prompt is not None:
-        messages[0].prompt.CopyFrom(_encode_report(prompt, delivery.prompt, seed))
+        messages[0].prompt.CopyFrom(_encode_report(request, delivery.prompt, seed))
     return messages
 
 
-def _encode_report(prompt: Prompt, report: PromptReport, seed: int) -> sampler_pb2.SampleResponse:
+def _encode_report(
+    request: SampleRequest, report: PromptReport, seed: int
+) -> sampler_pb2.SampleResponse:
     """Return the message of what is known of a prompt, without sequences."""
     response = sampler_pb2.SampleResponse(
         seed=seed, num_cached_prompt_tokens=report.num_cached_tokens, version=report.version
@@ -158,11 +150,11 @@ def _encode_report(prompt: Prompt, report: PromptReport, seed: int) -> sampler_p
     scores = report.scores
     if scores is None:
         return response
-    if prompt.prompt_logprobs:
+    if request.prompt_logprobs:
         response.prompt_logprobs.CopyFrom(encode_tensor(prompt_logprobs(scores)))
-    if prompt.topk_prompt_logprobs:
+    if request.topk_prompt_logprobs:
         response.topk_prompt_logprobs.CopyFrom(
-            _encode_topk(scores.topk, prompt.topk_prompt_logprobs)
+            _encode_topk(scores.topk, request.topk_prompt_logprobs)
         )
     if scores.targets is not None:
         response.target_prompt_logprobs.CopyFrom(encode_tensor(scores.targets))
@@ -194,7 +186,9 @@ def _decode_targets(request: sampler_pb2.SampleRequest) -> IntArray | None:
     return tokens
 
 
-def _encode_sequence(prompt: Prompt, sequence: SampledSequence) -> trajectories_pb2.SampledSequence:
+def _encode_sequence(
+    request: SampleRequest, sequence: SampledSequence
+) -> trajectories_pb2.SampledSequence:
     message = trajectories_pb2.SampledSequence(
         tokens=encode_tokens(sequence.tokens),
         logprobs=encode_tensor(np.asarray(sequence.logprobs, dtype=np.float32)),
@@ -202,7 +196,7 @@ def _encode_sequence(prompt: Prompt, sequence: SampledSequence) -> trajectories_
         stop_reason=_STOP_REASONS[sequence.finish_reason],
     )
     if sequence.topk is not None:
-        message.topk_logprobs.CopyFrom(_encode_topk(sequence.topk, prompt.topk_sample_logprobs))
+        message.topk_logprobs.CopyFrom(_encode_topk(sequence.topk, request.topk_sample_logprobs))
     return message
 
 

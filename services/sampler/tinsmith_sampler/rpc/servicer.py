@@ -8,6 +8,7 @@ from typing import Any
 
 from tinsmith import names
 from tinsmith.v1 import sampler_pb2, sampler_pb2_grpc
+from tinsmith_engine import SampleRequest
 from tinsmith_engine.contract.codec import decode_input
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_runtime.errors import (
@@ -58,7 +59,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         _check_session(request.sampling_session)
         prompt = codec.decode_prompt(request)
         with _Timed():
-            return codec.encode_sampled(prompt, await self._service.sample(prompt))
+            return codec.encode_sampled(prompt.request, await self._service.sample(prompt))
 
     async def StreamSample(
         self, request: sampler_pb2.StreamSampleRequest, context: Context
@@ -71,7 +72,7 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
             context.add_done_callback(lambda _: stream.close())
             try:
                 async for delivery in stream:
-                    for message in codec.encode_delivery(prompt, delivery, stream.seed):
+                    for message in codec.encode_delivery(prompt.request, delivery, stream.seed):
                         yield message
             finally:
                 stream.close()
@@ -85,16 +86,15 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         tokens_T, images = decode_input(request.input, field="input")
         prompt = Prompt(
             session=request.sampling_session,
-            tokens=tokens_T.tolist(),
-            images=images,
+            request=SampleRequest(
+                prompt_tokens=tokens_T.tolist(), images=images, max_tokens=0, prompt_logprobs=True
+            ),
             tokens_field="input",
-            max_tokens=0,
-            prompt_logprobs=True,
             min_version=request.min_version,
         )
         with _Timed():
             sampled = await self._service.sample(prompt)
-        scored = codec.encode_sampled(prompt, sampled)
+        scored = codec.encode_sampled(prompt.request, sampled)
         return sampler_pb2.ComputeLogprobsResponse(
             logprobs=scored.prompt_logprobs, version=sampled.version
         )

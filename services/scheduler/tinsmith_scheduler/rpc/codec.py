@@ -230,6 +230,7 @@ def encode_listed_run(
     run.session_ended = listed.session_ended
     if listed.standing is not None:
         run.num_pending_operations = listed.standing.num_pending
+        run.replay_diverged = listed.standing.has_diverged
         run.waiting_for = run.waiting_for or listed.standing.waiting_for
     return run
 

@@ -81,7 +81,7 @@ class GrpcTrainers:
     async def list_standings(
         self, address: str, project: str, *, timeout_s: float
     ) -> list[RunStanding]:
-        """Return how the runs of a project stand that have operations under way."""
+        """Return how the runs of a project stand that have operations or a diverged replay."""
         request = trainer_control_pb2.ListRunStatusesRequest(
             parent=f"projects/{project}/trainingRuns/-"
         )
@@ -93,7 +93,9 @@ class GrpcTrainers:
             return self._call(address, "ListRunStatuses", request, _CONTROL, timeout_s=remaining_s)
 
         return [
-            RunStanding(each.run, each.num_pending_operations, each.waiting_for)
+            RunStanding(
+                each.run, each.num_pending_operations, each.waiting_for, each.replay_diverged
+            )
             async for page in pages(send, request)
             for each in page.statuses
         ]

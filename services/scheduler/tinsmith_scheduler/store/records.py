@@ -145,17 +145,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class RunStanding:
-    """What the trainer of a run says of its operations.
+    """What the trainer of a run says of it.
 
     Attributes:
         run: Name of the run.
         num_pending: Operations that wait or run.
         waiting_for: What the next of them waits for, in words; empty if it runs.
+        has_diverged: Whether a replay gave other bits than the first execution.
     """
 
     run: str
     num_pending: int
     waiting_for: str
+    has_diverged: bool
 
 
 @dataclass(frozen=True, slots=True)

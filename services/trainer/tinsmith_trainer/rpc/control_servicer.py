@@ -77,12 +77,12 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
         self, request: trainer_control_pb2.ListRunStatusesRequest, context: Context
     ) -> trainer_control_pb2.ListRunStatusesResponse:
         project = training_codec.decode_all_runs(request.parent).project
-        pending = [
-            run for run in self._registry.runs if run.queue and run.name.split("/")[1] == project
+        told = [
+            run
+            for run in self._registry.runs
+            if (run.queue or run.record.replay_diverged) and run.name.split("/")[1] == project
         ]
-        page, token = take_page(
-            f"{request.parent}/statuses", pending, lambda run: run.name, request
-        )
+        page, token = take_page(f"{request.parent}/statuses", told, lambda run: run.name, request)
         return trainer_control_pb2.ListRunStatusesResponse(
             statuses=[
                 trainer_pb2.RunStatus(
@@ -91,6 +91,7 @@ class TrainerControlServicer(trainer_control_pb2_grpc.TrainerControlServiceServi
                     num_pending_operations=len(run.queue),
                     waiting_for=waiting_for(self._registry, run),
                     resident=run.state.is_resident,
+                    replay_diverged=run.record.replay_diverged,
                 )
                 for run in page
             ],
