@@ -19,6 +19,7 @@ import pytest
 import pytest_asyncio
 from tests.fakes.gateway_harness import RUN, TIMEOUT_S, GatewayRig, running_gateway
 from tests.fakes.held_protocol import HEALTHZ, Protocol, connect, headers, until_closed
+from tests.support.wait import eventually
 
 from tinsmith_gateway.serving.port_multiplexer import PREFACE, bind, raise_file_limit
 from tinsmith_runtime.errors import ConfigError
@@ -107,8 +108,7 @@ async def test_a_half_closed_http_connection_ends(rig: GatewayRig, protocol: Pro
     reader, writer = await connect(rig)
     key = rig.key.encode()
     writer.write(b"POST /held HTTP/1.1\r\nhost: x\r\nx-api-key: " + key + b"\r\n\r\n")
-    while protocol.num_entered < 1:
-        await asyncio.sleep(0.001)
+    await eventually(lambda: protocol.num_entered >= 1)
     writer.write_eof()
     assert await until_closed(reader) == b""
     writer.close()
@@ -238,16 +238,14 @@ async def test_http_requests_have_a_share_of_their_key(tmp_path: Path, protocol:
         httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http,
     ):
         running = asyncio.create_task(http.post("/held", headers=headers(rig)))
-        while protocol.num_entered < 1:
-            await asyncio.sleep(0)
+        await eventually(lambda: protocol.num_entered >= 1)
         refused = await http.post("/echo", headers=headers(rig))
         assert (refused.status_code, refused.json()) == (429, {"reason": "RATE_LIMITED"})
         assert int(refused.headers["retry-after"]) >= 1
         waiting = asyncio.create_task(http.post("/wait", headers=headers(rig)))
         other = {"x-api-key": rig.scheduler.new_key("q")}
         another = asyncio.create_task(http.post("/tokens", content=b"11", headers=other))
-        while protocol.num_entered < 3:
-            await asyncio.sleep(0)
+        await eventually(lambda: protocol.num_entered >= 3)
         protocol.hold.set()
         assert {(await task).status_code for task in (running, waiting, another)} == {200}
 
@@ -271,8 +269,7 @@ async def test_a_stream_is_one_request_until_its_end(tmp_path: Path, protocol: P
                 assert (await http.post("/echo")).status_code == 429
                 protocol.hold.set()
                 assert await anext(events) == "data: [DONE]\n\n"
-            while rig.gateway._limits.num_keys:
-                await asyncio.sleep(0)
+            await eventually(lambda: not rig.gateway._limits.num_keys)
 
 
 async def test_the_end_finishes_requests_and_cuts_waits(
@@ -281,8 +278,7 @@ async def test_the_end_finishes_requests_and_cuts_waits(
     async with httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http:
         running = asyncio.create_task(http.post("/held", headers=headers(rig)))
         waiting = asyncio.create_task(http.post("/wait", headers=headers(rig)))
-        while protocol.num_entered < 2:
-            await asyncio.sleep(0)
+        await eventually(lambda: protocol.num_entered >= 2)
         idle, idle_writer = await connect(rig)
         await asyncio.sleep(0)
         stopping = asyncio.create_task(rig.gateway.stop())
@@ -304,8 +300,7 @@ async def test_the_end_does_not_wait_for_ever(tmp_path: Path, protocol: Protocol
         async with httpx.AsyncClient(base_url=f"http://{rig.gateway.address}") as http:
             running = asyncio.create_task(http.post("/held", headers=headers(rig)))
             native = asyncio.ensure_future(rig.get_run_status())
-            while protocol.num_entered < 1 or not rig.pod.requests:
-                await asyncio.sleep(0)
+            await eventually(lambda: protocol.num_entered >= 1 and rig.pod.requests)
             await asyncio.wait_for(rig.gateway.stop(), TIMEOUT_S)
             cut = await running
             assert (cut.status_code, cut.json()) == (503, {"reason": "DRAINING"})
@@ -321,8 +316,7 @@ async def test_hundreds_of_waits_leave_room(rig: GatewayRig, protocol: Protocol)
         waiting = [
             asyncio.create_task(http.post("/wait", headers=headers(rig))) for _ in range(300)
         ]
-        while protocol.num_entered < 300:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: protocol.num_entered >= 300)
         assert (await http.get("/healthz")).status_code == 200
         assert (await rig.get_run_status()).run == RUN
         protocol.hold.set()

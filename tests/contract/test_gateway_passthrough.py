@@ -24,6 +24,7 @@ from tests.fakes.gateway_harness import (
 )
 from tests.fakes.scheduler import bearer
 from tests.support.pod_keys import credentials
+from tests.support.wait import eventually
 
 from tinsmith.v1 import (
     checkpoint_pb2,
@@ -396,16 +397,14 @@ async def test_a_key_has_a_share(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, max_requests_per_key=2) as rig:
         rig.pod.hold.clear()
         running = [asyncio.ensure_future(rig.get_run_status()) for _ in range(2)]
-        while len(rig.pod.requests) < 2:
-            await asyncio.sleep(0)
+        await eventually(lambda: len(rig.pod.requests) >= 2)
         error = await refusal(rig.get_run_status())
         assert (code_of(error), error.reason) == ("RESOURCE_EXHAUSTED", "RATE_LIMITED")
         assert error.retry_after_s is not None
         # Waits are counted apart, and so is another key.
         waiting = asyncio.ensure_future(rig.wait_operations())
         another = asyncio.ensure_future(rig.get_run_status(key=rig.scheduler.new_key(PROJECT)))
-        while len(rig.pod.requests) < 4:
-            await asyncio.sleep(0)
+        await eventually(lambda: len(rig.pod.requests) >= 4)
         rig.pod.hold.set()
         await asyncio.gather(*running, waiting, another)
         await rig.get_run_status()
@@ -428,8 +427,7 @@ async def test_the_end_waits_for_calls_and_cuts_waits(rig: GatewayRig) -> None:
     rig.pod.hold.clear()
     running = asyncio.ensure_future(rig.get_run_status())
     waiting = asyncio.ensure_future(rig.wait_operations())
-    while len(rig.pod.requests) < 2:
-        await asyncio.sleep(0)
+    await eventually(lambda: len(rig.pod.requests) >= 2)
     stopping = asyncio.create_task(rig.gateway.stop())
     error = await refusal(waiting)
     assert (code_of(error), error.reason) == ("UNAVAILABLE", "DRAINING")

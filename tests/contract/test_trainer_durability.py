@@ -28,6 +28,7 @@ from tests.fakes.trainer_harness import (
     running_trainer,
 )
 from tests.support.pod_keys import pod
+from tests.support.wait import eventually
 
 from tinsmith.v1 import trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
@@ -415,9 +416,7 @@ async def test_a_trainer_that_lost_a_run_commits_nothing_and_stops(rig: TrainerR
     with rig.engine_held():
         await run.forward_backward()
         edit_ledger(rig.config.data_dir, "UPDATE leases SET epoch = 9 WHERE run = ?", run.name)
-    async with asyncio.timeout(TIMEOUT_S):
-        while not rig.fenced:
-            await asyncio.sleep(0.005)
+    await eventually(lambda: rig.fenced)
     assert not (await run.get(3)).done
 
 

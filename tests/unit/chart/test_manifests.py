@@ -111,9 +111,12 @@ def test_the_job_for_kueue_is_left_to_it() -> None:
 
 
 def test_pools_of_the_chart_are_valid() -> None:
-    for name in VALUE_SETS:
-        for pool in of_kind(render(load_values(name)), "TrainerPool"):
-            _check(pool)
+    pools = [
+        pool for name in VALUE_SETS for pool in of_kind(render(load_values(name)), "TrainerPool")
+    ]
+    assert pools
+    for pool in pools:
+        _check(pool)
 
 
 def test_a_pool_gets_what_the_namespace_has_unless_it_says_otherwise() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.support.wait import eventually
 
 from tinsmith.v1 import sampler_pb2, scheduler_pb2
 from tinsmith_gateway.access.authentication import Callers, Credential
@@ -94,8 +95,7 @@ async def test_a_sample_is_given_up_many_times_at_once(
 ) -> None:
     drawn = make(database, sampler)
     await drawn.submit("a", SESSION, FUTURE, BODY)
-    while not sampler.num_calls:
-        await asyncio.sleep(0)
+    await eventually(lambda: sampler.num_calls)
     async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         for _ in range(5):
             group.create_task(drawn.cancel("a", FUTURE))
@@ -114,8 +114,7 @@ async def test_what_a_stop_cut_off_is_drawn_after_the_start(
 ) -> None:
     before = make(database, sampler)
     await before.submit("a", SESSION, FUTURE, BODY)
-    while not sampler.num_calls:
-        await asyncio.sleep(0)
+    await eventually(lambda: sampler.num_calls)
     await before.stop()
     after = make(database, sampler)
     await after.load()

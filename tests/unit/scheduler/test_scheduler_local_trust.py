@@ -27,7 +27,8 @@ def test_jobs_of_this_machine_are_refused_where_others_reach_it(tmp_path: Path, 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_jobs_of_this_machine_are_run_on_loopback(tmp_path: Path, host: str) -> None:
-    config(tmp_path, job_launcher="local", listen_address=f"{host}:7070")
+    made = config(tmp_path, job_launcher="local", listen_address=f"{host}:7070")
+    assert made.job_launcher == "local"
 
 
 def test_programs_get_variables_by_name_alone() -> None:

@@ -53,3 +53,4 @@ async def test_a_sleep_has_an_end() -> None:
     line = SlotQueue()
     with line.join("m", "a") as waiting:
         await asyncio.wait_for(waiting.sleep(0.001), 5)
+        assert not line.wants_slot("m")
