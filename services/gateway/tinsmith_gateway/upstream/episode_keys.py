@@ -53,9 +53,9 @@ class EpisodeKeys:
                     continue
                 raise
             if known != pool:
-                if len(self._known) >= _MAX_ENTRIES:
-                    self._known.clear()
                 self._known[key] = pool
+                while len(self._known) > _MAX_ENTRIES:
+                    del self._known[next(iter(self._known))]
             return episode, pool
         assert unknown is not None, "at least one was asked"
         raise unknown

@@ -18,10 +18,11 @@ import hmac
 import re
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from tinsmith_runtime.errors import (
     KeyInvalidError,
@@ -223,20 +224,40 @@ class Authenticator:
         return await self._verifier.verify(key.key_id, key.secret_sha256)
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedAnswer:
-    answer: Caller | UnauthenticatedError
-    expires_s: float
+AnswerT = TypeVar("AnswerT")
+_Entry = tuple[str, bytes]
+
+
+class _Answers(Generic[AnswerT]):
+    """Answers that are good for a while; of too many the oldest go first."""
+
+    def __init__(self, *, ttl_s: float, max_entries: int, clock: Callable[[], float]) -> None:
+        self._ttl_s = ttl_s
+        self._max_entries = max_entries
+        self._clock = clock
+        self._kept: OrderedDict[_Entry, tuple[AnswerT, float]] = OrderedDict()
+
+    def get(self, entry: _Entry) -> AnswerT | None:
+        answer, expires_s = self._kept.get(entry, (None, 0.0))
+        return answer if expires_s > self._clock() else None
+
+    def keep(self, entry: _Entry, answer: AnswerT, asked_s: float) -> None:
+        self._kept.pop(entry, None)
+        self._kept[entry] = (answer, asked_s + self._ttl_s)
+        while len(self._kept) > self._max_entries:
+            self._kept.popitem(last=False)
 
 
 class CachingKeyVerifier:
     """Asks elsewhere and keeps each answer, good or bad, for `ttl_s` seconds.
 
+    Good and bad answers are kept apart, so that a flood of unknown keys takes no good one away.
+
     Args:
         ask: The remote lookup; it raises `UnauthenticatedError` for a key that is no good.
         ttl_s: Lifetime of an answer, and so the longest time that a revoked key still works.
         clock: Monotonic seconds.
-        max_entries: Bound of the memory that unknown keys can take.
+        max_entries: How many good answers are kept, and how many bad ones.
     """
 
     def __init__(
@@ -248,20 +269,22 @@ class CachingKeyVerifier:
         max_entries: int = 10_000,
     ) -> None:
         self._ask = ask
-        self._ttl_s = ttl_s
         self._clock = clock
-        self._max_entries = max_entries
-        self._answers: dict[tuple[str, bytes], _CachedAnswer] = {}
-        self._asking: dict[tuple[str, bytes], asyncio.Task[Caller]] = {}
+        self._good = _Answers[Caller](ttl_s=ttl_s, max_entries=max_entries, clock=clock)
+        self._bad = _Answers[UnauthenticatedError](
+            ttl_s=ttl_s, max_entries=max_entries, clock=clock
+        )
+        self._asking: dict[_Entry, asyncio.Task[Caller]] = {}
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
         """Return the caller behind a key; see `KeyVerifier`."""
         entry = (key_id, secret_sha256)
-        cached = self._answers.get(entry)
-        if cached is not None and cached.expires_s > self._clock():
-            if isinstance(cached.answer, UnauthenticatedError):
-                raise cached.answer
-            return cached.answer
+        caller = self._good.get(entry)
+        if caller is not None:
+            return caller
+        refusal = self._bad.get(entry)
+        if refusal is not None:
+            raise refusal
         # One question for many calls that arrive together.
         task = self._asking.get(entry)
         if task is None:
@@ -270,14 +293,12 @@ class CachingKeyVerifier:
             task.add_done_callback(lambda _: self._asking.pop(entry, None))
         return await asyncio.shield(task)
 
-    async def _ask_and_keep(self, entry: tuple[str, bytes]) -> Caller:
-        if len(self._answers) >= self._max_entries:
-            self._answers.clear()
-        expires_s = self._clock() + self._ttl_s
+    async def _ask_and_keep(self, entry: _Entry) -> Caller:
+        asked_s = self._clock()
         try:
             caller = await self._ask(*entry)
         except UnauthenticatedError as error:
-            self._answers[entry] = _CachedAnswer(error, expires_s)
+            self._bad.keep(entry, error, asked_s)
             raise
-        self._answers[entry] = _CachedAnswer(caller, expires_s)
+        self._good.keep(entry, caller, asked_s)
         return caller
