@@ -38,5 +38,5 @@ def test_a_diverged_run_is_shown(
             cli.main(["runs", "list"])
         assert not caught.value.code
     heading, line = capsys.readouterr().out.splitlines()
-    column = heading.index("DIVERGED")
+    column = heading.index("REPLAY DIVERGED")
     assert line[column:].startswith("yes")

@@ -11,6 +11,7 @@ from google.protobuf import duration_pb2
 from google.protobuf.message import Message
 
 from tinsmith.names import RunName
+from tinsmith.rpc import durations
 from tinsmith.rpc.channels import serialize_deterministically
 from tinsmith.v1 import scheduler_pb2, trainer_pb2
 from tinsmith_runtime.errors import InvalidFieldError
@@ -118,7 +119,7 @@ def test_times_read_back_as_the_same_number(time_s: float) -> None:
     decoded = requests.decode_time(requests.encode_time(time_s))
     assert math.isclose(decoded, time_s, rel_tol=0, abs_tol=1e-9)
     assert requests.decode_time(requests.encode_time(decoded)) == decoded
-    assert requests.decode_duration(requests.encode_duration(2.5)) == 2.5
+    assert durations.decode_duration(durations.encode_duration(2.5)) == 2.5
 
 
 def test_labels_texts_and_ttl_are_bounded() -> None:
