@@ -18,11 +18,10 @@ import hmac
 import re
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from tinsmith_runtime.errors import (
     KeyInvalidError,
@@ -31,6 +30,8 @@ from tinsmith_runtime.errors import (
     RoleMissingError,
     UnauthenticatedError,
 )
+from tinsmith_runtime.rpc.key_lookups import Answers, FailureLimit
+from tinsmith_runtime.rpc.peers import current_peer
 from tinsmith_runtime.rpc.permissions import KeyRole, may_call
 from tinsmith_runtime.rpc.pod_identity import (
     POD_KEY_PREFIX,
@@ -224,28 +225,7 @@ class Authenticator:
         return await self._verifier.verify(key.key_id, key.secret_sha256)
 
 
-AnswerT = TypeVar("AnswerT")
 _Entry = tuple[str, bytes]
-
-
-class _Answers(Generic[AnswerT]):
-    """Answers that are good for a while; of too many the oldest go first."""
-
-    def __init__(self, *, ttl_s: float, max_entries: int, clock: Callable[[], float]) -> None:
-        self._ttl_s = ttl_s
-        self._max_entries = max_entries
-        self._clock = clock
-        self._kept: OrderedDict[_Entry, tuple[AnswerT, float]] = OrderedDict()
-
-    def get(self, entry: _Entry) -> AnswerT | None:
-        answer, expires_s = self._kept.get(entry, (None, 0.0))
-        return answer if expires_s > self._clock() else None
-
-    def keep(self, entry: _Entry, answer: AnswerT, asked_s: float) -> None:
-        self._kept.pop(entry, None)
-        self._kept[entry] = (answer, asked_s + self._ttl_s)
-        while len(self._kept) > self._max_entries:
-            self._kept.popitem(last=False)
 
 
 class CachingKeyVerifier:
@@ -258,6 +238,7 @@ class CachingKeyVerifier:
         ttl_s: Lifetime of an answer, and so the longest time that a revoked key still works.
         clock: Monotonic seconds.
         max_entries: How many good answers are kept, and how many bad ones.
+        failures: How many unknown keys an address may try.
     """
 
     def __init__(
@@ -267,17 +248,23 @@ class CachingKeyVerifier:
         ttl_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         max_entries: int = 10_000,
+        failures: FailureLimit | None = None,
     ) -> None:
         self._ask = ask
         self._clock = clock
-        self._good = _Answers[Caller](ttl_s=ttl_s, max_entries=max_entries, clock=clock)
-        self._bad = _Answers[UnauthenticatedError](
+        self._failures = failures or FailureLimit(clock=clock)
+        self._good = Answers[_Entry, Caller](ttl_s=ttl_s, max_entries=max_entries, clock=clock)
+        self._bad = Answers[_Entry, UnauthenticatedError](
             ttl_s=ttl_s, max_entries=max_entries, clock=clock
         )
         self._asking: dict[_Entry, asyncio.Task[Caller]] = {}
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
-        """Return the caller behind a key; see `KeyVerifier`."""
+        """Return the caller behind a key; see `KeyVerifier`.
+
+        Raises:
+            RateLimitedError: If the address of the call has shown too many unknown keys.
+        """
         entry = (key_id, secret_sha256)
         caller = self._good.get(entry)
         if caller is not None:
@@ -288,17 +275,30 @@ class CachingKeyVerifier:
         # One question for many calls that arrive together.
         task = self._asking.get(entry)
         if task is None:
-            task = asyncio.create_task(self._ask_and_keep(entry))
+            # A key that was good before is no guess.
+            address = current_peer() if self._good.latest(entry) is None else None
+            if address is not None:
+                self._failures.take(address)
+            task = asyncio.create_task(self._ask_and_keep(entry, address))
             self._asking[entry] = task
             task.add_done_callback(lambda _: self._asking.pop(entry, None))
         return await asyncio.shield(task)
 
-    async def _ask_and_keep(self, entry: _Entry) -> Caller:
+    async def _ask_and_keep(self, entry: _Entry, address: str | None) -> Caller:
         asked_s = self._clock()
         try:
             caller = await self._ask(*entry)
         except UnauthenticatedError as error:
+            self._good.drop(entry)
             self._bad.keep(entry, error, asked_s)
             raise
+        except BaseException:
+            self._give_back(address)
+            raise
+        self._give_back(address)
         self._good.keep(entry, caller, asked_s)
         return caller
+
+    def _give_back(self, address: str | None) -> None:
+        if address is not None:
+            self._failures.give_back(address)
