@@ -20,7 +20,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tinsmith_gateway.access.authentication import Credential
-from tinsmith_gateway.access.limits import Admission
 from tinsmith_gateway.metrics import HTTP_ERRORS, HTTP_SECONDS
 from tinsmith_gateway.services import Services
 from tinsmith_runtime.errors import (
@@ -33,6 +32,8 @@ from tinsmith_runtime.errors import (
     internal_error,
 )
 from tinsmith_runtime.observability.logs import bind_log_fields
+from tinsmith_runtime.rpc.in_flight import Admission
+from tinsmith_runtime.rpc.peers import bind_peer, join_address
 from tinsmith_runtime.rpc.permissions import Access
 
 logger = logging.getLogger(__name__)
@@ -131,6 +132,7 @@ def endpoint(
         try:
             credential = services.anonymous
             if access is not None:
+                bind_peer(_address_of(request))
                 credential = await services.callers.authenticate(request.headers)
                 if credential.caller.role not in access:
                     raise credential.caller.denied(f"{request.method} {request.url.path}")
@@ -211,6 +213,10 @@ def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
 def too_large(what: str, limit: int) -> BatchTooLargeError:
     """Return the refusal of a body, or of what it stands for."""
     return BatchTooLargeError(f"{what} is larger than {limit} bytes; send it in parts", limit=limit)
+
+
+def _address_of(request: Request) -> str:
+    return "" if request.client is None else join_address(*request.client)
 
 
 class _BodyTimeoutError(Exception):

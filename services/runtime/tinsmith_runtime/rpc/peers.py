@@ -27,6 +27,11 @@ def bind_peer(address: str) -> None:
     _peer.set(address)
 
 
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, with the brackets of an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def address_of(peer: str) -> str:
     """Return the `host:port` in what gRPC calls a peer; empty for a socket without an address.
 
