@@ -35,7 +35,7 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     max_body_bytes: int = 64 * 2**20
     """Limit of one request."""
     max_text_body_bytes: int = 4 * 2**20
-    """Limit of a body of OpenAI's API, which holds a prompt and no batch."""
+    """Limit of a JSON body that holds no batch: of OpenAI's API, episodes, steps and saves."""
     pins_clients: bool = True
     """Whether native clients are told to send every call here: right unless they can reach the
     pods' own addresses."""
@@ -49,10 +49,10 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     """Limit of the head of an HTTP request."""
     body_timeout_s: float = 60.0
     """Longest pause within the body of an HTTP request."""
-    body_deadline_s: float = 300.0
+    body_deadline_s: float = 600.0
     """Time for the whole body of a request, HTTP or native."""
-    min_body_bytes_per_s: int = 64 * 2**10
-    """Least rate of a body over HTTP, once `body_timeout_s` have passed."""
+    min_body_bytes_per_s: int = 16 * 2**10
+    """Least rate of the body of an HTTP request, once `body_timeout_s` have passed."""
     max_requests_per_key: int = 4096
     """Requests that one key may have in flight; 0 sets no limit, here and below."""
     max_waits_per_key: int = 8192

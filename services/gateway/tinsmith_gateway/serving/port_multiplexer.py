@@ -5,9 +5,8 @@ the gRPC server on its Unix socket; everything else becomes a connection of the 
 process. With TLS the server prefers HTTP/1.1 in the negotiation (ALPN): HTTP clients that know both
 get the HTTP server. gRPC offers HTTP/2 alone and gets that.
 
-A connection is unknown until a good key was shown on it. Those are bounded: of too many, the oldest
-of the address that has most of them is dropped, so that half-open connections of strangers shut
-no other address out. The gRPC server learns the address of a connection by the name of the
+A connection is unknown until a good key was shown on it. Of too many unknown ones, the oldest of
+the address that has most is dropped: half-open connections shut no other address out. The gRPC server learns the address of a connection by the name of the
 socket that its bytes come from.
 """
 

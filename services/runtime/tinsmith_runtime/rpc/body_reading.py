@@ -1,6 +1,6 @@
 """The request of a call, read when there is room for it.
 
-gRPC tells the size of a message only after it has taken all of it, so a read counts as the largest
+gRPC tells the size of a message once it has taken all of it. So a read counts as the largest
 message that there may be. The reads that go on at once are bounded, and shared out by project. What
 has arrived counts as what it is, until its call ends. A message that does not arrive in time is
 given up: slow senders hold places.
