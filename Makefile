@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH_INDEX_URL ?=
-PIP_TORCH := $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL),)
+HASHED := $(BIN)/pip install -q --disable-pip-version-check --require-hashes
 # Tests run in a process for each core, with one thread of torch each; TEST_WORKERS=0 is one process.
 TEST_THREADS ?= 1
 TEST_WORKERS ?= logical
@@ -25,27 +25,34 @@ IMAGE_ARGS_driver := EXTRA= MODULE=tinsmith.driver.main
 IMAGE_REPOSITORY ?= localhost/tinsmith
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
-BUILD_ARGS := $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL),)
+PYTHON_IMAGE ?=
+BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv demo test test-cluster test-node test-images test-postgres test-real unit verify lint format types proto proto-check proto-baseline \
+.PHONY: help venv lock demo test test-cluster test-node test-images test-postgres test-real unit verify lint format types proto proto-check proto-baseline \
 	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-fairness \
 	bench-durability \
-	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client clean
+	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client audit release clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(BIN)/.installed: pyproject.toml constraints.txt
+$(BIN)/.installed: pyproject.toml uv.lock $(wildcard requirements/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Tinsmith needs Python 3.11 or newer; set PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 		{ echo "venv is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(BIN)/pip install -q --disable-pip-version-check $(PIP_TORCH) -c constraints.txt -e '.[dev]'
-	@# Its requirement tml-renderers is not on PyPI, and only two model families need it.
-	$(BIN)/pip install -q --disable-pip-version-check --no-deps tinker-cookbook==0.6.1
+	$(HASHED) -r requirements/build.txt
+	TORCH_INDEX_URL=$(TORCH_INDEX_URL) requirements/install.sh $(VENV) dev
+	$(HASHED) --no-deps -r requirements/cookbook.txt
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-venv: $(BIN)/.installed ## Make .venv with the pinned versions of constraints.txt
+venv: $(BIN)/.installed ## Make .venv with what uv.lock names; the hash of every file is checked
+
+lock: venv ## Lock anew what pyproject.toml asks for; UPGRADE=--upgrade takes the newest versions
+	$(BIN)/uv lock $(UPGRADE)
+	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 $(UPGRADE) \
+		--custom-compile-command 'make lock' requirements/build.in -o requirements/build.txt
 
 demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR DATA=FILE.jsonl
 	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS) \
@@ -116,9 +123,11 @@ manifests: venv ## Copy the CRDs into the chart and render k8s/install.yaml
 manifests-check: venv ## Lint the chart, and fail if what `make manifests` writes is stale
 	$(BIN)/python helm/render.py --check
 
-images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name IMAGE_TAG=0.1.0 ENGINE=docker|podman|buildah
+images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name ENGINE=docker|podman|buildah RELEASE=1 PYTHON_IMAGE=name@digest
 	@$(or $(ENGINE),false) info >/dev/null 2>&1 || \
 		{ echo "no container engine answers: start docker, or install podman or buildah, or set ENGINE"; exit 1; }
+	@case "$(RELEASE):$(PYTHON_IMAGE)" in :*|*@sha256:*) ;; *) \
+		echo "a release is built on bytes, not on a tag: set PYTHON_IMAGE=name@sha256:digest"; exit 1;; esac
 	@$(foreach pod,$(IMAGES),$(ENGINE) build -f services/Dockerfile $(BUILD_ARGS) \
 		$(addprefix --build-arg ,POD=$(pod) $(IMAGE_ARGS_$(pod))) -t $(IMAGE_REPOSITORY)/$(pod):$(IMAGE_TAG) . &&) true
 
@@ -184,8 +193,21 @@ bench-gpu: venv ## Run the engine's tests and its comparison on one GPU; needs a
 	$(BIN)/python -m pytest -q tests/gpu
 	$(BIN)/python -m bench.engine --device cuda --repeats 3
 
-thin-client: ## Install the client alone and fail if a heavy package comes with it
-	$(PYTHON) tests/thin_client.py
+audit: venv ## Look the locked versions up among known vulnerabilities; needs pypi.org
+	$(BIN)/uv export --quiet --frozen --all-extras --no-emit-project -o $(VENV)/locked.txt
+	$(BIN)/uv tool run pip-audit@2.10.1 --disable-pip --require-hashes -r $(VENV)/locked.txt
+
+release: venv ## Wheel, list of components (CycloneDX), digests and their signature in dist/; SIGNING_KEY=FILE
+	@test -n "$(SIGNING_KEY)" || \
+		{ echo "no key to sign with: set SIGNING_KEY to a private key of ssh-keygen"; exit 1; }
+	rm -rf dist
+	$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	$(BIN)/uv export --quiet --frozen --all-extras --format cyclonedx1.5 -o dist/tinsmith-$(IMAGE_TAG).cdx.json >/dev/null
+	cp uv.lock k8s/install.yaml dist/
+	cd dist && sha256sum $$(ls) > SHA256SUMS && ssh-keygen -q -Y sign -f $(abspath $(SIGNING_KEY)) -n tinsmith-release SHA256SUMS
+
+thin-client: venv ## Install the client alone and fail if a heavy package comes with it
+	$(BIN)/python tests/thin_client.py
 
 # The version is exact in package.json, and buf pins its binaries; a lock file would hold only those
 # of the platform that wrote it.

@@ -1,5 +1,7 @@
 """Fixtures and settings of all tests."""
 
+import signal
+
 from hypothesis import HealthCheck, settings
 
 from tests.fakes.postgres import postgres as postgres
@@ -10,3 +12,6 @@ settings.register_profile(
     "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+# A shell lets what runs in the background ignore Ctrl-C, which programs of tests would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)

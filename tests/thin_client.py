@@ -42,8 +42,13 @@ def main() -> int:
         venv.create(environment, with_pip=True)
         python = str(environment / "bin" / "python")
         install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        constraints = str(REPOSITORY / "constraints.txt")
-        if not _run([*install, "-c", constraints, str(REPOSITORY)], folder, _INSTALL_TIMEOUT_S):
+        versions = str(Path(folder) / "versions.txt")
+        export = ["uv", "export", "--quiet", "--frozen", "--no-emit-project", "--no-hashes"]
+        if not _run(
+            [str(Path(sys.executable).with_name(export[0])), *export[1:], "-o", versions],
+            str(REPOSITORY),
+            _INSTALL_TIMEOUT_S,
+        ) or not _run([*install, "-c", versions, str(REPOSITORY)], folder, _INSTALL_TIMEOUT_S):
             return _report(NOT_INSTALLED, "the client could not be installed; see above")
         if not _run([python, "-I", "-c", _PROBE, *heavy], folder, _IMPORT_TIMEOUT_S):
             return _report(NOT_THIN, "the client is not thin, or does not import; see above")

@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "services/Dockerfile"
 PREFIX = "/opt/tinsmith"
 """Where every image has its environment."""
+BUILD_PREFIX = "/opt/build"
+"""Where the first stage has what installs and builds it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Image:
     def installs(self) -> list[str]:
         """Commands that make the environment, in order."""
         built = [entry for entry in self.instructions if entry.stage < self.last_stage[0].stage]
-        return [text for text in _texts(built, "RUN") if PREFIX in text]
+        return [text for text in _texts(built, "RUN") if PREFIX in text or BUILD_PREFIX in text]
 
 
 def _texts(instructions: list[Instruction], word: str) -> list[str]:

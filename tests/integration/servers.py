@@ -190,7 +190,7 @@ def pods(
         "STORAGE_URI": f"file://{folder / 'store'}",
         "NUM_THREADS": "1",
     }
-    settings = {
+    by_pod = {
         "scheduler": {
             **engine,
             "DATA_DIR": str(folder / "scheduler"),
@@ -203,13 +203,13 @@ def pods(
     served = address
     if with_gateway:
         served = f"127.0.0.1:{free_port()}"
-        settings["gateway"] = {
+        by_pod["gateway"] = {
             **shared,
             "DATA_DIR": str(folder / "gateway"),
             "LISTEN_ADDRESS": served,
             "LONG_POLL_S": "2",
         }
-    processes = {pod: PodProcess(pod, folder, values) for pod, values in settings.items()}
+    processes = {pod: PodProcess(pod, folder, values) for pod, values in by_pod.items()}
     try:
         for process in processes.values():
             process.start()
@@ -234,6 +234,8 @@ class PodProcess:
 
     def __init__(self, pod: str, folder: Path, settings: Mapping[str, str]) -> None:
         inherited = {key: value for key, value in os.environ.items() if "TINSMITH_" not in key}
+        self.metrics_address = f"127.0.0.1:{free_port()}"
+        settings = {"METRICS_ADDRESS": self.metrics_address, **settings}
         variables = {f"TINSMITH_{key}": value for key, value in settings.items()}
         self._environment = {**inherited, **variables}
         self._pod = pod

@@ -40,9 +40,16 @@ def server(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterato
         yield process
 
 
-def start(server: ServerProcess, folder: Path, *words: str) -> subprocess.Popen[str]:
+_PROGRAM = "from tinsmith.cli import main; main()"
+_IN_BACKGROUND = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {_PROGRAM}"
+"""As a shell starts what ends in `&`."""
+
+
+def start(
+    server: ServerProcess, folder: Path, *words: str, program: str = _PROGRAM
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", "from tinsmith.cli import main; main()", *words],
+        [sys.executable, "-c", program, *words],
         cwd=folder,
         env={
             **os.environ,
@@ -73,18 +80,23 @@ def weights_of(server: ServerProcess, folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("how", "code"),
-    [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130), (signal.SIGTERM, 130)],
-    ids=["kill", "ctrl-c", "terminate"],
+    ("how", "code", "program"),
+    [
+        (signal.SIGKILL, -signal.SIGKILL, _PROGRAM),
+        (signal.SIGINT, 130, _PROGRAM),
+        (signal.SIGTERM, 130, _PROGRAM),
+        (signal.SIGTERM, 130, _IN_BACKGROUND),
+    ],
+    ids=["kill", "ctrl-c", "terminate", "terminate in the background"],
 )
 def test_the_same_command_goes_on_with_the_same_bits(
-    server: ServerProcess, tmp_path: Path, how: signal.Signals, code: int
+    server: ServerProcess, tmp_path: Path, how: signal.Signals, code: int, program: str
 ) -> None:
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
     calm.mkdir()
     disturbed.mkdir()
     finish(start(server, calm, *SUPERVISED))
-    process = start(server, disturbed, *SUPERVISED)
+    process = start(server, disturbed, *SUPERVISED, program=program)
     folder = disturbed / "runs" / "supervised-conversations-1"
     until(lambda: process.poll() is not None or (folder / "state.json").is_file())
     assert process.poll() is None, process.communicate()

@@ -161,9 +161,10 @@ def _bubblewrap(limits: SandboxLimits) -> list[str]:
         binds += ["--ro-bind-try", folder, folder]
     return [
         *(path, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        # Before the folders: an environment of Python may lie below /tmp.
+        *("--size", str(limits.disk_bytes), "--tmpfs", "/tmp"),
         *binds,
-        *("--proc", "/proc", "--dev", "/dev"),
-        *("--size", str(limits.disk_bytes), "--tmpfs", "/tmp", "--chdir", "/tmp"),
+        *("--proc", "/proc", "--dev", "/dev", "--chdir", "/tmp"),
         *("--clearenv", "--setenv", "PATH", _PATH, "--setenv", "HOME", "/tmp"),
         *("--setenv", "LANG", "C.UTF-8", "--"),
     ]

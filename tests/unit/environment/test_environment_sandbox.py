@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import tempfile
+import venv
 from pathlib import Path
 
 import pytest
@@ -29,6 +33,8 @@ def test_a_program_reaches_no_file_process_or_variable_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret").write_text("canary")
+    # Python itself may be below /tmp.
+    own = {Path(sys.prefix).parts[2]} if sys.prefix.startswith("/tmp/") else {""}
     monkeypatch.setenv("API_TOKEN", "canary")
     code = (
         "import os\n"
@@ -36,12 +42,30 @@ def test_a_program_reaches_no_file_process_or_variable_of_others(
         "print('canary' in str(os.environ), len([p for p in os.listdir('/proc') if p.isdigit()]))\n"
         "try: open('/usr/written', 'w')\n"
         "except OSError: print('read-only')\n"
-        "open('/tmp/mine', 'w').write('x'); print(os.listdir('/tmp'))\n"
+        f"open('/tmp/mine', 'w').write('x'); print({{*os.listdir('/tmp')}} - {own!r})\n"
     )
     lines = sandbox.run(code).stdout.splitlines()
     assert lines[0] == "False False"
     assert lines[1] in ("False 1", "False 2")
-    assert lines[2:] == ["read-only", "['mine']"]
+    assert lines[2:] == ["read-only", "{'mine'}"]
+
+
+@needs_bubblewrap
+def test_python_may_be_installed_below_tmp() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        venv.create(folder, symlinks=True)
+        program = (
+            "from tinsmith_environment import sandbox; print(sandbox.run('print(6 * 7)').stdout)"
+        )
+        done = subprocess.run(
+            [f"{folder}/bin/python", "-c", program],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.stdout.split() == ["42"], done.stderr
 
 
 @needs_bubblewrap

@@ -32,11 +32,18 @@ def run(
     words = [*(settings or []), *(["overwrite=true"] if overwrite else [])]
     parsed: Any = load_config(module.Config, config, words)
     # What ends a process from outside (timeout, a shutdown) saves as Ctrl-C does.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     with Client(display_name=f"tinsmith run {recipe}") as client:
         result = module.main(parsed, client)
         if inspect.iscoroutine(result):
             asyncio.run(result)
+
+
+def _interrupt(_number: int, _frame: Any) -> None:
+    # A shell lets what it starts in the background ignore Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 def _load(recipe: str) -> Any:

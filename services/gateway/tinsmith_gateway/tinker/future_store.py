@@ -201,6 +201,14 @@ class FutureStore:
         )
         return revision
 
+    async def discard(self, project: str, future: str) -> None:
+        """Forget a future that was refused after all, and so was never given out."""
+        await self._database.write(
+            lambda connection: connection.execute(
+                sa.delete(futures).where(futures.c.project == project, futures.c.future == future)
+            )
+        )
+
     async def get(self, project: str, future: str) -> FutureRecord | None:
         """Return a future of a project, or None."""
         if "\0" in future:

@@ -57,6 +57,10 @@ _NOT_ACCEPTED_CODES = frozenset(
         ErrorCode.DEADLINE_EXCEEDED,
     }
 )
+_UNKNOWN_OUTCOME = frozenset(
+    {ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.INTERNAL}
+)
+"""After these the trainer may have the operation, so the reason of its refusal is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,8 @@ class OrderedCalls:
             # Accepted before, and sent again because the answer was lost: what has changed since,
             # such as a checkpoint that is deleted by now, does not matter to it any more.
             if not is_refused or error.reason != RequestIdReusedError.reason:
+                if is_refused and error.code not in _UNKNOWN_OUTCOME:
+                    await self._store.discard(native.project, str(_future(run, number, prepared)))
                 raise
         return future(str(_future(run, number, prepared)), model_id)
 

@@ -196,7 +196,11 @@ class RunRegistry:
         return record
 
     async def refuse(self, submission: Submission, error: TinsmithError) -> None:
-        """Consume the number of a request that can never be accepted, unless it is far ahead."""
+        """Consume the number of a request that can never be accepted.
+
+        Raises:
+            QueueFullError: If the number is too far ahead to be kept; it was not consumed.
+        """
         await see_through(self._refuse(submission, error))
 
     async def resume(self, run: LiveRun) -> None:
@@ -211,8 +215,7 @@ class RunRegistry:
             await self._consume(run, submission, error)
 
     async def _consume(self, run: LiveRun, submission: Submission, error: TinsmithError) -> None:
-        if not self._admission.is_near(run, submission.sequence_number):
-            return
+        self._admission.check_distance(run, submission.sequence_number)
         operation = await self._new_operation(run, submission, keep_payload=False)
         try:
             record = await self._ledger.refuse(operation, self._wire.encode_error(error))

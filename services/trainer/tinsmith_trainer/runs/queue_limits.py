@@ -87,19 +87,35 @@ class Admission:
         Raises:
             QueueFullError: If it would be too much; nothing was counted.
         """
-        self._check_distance(run, sequence_number)
+        self.check_distance(run, sequence_number)
         is_awaited = bool(run.queue) and sequence_number == run.queue.next_sequence_number
         if not is_awaited:
             self._check_counts(run, load)
         self._check_bytes(run, load)
         self.count(run, load)
 
-    def is_near(self, run: LiveRun, sequence_number: int) -> bool:
-        """Whether a number is among those that may wait, so that its refusal may be kept.
+    def check_distance(self, run: LiveRun, sequence_number: int) -> None:
+        """Refuse a number that is further ahead than may wait.
 
-        Refusals of other numbers would fill the ledger, and put the run's next number out of reach.
+        Refusals of such numbers would fill the ledger, and put the run's next number out of reach.
+
+        Raises:
+            QueueFullError: If it is; the same number is good once those before it have ended.
         """
-        return sequence_number - run.queue.next_sequence_number < self._config.max_queued_operations
+        limit = self._config.max_queued_operations
+        # The numbers before it would have to wait as well.
+        num_before = sequence_number - run.queue.next_sequence_number
+        if num_before < limit:
+            return
+        usage = self._runs.get(run.name, Usage())
+        raise QueueFullError(
+            f"sequence number {sequence_number} of {run.name} is {num_before} ahead of the next "
+            f"one, {run.queue.next_sequence_number}; at most {limit} operations may wait, retry "
+            "later",
+            retry_after_s=self._hint_s(usage, num_operations=num_before - limit + 1),
+            run=run.name,
+            next_sequence_number=run.queue.next_sequence_number,
+        )
 
     def count(self, run: LiveRun, load: Load) -> None:
         """Count an operation without a check: it was accepted before."""
@@ -116,22 +132,6 @@ class Admission:
 
     def _usages(self, run: LiveRun) -> tuple[Usage, Usage, Usage]:
         return self._all, self._projects[run.project], self._runs[run.name]
-
-    def _check_distance(self, run: LiveRun, sequence_number: int) -> None:
-        limit = self._config.max_queued_operations
-        # The numbers before it would have to wait as well.
-        num_before = sequence_number - run.queue.next_sequence_number
-        if self.is_near(run, sequence_number):
-            return
-        usage = self._runs.get(run.name, Usage())
-        raise QueueFullError(
-            f"sequence number {sequence_number} of {run.name} is {num_before} ahead of the next "
-            f"one, {run.queue.next_sequence_number}; at most {limit} operations may wait, retry "
-            "later",
-            retry_after_s=self._hint_s(usage, num_operations=num_before - limit + 1),
-            run=run.name,
-            next_sequence_number=run.queue.next_sequence_number,
-        )
 
     def _check_counts(self, run: LiveRun, load: Load) -> None:
         config = self._config
