@@ -6,8 +6,8 @@ process. With TLS the server prefers HTTP/1.1 in the negotiation (ALPN): HTTP cl
 get the HTTP server. gRPC offers HTTP/2 alone and gets that.
 
 A connection is unknown until a good key was shown on it. Of too many unknown ones, the oldest of
-the address that has most is dropped: half-open connections shut no other address out. The gRPC server learns the address of a connection by the name of the
-socket that its bytes come from.
+the address that has most is dropped: half-open connections shut no other address out. The gRPC
+server learns the address of a connection by the name of the socket that its bytes come from.
 """
 
 from __future__ import annotations
