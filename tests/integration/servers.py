@@ -259,6 +259,12 @@ class PodProcess:
         self._process.kill()
         self._process.wait()
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        assert self._process is not None, "the pod was not started"
+        return self._process.pid
+
     def poll(self) -> int | None:
         """Return how the pod ended; None if it has not."""
         assert self._process is not None, "the pod was not started"

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinsmith_gateway.access.limits import LimitSettings
 from tinsmith_runtime.config import parse_models, require_positive
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.settings import DatabaseConfig, ListenConfig
+from tinsmith_runtime.rpc.in_flight import LimitSettings
 from tinsmith_runtime.rpc.server import check_address
 
 
@@ -35,7 +35,7 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     max_body_bytes: int = 64 * 2**20
     """Limit of one request."""
     max_text_body_bytes: int = 4 * 2**20
-    """Limit of a body of OpenAI's API, which holds a prompt and no batch."""
+    """Limit of a JSON body that holds no batch: of OpenAI's API, episodes, steps and saves."""
     pins_clients: bool = True
     """Whether native clients are told to send every call here: right unless they can reach the
     pods' own addresses."""
@@ -49,6 +49,10 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     """Limit of the head of an HTTP request."""
     body_timeout_s: float = 60.0
     """Longest pause within the body of an HTTP request."""
+    body_deadline_s: float = 600.0
+    """Time for the whole body of a request, HTTP or native."""
+    min_body_bytes_per_s: int = 16 * 2**10
+    """Least rate of the body of an HTTP request, once `body_timeout_s` have passed."""
     max_requests_per_key: int = 4096
     """Requests that one key may have in flight; 0 sets no limit, here and below."""
     max_waits_per_key: int = 8192
@@ -57,6 +61,16 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     """Bytes of the bodies of the requests that one key may have in flight."""
     max_tokens_per_key: int = 16 * 2**20
     """Tokens of the HTTP requests that one key may have in flight."""
+    max_requests: int = 16_384
+    """Requests that all keys together may have in flight."""
+    max_waits: int = 65_536
+    """Long polls and heartbeats that all keys together may have in flight."""
+    max_bytes: int = 3 * 2**29
+    """Bytes of the bodies of the requests that all keys together may have in flight."""
+    max_reads: int = 32
+    """Native requests read at once, each of which may have `max_body_bytes`; more wait."""
+    max_unknown_connections: int = 2048
+    """Connections on which no good key was shown; of more, the oldest is dropped."""
     call_timeout_s: float = 60.0
     """Time that a call to another pod may take, retries included."""
     long_poll_s: float = 25.0
@@ -81,6 +95,10 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
             "handshake_timeout_s",
             "max_head_bytes",
             "body_timeout_s",
+            "body_deadline_s",
+            "min_body_bytes_per_s",
+            "max_reads",
+            "max_unknown_connections",
             "call_timeout_s",
             "long_poll_s",
             "sample_retention_s",
@@ -101,6 +119,9 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
             max_waits_per_key=self.max_waits_per_key,
             max_bytes_per_key=self.max_bytes_per_key,
             max_tokens_per_key=self.max_tokens_per_key,
+            max_requests=self.max_requests,
+            max_waits=self.max_waits,
+            max_bytes=self.max_bytes,
         )
 
     def aliases(self) -> dict[str, str]:

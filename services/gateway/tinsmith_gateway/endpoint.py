@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tinsmith_gateway.access.authentication import Credential
-from tinsmith_gateway.access.limits import Admission
+from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.metrics import HTTP_ERRORS, HTTP_SECONDS
 from tinsmith_gateway.services import Services
 from tinsmith_runtime.errors import (
@@ -33,6 +33,8 @@ from tinsmith_runtime.errors import (
     internal_error,
 )
 from tinsmith_runtime.observability.logs import bind_log_fields
+from tinsmith_runtime.rpc.in_flight import Admission
+from tinsmith_runtime.rpc.peers import bind_peer, join_address
 from tinsmith_runtime.rpc.permissions import Access
 
 logger = logging.getLogger(__name__)
@@ -57,7 +59,9 @@ _STATUS = {
     ErrorCode.DATA_LOSS: 500,
 }
 _TOO_MANY = 429
-_PARSED_AT_ONCE_BYTES = 64 * 1024
+_PARSED_AT_ONCE_BYTES = 64 * 2**10
+MAX_JSON_VALUES = 2**21
+"""Commas of a JSON body: the parser lets nothing else run, not even from another thread."""
 _CLIENT_GONE = 499
 _BODY_TIMEOUT = 408
 
@@ -131,6 +135,7 @@ def endpoint(
         try:
             credential = services.anonymous
             if access is not None:
+                bind_peer(_address_of(request))
                 credential = await services.callers.authenticate(request.headers)
                 if credential.caller.role not in access:
                     raise credential.caller.denied(f"{request.method} {request.url.path}")
@@ -140,9 +145,7 @@ def endpoint(
                 services.limits.admit(key_id, is_wait=is_wait) as admission,
                 services.drain.running(is_wait=is_wait),
             ):
-                body, excess = await _read_body(
-                    request, limit, services.config.body_timeout_s, admission
-                )
+                body, excess = await _read_body(request, limit, services.config, admission)
                 if excess is not None and not takes_excess:
                     raise excess
                 call = Call(services, credential, request, body, admission, excess)
@@ -198,6 +201,11 @@ def retry_headers(error: TinsmithError) -> dict[str, str]:
 
 def parse_json(body: bytes, model: type[BodyT]) -> BodyT:
     """Return a JSON body as a model; see `Call.parse` for the errors."""
+    if len(body) > _PARSED_AT_ONCE_BYTES and body.count(b",") > MAX_JSON_VALUES:
+        raise BatchTooLargeError(
+            f"the body holds more than {MAX_JSON_VALUES} JSON values; send it in parts",
+            limit=MAX_JSON_VALUES,
+        )
     try:
         return model.model_validate_json(body)
     except pydantic.ValidationError as error:
@@ -213,20 +221,36 @@ def too_large(what: str, limit: int) -> BatchTooLargeError:
     return BatchTooLargeError(f"{what} is larger than {limit} bytes; send it in parts", limit=limit)
 
 
+def _address_of(request: Request) -> str:
+    return "" if request.client is None else join_address(*request.client)
+
+
 class _BodyTimeoutError(Exception):
-    """The body stopped coming."""
+    """The body stopped coming, or comes too slowly."""
 
 
 async def _read_body(
-    request: Request, limit: int, pause_s: float, admission: Admission
+    request: Request, limit: int, config: GatewayConfig, admission: Admission
 ) -> tuple[bytes, BatchTooLargeError | None]:
-    """Return a body, or the beginning of one that is too large."""
+    """Return a body, or the beginning of one that is too large.
+
+    Raises:
+        _BodyTimeoutError: If it pauses too long, comes too slowly, or takes too long as a whole.
+    """
     chunks: list[bytes] = []
     size = 0
     stream = request.stream()
+    loop = asyncio.get_running_loop()
+    begin_s = loop.time()
     while True:
+        # A slow beginning is forgiven: the first pause may be as long as any.
+        due_s = min(
+            loop.time() + config.body_timeout_s,
+            begin_s + config.body_timeout_s + size / config.min_body_bytes_per_s,
+            begin_s + config.body_deadline_s,
+        )
         try:
-            async with asyncio.timeout(pause_s):
+            async with asyncio.timeout_at(due_s):
                 chunk = await anext(stream, None)
         except TimeoutError as error:
             raise _BodyTimeoutError from error

@@ -44,14 +44,3 @@ REFUSED_CONNECTIONS = Counter(
     "Connections that were dropped before a request, by reason.",
     ["reason"],
 )
-LIMITED_REQUESTS = Counter(
-    "tinsmith_gateway_limited_requests_total",
-    "Requests refused because their key had too much in flight, by what was too much.",
-    ["what"],
-)
-LIMITED_REQUESTS_IN_FLIGHT = Gauge(
-    "tinsmith_gateway_requests_in_flight", "Requests of all keys in flight, waits apart."
-)
-LIMITED_BYTES_IN_FLIGHT = Gauge(
-    "tinsmith_gateway_bytes_in_flight", "Bytes of the bodies of all keys' requests in flight."
-)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from tinsmith.v1 import episode_pb2
 from tinsmith_gateway.access.authentication import Callers, Credential
-from tinsmith_gateway.access.limits import Limits
 from tinsmith_gateway.app import create_app
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.proxy.grpc_proxy import PassThrough
@@ -27,6 +26,8 @@ from tinsmith_gateway.upstream.routing import EPISODE_SERVICE
 from tinsmith_runtime.observability.metrics import MetricsServer
 from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import Caller
+from tinsmith_runtime.rpc.body_reading import BodyReader
+from tinsmith_runtime.rpc.in_flight import Limits
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import SchedulerClient
 from tinsmith_runtime.rpc.server import ServerConfig
@@ -36,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 _COORDINATOR_TIMEOUT_S = 3.0
 """For one of several to say whether it knows a key."""
-_MAX_CALLS = 100_000
-"""Of all keys together; the limits are those of each key."""
 
 
 class GatewayPod(Pod):
@@ -63,6 +62,7 @@ class GatewayPod(Pod):
             self._scheduler.authenticator(),
             credentials=credentials,
             verify_episode_key=EpisodeKeys(self._coordinator_pools, self._ask_coordinator).verify,
+            on_known=self._know,
         )
         self._limits = Limits(config.limits())
         self._drain = Drain()
@@ -132,6 +132,7 @@ class GatewayPod(Pod):
         self._front = Front(
             FrontSettings(
                 max_connections=config.max_connections,
+                max_unknown=config.max_unknown_connections,
                 handshake_timeout_s=config.handshake_timeout_s,
                 tls=tls,
             ),
@@ -176,7 +177,6 @@ class GatewayPod(Pod):
         return ServerConfig(
             drain_timeout_s=config.drain_timeout_s,
             max_message_bytes=config.max_body_bytes,
-            max_concurrent_calls=_MAX_CALLS,
             handshake_timeout_s=config.handshake_timeout_s,
         )
 
@@ -187,9 +187,14 @@ class GatewayPod(Pod):
             self._upstream.channel,
             self._limits,
             self._drain,
+            BodyReader(self._config.max_reads, deadline_s=self._config.body_deadline_s),
             max_call_s=self._config.max_native_call_s,
             pins_clients=self._config.pins_clients,
         )
+
+    def _know(self, address: str) -> None:
+        if self._front is not None:
+            self._front.know(address)
 
     async def _coordinator_pools(self) -> set[str]:
         return {each.pool for each in await self._directory.workers("coordinator")}

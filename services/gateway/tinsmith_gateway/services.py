@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tinsmith_gateway.access.authentication import Callers, Credential
-from tinsmith_gateway.access.limits import Limits
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.serving.shutdown import Drain
 from tinsmith_gateway.upstream.pod_client import Upstream
+from tinsmith_runtime.rpc.in_flight import Limits
 from tinsmith_runtime.sql import Database
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tinsmith_gateway.access.limits import Admission, Limits, LimitSettings
 from tinsmith_runtime.errors import ConfigError, RateLimitedError
+from tinsmith_runtime.rpc.in_flight import Admission, Limits, LimitSettings
 
 SMALL = LimitSettings(
     max_requests_per_key=2, max_waits_per_key=3, max_bytes_per_key=100, max_tokens_per_key=50

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import pytest
 
@@ -233,8 +233,28 @@ async def test_an_unreachable_scheduler_is_not_kept(
     assert await verifier.verify("id", b"hash") == USER
 
 
-async def test_memory_is_bounded(verifier: CachingKeyVerifier) -> None:
-    calls: list[Awaitable[Caller]] = [verifier.verify(f"id{i}", b"") for i in range(10)]
-    for call in calls:
-        await call
-    assert len(verifier._answers) <= 3
+async def test_of_too_many_answers_the_oldest_go(
+    keys: FakeKeys, verifier: CachingKeyVerifier
+) -> None:
+    for number in range(10):
+        await verifier.verify(f"id{number}", b"")
+    assert keys.num_questions == 10
+    for number in (7, 8, 9):
+        await verifier.verify(f"id{number}", b"")
+    assert keys.num_questions == 10
+    await verifier.verify("id6", b"")
+    assert keys.num_questions == 11
+
+
+async def test_a_flood_of_unknown_keys_takes_no_good_answer_away(
+    keys: FakeKeys, verifier: CachingKeyVerifier
+) -> None:
+    await verifier.verify("good", b"")
+    keys.answer = KeyInvalidError("unknown")
+    for number in range(50):
+        with pytest.raises(KeyInvalidError):
+            await verifier.verify(f"bad-{number}", b"")
+    asked = keys.num_questions
+    keys.answer = UnavailableError("not asked again")
+    assert await verifier.verify("good", b"") == USER
+    assert keys.num_questions == asked

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from tinsmith.v1 import episode_pb2
 from tinsmith_runtime.errors import KeyMissingError, PermissionDeniedError
 from tinsmith_runtime.rpc.auth import Authenticator, Caller
+from tinsmith_runtime.rpc.peers import current_peer
 from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
@@ -60,6 +61,7 @@ class Callers:
         authenticator: Knows the keys of users.
         credentials: Of the gateway.
         verify_episode_key: Asks the coordinator.
+        on_known: Called with the address of a call whose key is good.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class Callers:
         *,
         credentials: PodCredentials,
         verify_episode_key: VerifyEpisodeKey,
+        on_known: Callable[[str], None],
     ) -> None:
         self._authenticator = authenticator
         self._pods = credentials
         self._verify_episode_key = verify_episode_key
+        self._on_known = on_known
 
     async def authenticate(self, headers: Mapping[str, str]) -> Credential:
         """Return the caller of a request.
@@ -85,7 +89,13 @@ class Callers:
             UnauthenticatedError: If it is no good.
             AbortedError: If it is of an episode whose lease ran out.
             FailedPreconditionError: If it is of an episode that has ended.
+            RateLimitedError: If the address has shown too many unknown keys.
         """
+        credential = await self._find(headers)
+        self._on_known(current_peer())
+        return credential
+
+    async def _find(self, headers: Mapping[str, str]) -> Credential:
         key = headers.get("x-api-key", "") or _authorized_key(headers.get("authorization", ""))
         if not key:
             raise KeyMissingError(

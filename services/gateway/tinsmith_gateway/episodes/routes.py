@@ -71,7 +71,12 @@ def routes(services: Services) -> list[BaseRoute]:
 
     def route(method: str, path: str, handler: Handler, *, is_wait: bool = False) -> Route:
         serve = endpoint(
-            services, handler, render_error, access=access_of(method, path), is_wait=is_wait
+            services,
+            handler,
+            render_error,
+            access=access_of(method, path),
+            is_wait=is_wait,
+            max_body_bytes=services.config.max_text_body_bytes,
         )
         return Route(path, serve, methods=[method])
 

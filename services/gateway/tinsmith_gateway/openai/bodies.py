@@ -16,6 +16,10 @@ from tinsmith_runtime.stop_strings import MAX_STOP_STRINGS, check_stop_strings
 _MAX_INT32 = 2**31 - 1
 _MAX_TOP_LOGPROBS = 20
 _MAX_PROMPTS = 256
+MAX_MESSAGES = 8192
+"""Messages of a conversation."""
+MAX_TOOLS = 1024
+"""Tools that a conversation offers."""
 
 Token = Annotated[int, pydantic.Field(ge=0, le=_MAX_INT32)]
 Limit = Annotated[int, pydantic.Field(ge=1, le=_MAX_INT32)]
@@ -157,11 +161,11 @@ class ChatBody(SamplingBody):
     Extra fields: `chat_template_kwargs`, `add_generation_prompt`, `continue_final_message`.
     """
 
-    messages: list[Message] = pydantic.Field(min_length=1)
+    messages: list[Message] = pydantic.Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = pydantic.Field(default=None, ge=0, le=_MAX_TOP_LOGPROBS)
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tinsmith_gateway.access.limits import Admission
 from tinsmith_gateway.endpoint import Call, status_of
 from tinsmith_gateway.openai.errors import encode_error
 from tinsmith_runtime.errors import TinsmithError, internal_error
+from tinsmith_runtime.rpc.in_flight import Admission
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ import grpc
 import grpc.aio
 from grpc_status import rpc_status
 
+from tinsmith.errors import DeadlineExceededError
 from tinsmith.rpc.error_codec import decode_status, encode_status, status_of
 from tinsmith_gateway.access.authentication import Callers, Credential
-from tinsmith_gateway.access.limits import Admission, Limits
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
 from tinsmith_gateway.proxy.protobuf_scan import read_prompt, read_text_field
 from tinsmith_gateway.proxy.proxied_methods import METHODS, Method
@@ -39,7 +39,6 @@ from tinsmith_gateway.upstream.routing import (
 )
 from tinsmith_runtime.errors import (
     CheckpointNotFoundError,
-    MalformedRequestError,
     NotFoundError,
     OperationNotFoundError,
     RunMovedError,
@@ -52,6 +51,9 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
+from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one
+from tinsmith_runtime.rpc.in_flight import Admission, Limits
+from tinsmith_runtime.rpc.peers import address_of, bind_peer
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +85,7 @@ class PassThrough(grpc.GenericRpcHandler):
         open_channel: Returns the channel to an address.
         limits: Of each key.
         drain: Whether the gateway is shutting down.
+        reader: Reads requests.
         max_call_s: Deadline of a call that has none, and the longest that one may have.
         pins_clients: Whether clients are told that the pods' own addresses are not for them.
     """
@@ -94,6 +97,7 @@ class PassThrough(grpc.GenericRpcHandler):
         open_channel: Callable[[str], grpc.aio.Channel],
         limits: Limits,
         drain: Drain,
+        reader: BodyReader,
         *,
         max_call_s: float,
         pins_clients: bool,
@@ -105,6 +109,7 @@ class PassThrough(grpc.GenericRpcHandler):
         self._max_call_s = max_call_s
         self._pins_clients = pins_clients
         self._drain = drain
+        self._reader = reader
         self._stubs: dict[tuple[str, str], Any] = {}
         self._turns = {
             service: FairSlots(_NUM_SHORT_CALLS, _NUM_OF_PROJECT.get(service, 2))
@@ -135,6 +140,7 @@ class PassThrough(grpc.GenericRpcHandler):
                 the method.
         """
         self._drain.check()
+        bind_peer(address_of(context.peer()))
         headers = {
             str(key): value
             for key, value in context.invocation_metadata() or ()
@@ -166,6 +172,23 @@ class PassThrough(grpc.GenericRpcHandler):
         """Return the time that a call has left."""
         remaining_s = context.time_remaining()
         return self._max_call_s if remaining_s is None else min(remaining_s, self._max_call_s)
+
+    async def read(
+        self,
+        method: Method,
+        bodies: AsyncIterator[bytes],
+        context: Context,
+        credential: Credential,
+        admission: Admission,
+    ) -> bytes:
+        """Return the one request of a call; see `BodyReader.read`."""
+        return await self._reader.read(
+            bodies,
+            admission,
+            method=method.path,
+            project=credential.caller.project,
+            timeout_s=self.timeout_s(context),
+        )
 
     async def stub(self, method: Method, owner: Owner) -> tuple[Any, str]:
         """Return the callable of a method at the pod that owns a resource, and its address.
@@ -232,7 +255,9 @@ class _Passage:
         async with self._answered(context):
             credential = await self._gateway.authenticate(self._method, context)
             with self._gateway.admitted(self._method, credential) as admission:
-                body = await self._body_of(bodies, context, admission)
+                body = await self._gateway.read(
+                    self._method, bodies, context, credential, admission
+                )
                 self._find_owner(body, credential)
                 async with self._gateway.turn(self._method, credential):
                     answer = await self._pass_unary(body, context, credential)
@@ -243,7 +268,9 @@ class _Passage:
         async with self._answered(context):
             credential = await self._gateway.authenticate(self._method, context)
             with self._gateway.admitted(self._method, credential) as admission:
-                body = await self._body_of(bodies, context, admission)
+                body = await self._gateway.read(
+                    self._method, bodies, context, credential, admission
+                )
                 self._find_owner(body, credential)
                 await self._pass_stream(lambda: body, context, credential, attempts=2)
 
@@ -251,48 +278,29 @@ class _Passage:
         """Pass two streams; the first request says where they go."""
         async with self._answered(context):
             credential = await self._gateway.authenticate(self._method, context)
-            with self._gateway.admitted(self._method, credential):
+            with self._gateway.admitted(self._method, credential) as admission:
                 requests = aiter(bodies)
                 first = await self._first_of(requests, context)
                 self._find_owner(first or b"", credential)
 
                 async def all_requests() -> AsyncIterator[bytes]:
                     if first is not None:
+                        admission.add_bytes(len(first))
                         yield first
-                    async for body in requests:
+                    async for body in counted_one_by_one(requests, admission):
                         yield body
 
                 # What the client has sent cannot be taken back: one attempt.
                 await self._pass_stream(all_requests, context, credential, attempts=1)
 
-    async def _body_of(
-        self, bodies: AsyncIterator[bytes], context: Context, admission: Admission
-    ) -> bytes:
-        """Return the one request of a call, counted as what its key has in flight.
-
-        Raises:
-            MalformedRequestError: If the call ends without one.
-            RateLimitedError: If the key has too many bytes in flight.
-        """
-        body = await self._first_of(aiter(bodies), context)
-        if body is None:
-            raise MalformedRequestError(
-                f"the call of {self._method.path} ended without a request", method=self._method.path
-            )
-        admission.add_bytes(len(body))
-        return body
-
     async def _first_of(self, requests: AsyncIterator[bytes], context: Context) -> bytes | None:
-        """Return the first request; a call that sends none is ended in time."""
+        """Return the first request of a stream, for which a client may take its time."""
         try:
             async with asyncio.timeout(self._gateway.timeout_s(context)):
                 return await anext(requests, None)
         except TimeoutError as error:
-            raise grpc.aio.AioRpcError(
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-                grpc.aio.Metadata(),
-                grpc.aio.Metadata(),
-                details="no request came in time",
+            raise DeadlineExceededError(
+                f"no request of {self._method.path} came in time", method=self._method.path
             ) from error
 
     def _find_owner(self, body: bytes, credential: Credential) -> None:

@@ -9,10 +9,9 @@ import tempfile
 from pathlib import Path
 
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 
 from tinsmith_gateway.proxy.grpc_proxy import PassThrough
+from tinsmith_runtime.rpc.health import Health
 from tinsmith_runtime.rpc.server import ServerConfig, server_options
 
 # What the address of a Unix socket holds on Linux, less the zero at its end.
@@ -31,13 +30,10 @@ class NativeServer:
     def __init__(self, config: ServerConfig, passthrough: PassThrough, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._drain_timeout_s = config.drain_timeout_s
-        self._server = grpc.aio.server(
-            options=server_options(config), maximum_concurrent_rpcs=config.max_concurrent_calls
-        )
-        self._health = health_aio.HealthServicer()
+        self._server = grpc.aio.server(options=server_options(config))
+        self._health = Health()
         # Asked in this order: the pass-through has an answer for every method.
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._server.add_generic_rpc_handlers((passthrough,))
+        self._server.add_generic_rpc_handlers((self._health, passthrough))
         self._folder: Path | None = None
 
     async def start(self) -> Path:
@@ -46,7 +42,7 @@ class NativeServer:
         path = self._folder / "grpc"
         self._server.add_insecure_port(f"unix:{path}")
         await self._server.start()
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._health.report(is_serving=True)
         return path
 
     async def stop(self) -> None:

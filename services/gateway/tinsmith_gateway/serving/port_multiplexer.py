@@ -4,15 +4,23 @@ The first bytes of a connection tell: HTTP/2 begins with a fixed preface. Its by
 the gRPC server on its Unix socket; everything else becomes a connection of the HTTP server, in this
 process. With TLS the server prefers HTTP/1.1 in the negotiation (ALPN): HTTP clients that know both
 get the HTTP server. gRPC offers HTTP/2 alone and gets that.
+
+A connection is unknown until a good key was shown on it. Of too many unknown ones, the oldest of
+the address that has most is dropped: half-open connections shut no other address out. The gRPC
+server learns the address of a connection by the name of the socket that its bytes come from.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import resource
+import secrets
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +29,7 @@ from typing import Any
 from tinsmith_gateway.metrics import CONNECTIONS, REFUSED_CONNECTIONS
 from tinsmith_gateway.serving.http_server import HttpServer
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.rpc.peers import join_address, network_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +46,13 @@ class FrontSettings:
 
     Attributes:
         max_connections: More are dropped at once.
+        max_unknown: Connections without a good key; of more the oldest is dropped.
         handshake_timeout_s: Time for TLS, and again for the first bytes.
         tls: Certificate and key; None serves in the clear.
     """
 
     max_connections: int
+    max_unknown: int
     handshake_timeout_s: float
     tls: ssl.SSLContext | None = None
 
@@ -110,6 +121,11 @@ class Front:
         self.native_socket = native_socket
         self.tasks: set[asyncio.Task[None]] = set()
         self._open: set[_Connection] = set()
+        # By network and address, each in the order of arrival.
+        self._unknown: dict[str, dict[str, _Connection]] = {}
+        self._num_unknown = 0
+        self._token = secrets.token_hex(8)
+        self._numbers = itertools.count()
         self._server: asyncio.Server | None = None
 
     @property
@@ -141,16 +157,47 @@ class Front:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
+    @property
+    def num_unknown(self) -> int:
+        """Connections on which no good key was shown."""
+        return self._num_unknown
+
     def admit(self, connection: _Connection) -> bool:
         """Count a connection; return whether there is room for it."""
         if len(self._open) >= self.settings.max_connections:
             return False
         self._open.add(connection)
+        of_network = self._unknown.setdefault(network_of(connection.address), {})
+        self._num_unknown += connection.address not in of_network
+        of_network[connection.address] = connection
+        if self._num_unknown > self.settings.max_unknown:
+            REFUSED_CONNECTIONS.labels("too_many_unknown").inc()
+            most = max(self._unknown.values(), key=len)
+            next(iter(most.values())).abort()
         return True
+
+    def know(self, address: str) -> None:
+        """Take note that a good key was shown on the connection of an address."""
+        network = network_of(address)
+        of_network = self._unknown.get(network, {})
+        if of_network.pop(address, None) is not None:
+            self._num_unknown -= 1
+            if not of_network:
+                del self._unknown[network]
 
     def release(self, connection: _Connection) -> None:
         """Take a connection off the count; repeating it changes nothing."""
         self._open.discard(connection)
+        of_network = self._unknown.get(network_of(connection.address), {})
+        # A new connection may have its address by now.
+        if of_network.get(connection.address) is connection:
+            self.know(connection.address)
+
+    def name_socket(self, near: socket.socket, address: str) -> None:
+        """Tell the gRPC server, by the name of a socket, which address its bytes come from."""
+        # Other systems have no names without files; there, addresses of native calls are unknown.
+        if sys.platform == "linux":
+            near.bind(f"\0tinsmith/{self._token}/{next(self._numbers)}/{address}".encode())
 
 
 class _Connection(asyncio.Protocol):
@@ -165,9 +212,13 @@ class _Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._protocol = ""
         self._is_lost = False
+        self.address = ""
+        """`host:port` of the client."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        # One that is gone already has no name.
+        self.address = join_address(*(transport.get_extra_info("peername") or ("", id(self)))[:2])
         if not self._front.admit(self):
             REFUSED_CONNECTIONS.labels("too_many").inc()
             transport.abort()
@@ -242,9 +293,7 @@ class _Connection(asyncio.Protocol):
     async def _splice(self, transport: asyncio.Transport) -> None:
         near, far = _Pipe(may_half_close=True), _Pipe(may_half_close=False)
         try:
-            far_transport, _ = await asyncio.get_running_loop().create_unix_connection(
-                lambda: far, str(self._front.native_socket)
-            )
+            far_transport = await self._connect(far)
         except OSError:
             logger.warning("the gRPC server behind the front does not answer")
             self.abort()
@@ -259,6 +308,17 @@ class _Connection(asyncio.Protocol):
         transport.set_protocol(near)
         transport.resume_reading()
         far_transport.resume_reading()
+
+    async def _connect(self, far: _Pipe) -> asyncio.Transport:
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            opened.setblocking(False)
+            self._front.name_socket(opened, self.address)
+            await loop.sock_connect(opened, str(self._front.native_socket))
+            transport, _ = await loop.create_unix_connection(lambda: far, sock=opened)
+            stack.pop_all()
+        return transport
 
     def _decide(self, protocol: str) -> None:
         self._protocol = protocol

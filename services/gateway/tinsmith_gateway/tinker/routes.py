@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Literal
 
 from starlette.routing import BaseRoute, Route
 
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 _PREFIX = "/api/v1"
 _SMALL_BODY_BYTES = 2**20
 """Limit of bodies that hold neither data nor a number which a refusal has to use up."""
+_NO_BODY_BYTES = 2**10
+"""Limit of the body of a request that has none and needs no key."""
 _SWEEP_INTERVAL_S = 20.0
 
 
@@ -91,7 +94,7 @@ class TinkerWire:
             self._route("POST", "/client/config", self._account.config),
             self._route("POST", "/client/dynamic_config", self._account.dynamic_config),
             self._route("GET", "/get_server_capabilities", self._account.capabilities),
-            self._route("POST", "/telemetry", self._account.telemetry, is_large=True),
+            self._route("POST", "/telemetry", self._account.telemetry, body="text"),
             self._route("GET", "/auth/apikey/me", self._account.key),
             self._route("DELETE", "/auth/apikey/me", self._account.delete_key),
             self._route("GET", "/audit", self._account.audit),
@@ -112,28 +115,28 @@ class TinkerWire:
                 "/forward_backward",
                 self._training.forward_backward,
                 takes_excess=True,
-                is_large=True,
+                body="batch",
             ),
-            self._route("POST", "/optim_step", self._training.optim_step, is_large=True),
-            self._route("POST", "/save_weights", self._training.save_weights, is_large=True),
+            self._route("POST", "/optim_step", self._training.optim_step, body="text"),
+            self._route("POST", "/save_weights", self._training.save_weights, body="text"),
             self._route(
                 "POST",
                 "/save_weights_for_sampler",
                 self._training.save_weights_for_sampler,
-                is_large=True,
+                body="text",
             ),
             self._route(
                 "POST",
                 "/save_weights_external",
                 self._training.save_weights_external,
-                is_large=True,
+                body="text",
             ),
-            self._route("POST", "/load_weights", self._training.load_weights, is_large=True),
+            self._route("POST", "/load_weights", self._training.load_weights, body="text"),
             self._route("POST", "/create_custom_loss", self._custom_losses.create),
             self._route("POST", "/create_sampling_session", self._sampling.create_session),
             self._route("POST", "/join_sampling_session", self._sampling.join_session),
             self._route("GET", "/samplers/{sampling_session_id}", self._sampling.get_sampler),
-            self._route("POST", "/asample", self._sampling.sample, is_large=True),
+            self._route("POST", "/asample", self._sampling.sample, body="batch"),
             self._route("POST", "/retrieve_future", self._retrieval.retrieve, is_wait=True),
             self._route("POST", "/retrieve_futures", self._sampling.retrieve_futures, is_wait=True),
             self._route("POST", "/cancel_future", self._sampling.cancel),
@@ -163,8 +166,14 @@ class TinkerWire:
         *,
         is_wait: bool = False,
         takes_excess: bool = False,
-        is_large: bool = False,
+        body: Literal["small", "text", "batch"] = "small",
     ) -> Route:
+        config = self._services.config
+        limits = {
+            "small": _SMALL_BODY_BYTES,
+            "text": config.max_text_body_bytes,
+            "batch": config.max_body_bytes,
+        }
         serve = endpoint(
             self._services,
             handler,
@@ -172,12 +181,14 @@ class TinkerWire:
             access=access_of(method, _PREFIX + path),
             is_wait=is_wait,
             takes_excess=takes_excess,
-            max_body_bytes=None if is_large else _SMALL_BODY_BYTES,
+            max_body_bytes=limits[body],
         )
         return Route(_PREFIX + path, serve, methods=[method])
 
     def _open_route(self, path: str, handler: Handler) -> Route:
-        serve = endpoint(self._services, handler, render_error, access=None)
+        serve = endpoint(
+            self._services, handler, render_error, access=None, max_body_bytes=_NO_BODY_BYTES
+        )
         return Route(path, serve, methods=["GET"])
 
     async def _sweep(self) -> None:

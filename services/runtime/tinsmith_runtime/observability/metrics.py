@@ -20,6 +20,17 @@ RPC_ERRORS = Counter(
     "tinsmith_rpc_errors_total", "Calls that failed, by method and reason.", ["method", "reason"]
 )
 RPC_IN_FLIGHT = Gauge("tinsmith_rpc_in_flight", "Calls that are being served.", ["method"])
+RPC_LIMITED = Counter(
+    "tinsmith_rpc_limited_total",
+    "Requests refused because too much was in flight, by what was too much.",
+    ["what"],
+)
+RPC_REQUESTS_IN_FLIGHT = Gauge(
+    "tinsmith_rpc_requests_in_flight", "Requests of all keys in flight, waits apart."
+)
+RPC_BYTES_IN_FLIGHT = Gauge(
+    "tinsmith_rpc_bytes_in_flight", "Bytes of the bodies of all keys' requests in flight."
+)
 LEDGER_COMMIT_SECONDS = Histogram(
     "tinsmith_ledger_commit_duration_seconds",
     "Wall time of one group commit, fsync included.",

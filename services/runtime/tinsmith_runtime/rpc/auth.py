@@ -30,6 +30,8 @@ from tinsmith_runtime.errors import (
     RoleMissingError,
     UnauthenticatedError,
 )
+from tinsmith_runtime.rpc.key_lookups import Answers, FailureLimit
+from tinsmith_runtime.rpc.peers import current_peer
 from tinsmith_runtime.rpc.permissions import KeyRole, may_call
 from tinsmith_runtime.rpc.pod_identity import (
     POD_KEY_PREFIX,
@@ -223,20 +225,20 @@ class Authenticator:
         return await self._verifier.verify(key.key_id, key.secret_sha256)
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedAnswer:
-    answer: Caller | UnauthenticatedError
-    expires_s: float
+_Entry = tuple[str, bytes]
 
 
 class CachingKeyVerifier:
     """Asks elsewhere and keeps each answer, good or bad, for `ttl_s` seconds.
 
+    Good and bad answers are kept apart, so that a flood of unknown keys takes no good one away.
+
     Args:
         ask: The remote lookup; it raises `UnauthenticatedError` for a key that is no good.
         ttl_s: Lifetime of an answer, and so the longest time that a revoked key still works.
         clock: Monotonic seconds.
-        max_entries: Bound of the memory that unknown keys can take.
+        max_entries: How many good answers are kept, and how many bad ones.
+        failures: How many unknown keys an address may try.
     """
 
     def __init__(
@@ -246,38 +248,57 @@ class CachingKeyVerifier:
         ttl_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
         max_entries: int = 10_000,
+        failures: FailureLimit | None = None,
     ) -> None:
         self._ask = ask
-        self._ttl_s = ttl_s
         self._clock = clock
-        self._max_entries = max_entries
-        self._answers: dict[tuple[str, bytes], _CachedAnswer] = {}
-        self._asking: dict[tuple[str, bytes], asyncio.Task[Caller]] = {}
+        self._failures = failures or FailureLimit(clock=clock)
+        self._good = Answers[_Entry, Caller](ttl_s=ttl_s, max_entries=max_entries, clock=clock)
+        self._bad = Answers[_Entry, UnauthenticatedError](
+            ttl_s=ttl_s, max_entries=max_entries, clock=clock
+        )
+        self._asking: dict[_Entry, asyncio.Task[Caller]] = {}
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
-        """Return the caller behind a key; see `KeyVerifier`."""
+        """Return the caller behind a key; see `KeyVerifier`.
+
+        Raises:
+            RateLimitedError: If the address of the call has shown too many unknown keys.
+        """
         entry = (key_id, secret_sha256)
-        cached = self._answers.get(entry)
-        if cached is not None and cached.expires_s > self._clock():
-            if isinstance(cached.answer, UnauthenticatedError):
-                raise cached.answer
-            return cached.answer
+        caller = self._good.get(entry)
+        if caller is not None:
+            return caller
+        refusal = self._bad.get(entry)
+        if refusal is not None:
+            raise refusal
         # One question for many calls that arrive together.
         task = self._asking.get(entry)
         if task is None:
-            task = asyncio.create_task(self._ask_and_keep(entry))
+            # A key that was good before is no guess.
+            address = current_peer() if self._good.latest(entry) is None else None
+            if address is not None:
+                self._failures.take(address)
+            task = asyncio.create_task(self._ask_and_keep(entry, address))
             self._asking[entry] = task
             task.add_done_callback(lambda _: self._asking.pop(entry, None))
         return await asyncio.shield(task)
 
-    async def _ask_and_keep(self, entry: tuple[str, bytes]) -> Caller:
-        if len(self._answers) >= self._max_entries:
-            self._answers.clear()
-        expires_s = self._clock() + self._ttl_s
+    async def _ask_and_keep(self, entry: _Entry, address: str | None) -> Caller:
+        asked_s = self._clock()
         try:
             caller = await self._ask(*entry)
         except UnauthenticatedError as error:
-            self._answers[entry] = _CachedAnswer(error, expires_s)
+            self._good.drop(entry)
+            self._bad.keep(entry, error, asked_s)
             raise
-        self._answers[entry] = _CachedAnswer(caller, expires_s)
+        except BaseException:
+            self._give_back(address)
+            raise
+        self._give_back(address)
+        self._good.keep(entry, caller, asked_s)
         return caller
+
+    def _give_back(self, address: str | None) -> None:
+        if address is not None:
+            self._failures.give_back(address)

@@ -1,15 +1,18 @@
-"""What happens around every call, in one interceptor: decode, authenticate, time, map errors.
+"""What happens around every call, in one interceptor: authenticate, count, read, time, map errors.
 
 One interceptor rather than a chain, because the order matters and is easier to read in one place. A
-call is refused while the pod drains. Its caller is found by its metadata, before a byte of its
-request is read: only callers with a key cost memory. Then it is counted, and its bytes are decoded
-here: a deserializer that fails inside gRPC would answer `UNKNOWN`. What the servicer raises becomes
-a `google.rpc.Status`. This is the only module that maps domain errors to status codes.
+call is refused while the pod drains. Its caller is found by its metadata, and what the caller has
+in flight is counted, before a byte of its request is read: every method is served as a stream,
+which reads when it is told to. Then its bytes are decoded here: a deserializer that fails inside
+gRPC would answer `UNKNOWN`. What the servicer raises becomes a `google.rpc.Status`. This is the
+only module that maps domain errors to status codes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeAlias
@@ -28,7 +31,11 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.observability.metrics import RPC_ERRORS, RPC_IN_FLIGHT, RPC_SECONDS
+from tinsmith_runtime.rpc import health
 from tinsmith_runtime.rpc.auth import Authenticator, Caller, bind_caller
+from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one
+from tinsmith_runtime.rpc.in_flight import Admission, Limits
+from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.requests import bind_body
 
 logger = logging.getLogger(__name__)
@@ -38,8 +45,6 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Decode = Callable[[bytes], Any]
 
-_UNAUTHENTICATED_PREFIX = "/grpc.health.v1.Health/"
-
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method of a server.
@@ -47,11 +52,18 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     Args:
         domain: The `ErrorInfo.domain` of this pod, such as `trainer.tinsmith`.
         authenticator: Finds the caller of each call but health checks.
+        limits: Of what is in flight. One key of a pod acts for every project, so that only the
+            bounds of all keys together hold for pods.
+        reader: Reads requests.
     """
 
-    def __init__(self, *, domain: str, authenticator: Authenticator) -> None:
+    def __init__(
+        self, *, domain: str, authenticator: Authenticator, limits: Limits, reader: BodyReader
+    ) -> None:
         self._domain = domain
         self._authenticator = authenticator
+        self._limits = limits
+        self._reader = reader
         self._is_draining = False
 
     def drain(self) -> None:
@@ -66,45 +78,51 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Return the handler of a method, wrapped."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method.startswith(_UNAUTHENTICATED_PREFIX):
+        if handler is None or method.startswith(health.PREFIX):
             return handler
-        metadata = dict(handler_call_details.invocation_metadata or ())
-        authorization = metadata.get("authorization")
-        try:
-            caller = await self._admit(
-                method, authorization if isinstance(authorization, str) else None
-            )
-        except Exception as error:
-            return self._refusal(method, error)
-        return _Call(self, method, caller).wrap(handler)
+        return _Call(self, method).wrap(handler)
 
-    async def _admit(self, method: str, authorization: str | None) -> Caller:
-        """Return the caller of a call that may go on.
+    @contextlib.asynccontextmanager
+    async def admitted(
+        self, method: str, context: Context
+    ) -> AsyncIterator[tuple[Caller, Admission]]:
+        """Find the caller of a call, and count the call while it runs.
 
         Raises:
             DrainingError: If the pod is shutting down.
             UnauthenticatedError: If the credential is no good.
             RoleMissingError: If the caller's role does not call the method.
+            RateLimitedError: If too much is in flight, or the address has shown too many keys that
+                are unknown.
         """
         if self._is_draining:
             raise DrainingError("the pod is shutting down; send the request again")
-        caller = await self._authenticator.authenticate(authorization)
+        bind_peer(address_of(context.peer()))
+        authorization = dict(context.invocation_metadata() or ()).get("authorization")
+        caller = await self._authenticator.authenticate(
+            authorization if isinstance(authorization, str) else None
+        )
         caller.require_method(method)
-        return caller
+        with self._limits.admit(None if caller.is_pod else caller.key_id) as admission:
+            yield caller, admission
 
-    def _refusal(self, method: str, error: Exception) -> Handler:
-        """Return a handler that refuses a call, and never asks for the bytes of its request.
-
-        A handler of streams reads when it is told to. One of a single request is called with the
-        whole body, whose size a caller without a key would choose.
-        """
-
-        async def refuse(bodies: AsyncIterator[bytes], context: Context) -> None:
-            del bodies
-            with _Timer(method, context):
-                await self.abort(context, method, error)
-
-        return grpc.stream_stream_rpc_method_handler(refuse)
+    async def read(
+        self,
+        bodies: AsyncIterator[bytes],
+        context: Context,
+        method: str,
+        caller: Caller,
+        admission: Admission,
+    ) -> bytes:
+        """Return the one request of a call; see `BodyReader.read`."""
+        remaining_s = context.time_remaining()
+        return await self._reader.read(
+            bodies,
+            admission,
+            method=method,
+            project=caller.project,
+            timeout_s=math.inf if remaining_s is None else remaining_s,
+        )
 
     async def abort(self, context: Context, method: str, error: Exception) -> NoReturn:
         """End a call with the status of an error; a bug is logged with its trace."""
@@ -120,10 +138,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 class _Call:
     """One method, wrapped for one call."""
 
-    def __init__(self, interceptor: CallInterceptor, method: str, caller: Caller) -> None:
+    def __init__(self, interceptor: CallInterceptor, method: str) -> None:
         self._interceptor = interceptor
         self._method = method
-        self._caller = caller
         self._decode: Decode = lambda _: _unset()
         self._serve: Any = None
 
@@ -131,35 +148,42 @@ class _Call:
         """Return a handler that takes bytes and answers as the given one."""
         if handler.request_deserializer is not None:
             self._decode = handler.request_deserializer
-        encode = handler.response_serializer
+        serve: Any
         if handler.stream_stream is not None:
-            self._serve = handler.stream_stream
-            return grpc.stream_stream_rpc_method_handler(self._serve_stream, None, encode)
-        if handler.unary_stream is not None:
-            self._serve = handler.unary_stream
-            return grpc.unary_stream_rpc_method_handler(self._serve_unary_stream, None, encode)
-        if handler.unary_unary is None:
+            self._serve, serve = handler.stream_stream, self._serve_stream
+        elif handler.unary_stream is not None:
+            self._serve, serve = handler.unary_stream, self._serve_unary_stream
+        elif handler.unary_unary is not None:
+            self._serve, serve = handler.unary_unary, self._serve_unary
+        else:
             raise TypeError(f"{self._method}: client streaming is not part of the contract")
-        self._serve = handler.unary_unary
-        return grpc.unary_unary_rpc_method_handler(self._serve_unary, None, encode)
+        return grpc.stream_stream_rpc_method_handler(serve, None, handler.response_serializer)
 
-    async def _serve_unary(self, body: bytes, context: Context) -> Message:
+    async def _serve_unary(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         with _Timer(self._method, context):
             try:
-                self._begin()
-                with bind_body(body):
-                    response: Message = await self._serve(self._parse(body), context)
-                return response
+                async with self._begun(context) as (caller, admission):
+                    body = await self._interceptor.read(
+                        bodies, context, self._method, caller, admission
+                    )
+                    with bind_body(body):
+                        response: Message = await self._serve(self._parse(body), context)
+                    await context.write(response)
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
 
-    async def _serve_unary_stream(self, body: bytes, context: Context) -> AsyncIterator[Message]:
+    async def _serve_unary_stream(
+        self, bodies: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[Message]:
         with _Timer(self._method, context):
             try:
-                self._begin()
-                with bind_body(body):
-                    async for response in self._serve(self._parse(body), context):
-                        yield response
+                async with self._begun(context) as (caller, admission):
+                    body = await self._interceptor.read(
+                        bodies, context, self._method, caller, admission
+                    )
+                    with bind_body(body):
+                        async for response in self._serve(self._parse(body), context):
+                            yield response
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
 
@@ -168,20 +192,25 @@ class _Call:
     ) -> AsyncIterator[Message]:
         with _Timer(self._method, context):
             try:
-                self._begin()
-                requests = (self._parse(body) async for body in bodies)
-                async for response in self._serve(requests, context):
-                    yield response
+                async with self._begun(context) as (_, admission):
+                    requests = (
+                        self._parse(body) async for body in counted_one_by_one(bodies, admission)
+                    )
+                    async for response in self._serve(requests, context):
+                        yield response
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
 
-    def _begin(self) -> None:
-        bind_caller(self._caller)
-        bind_log_fields(
-            method=self._method.rpartition("/")[2],
-            project=self._caller.project,
-            key_id=self._caller.key_id,
-        )
+    @contextlib.asynccontextmanager
+    async def _begun(self, context: Context) -> AsyncIterator[tuple[Caller, Admission]]:
+        async with self._interceptor.admitted(self._method, context) as (caller, admission):
+            bind_caller(caller)
+            bind_log_fields(
+                method=self._method.rpartition("/")[2],
+                project=caller.project,
+                key_id=caller.key_id,
+            )
+            yield caller, admission
 
     def _parse(self, body: bytes) -> Message:
         try:

@@ -2,7 +2,8 @@
 
 Reflection stays off: the contract is public, the set of methods of a pod is not for probing.
 Keepalive pings are answered as often as our clients send them and no oftener; a handshake that
-does not finish is dropped.
+does not finish is dropped. A connection without calls is closed after a while. One of a great age
+is asked to come anew, so that a balancer can spread what was long-lived.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.observability.metrics import MetricsServer
 from tinsmith_runtime.rpc.auth import Authenticator
+from tinsmith_runtime.rpc.body_reading import BodyReader
+from tinsmith_runtime.rpc.health import Health
+from tinsmith_runtime.rpc.in_flight import Limits, LimitSettings
 from tinsmith_runtime.rpc.interceptors import CallInterceptor
 
 logger = logging.getLogger(__name__)
@@ -41,8 +43,24 @@ class ServerConfig:
     """Time that running calls get to finish after SIGTERM."""
     max_message_bytes: int = 64 * 2**20
     """Limit of one request or response."""
-    max_concurrent_calls: int = 4096
-    """Calls served at once; more are refused with RESOURCE_EXHAUSTED by gRPC."""
+    max_calls: int = 4096
+    """Calls served at once, long polls among them; more are refused with RATE_LIMITED."""
+    max_calls_per_key: int = 3072
+    """Those of one key of a user, so that one key cannot take them all."""
+    max_bytes: int = 2**30
+    """Bytes of the requests in flight; more are refused with RATE_LIMITED."""
+    max_bytes_per_key: int = 2**29
+    """Those of one key of a user, which may always have one request in flight."""
+    max_reads: int = 16
+    """Requests read at once, each of which may be as large as a message; more wait."""
+    read_timeout_s: float = 300.0
+    """Time for a request to arrive."""
+    max_connection_idle_s: float = 900.0
+    """Closes a connection that had no call for so long."""
+    max_connection_age_s: float = 3600.0
+    """Asks a connection of this age to come anew; its running calls go on."""
+    connection_grace_s: float = 2 * 3600.0
+    """Time that these calls get, longer than any call lasts."""
     keepalive_time_s: float = 30.0
     """Pings an idle connection this often."""
     min_ping_interval_s: float = 5.0
@@ -54,7 +72,15 @@ class ServerConfig:
         for field in (
             "drain_timeout_s",
             "max_message_bytes",
-            "max_concurrent_calls",
+            "max_calls",
+            "max_calls_per_key",
+            "max_bytes",
+            "max_bytes_per_key",
+            "max_reads",
+            "read_timeout_s",
+            "max_connection_idle_s",
+            "max_connection_age_s",
+            "connection_grace_s",
             "keepalive_time_s",
             "min_ping_interval_s",
             "handshake_timeout_s",
@@ -65,6 +91,15 @@ class ServerConfig:
         check_address("listen_address", self.listen_address)
         if self.metrics_address is not None:
             check_address("metrics_address", self.metrics_address)
+
+    def limits(self) -> LimitSettings:
+        """Return what may be in flight."""
+        return LimitSettings(
+            max_requests_per_key=self.max_calls_per_key,
+            max_bytes_per_key=self.max_bytes_per_key,
+            max_requests=self.max_calls,
+            max_bytes=self.max_bytes,
+        )
 
 
 def check_address(setting: str, address: str) -> None:
@@ -87,14 +122,17 @@ class PodServer:
 
     def __init__(self, config: ServerConfig, *, domain: str, authenticator: Authenticator) -> None:
         self._config = config
-        self._interceptor = CallInterceptor(domain=domain, authenticator=authenticator)
-        self._server = grpc.aio.server(
-            interceptors=[self._interceptor],
-            options=server_options(config),
-            maximum_concurrent_rpcs=config.max_concurrent_calls,
+        self._interceptor = CallInterceptor(
+            domain=domain,
+            authenticator=authenticator,
+            limits=Limits(config.limits()),
+            reader=BodyReader(config.max_reads, deadline_s=config.read_timeout_s),
         )
-        self._health = health_aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._server = grpc.aio.server(
+            interceptors=[self._interceptor], options=server_options(config)
+        )
+        self._health = Health()
+        self._server.add_generic_rpc_handlers((self._health,))
         self._metrics: MetricsServer | None = None
         self._address = ""
 
@@ -137,12 +175,12 @@ class PodServer:
         if self._config.metrics_address is not None:
             self._metrics = MetricsServer.start(self._config.metrics_address)
         await self._server.start()
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._health.report(is_serving=True)
         logger.info("serving", extra={"address": self._address})
 
     async def report_unhealthy(self) -> None:
         """Answer health checks with NOT_SERVING from now on, although calls are still answered."""
-        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._health.report(is_serving=False)
 
     async def stop(self) -> None:
         """Report unhealthy, refuse new calls, let running ones finish, close."""
@@ -185,6 +223,9 @@ def server_options(config: ServerConfig) -> list[tuple[str, int]]:
         ),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.server_handshake_timeout_ms", int(config.handshake_timeout_s * 1000)),
+        ("grpc.max_connection_idle_ms", int(config.max_connection_idle_s * 1000)),
+        ("grpc.max_connection_age_ms", int(config.max_connection_age_s * 1000)),
+        ("grpc.max_connection_age_grace_ms", int(config.connection_grace_s * 1000)),
         # Beyond these gRPC drops calls with CANCELLED, which says nothing. Limits are ours: a
         # call that is too much is refused with its reason and a time to come again.
         ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
