@@ -399,6 +399,8 @@ async def test_a_task_of_a_fenced_run_leaves_no_row(rig: TrainerRig) -> None:
     run = await rig.new_run("fenced-task")
     saved = await run.saved("a")
     await rig.restart()
+    # In use, so that its epoch is known here.
+    await run.status()
     edit_ledger(rig.config.data_dir, "UPDATE leases SET epoch = 9 WHERE run = ?", run.name)
     operation = await copy(run, saved.name, "b")
     await asyncio.gather(*rig.pod._tasks._running.values())

@@ -165,7 +165,7 @@ def build_checkpoints(base: Foundation, registry: RunRegistry) -> CheckpointDoma
         registry=checkpoints,
         work=work,
         tasks=CheckpointTasks(
-            base.ledger, work, StoredTasks(base.store.uri), find_run=registry.held, clock=clock
+            base.ledger, work, StoredTasks(base.store.uri), find_run=registry.wake, clock=clock
         ),
         uploads=uploads,
         downloads=Downloads(files, config.pod_key, clock),
@@ -318,6 +318,7 @@ class TrainerPod(WorkerPod):
             self._lease.keep(),
             self._ledger.watch_lease(self._lease.look),
             self._retention.watch(),
+            self._adoption.watch_idle(),
         )
 
     async def _close(self) -> None:
@@ -356,7 +357,7 @@ class TrainerPod(WorkerPod):
         Raises:
             RunNotFoundError: If this trainer does not hold the run.
         """
-        return await self._publisher.publish_live(self._registry.get(run))
+        return await self._publisher.publish_live(await self._registry.get(run))
 
     def _describe(self) -> scheduler_pb2.Worker:
         return scheduler_pb2.Worker(

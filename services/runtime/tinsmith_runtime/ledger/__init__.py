@@ -10,7 +10,7 @@ on one machine, `PostgresLedger` for several that share a database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from tinsmith_runtime.ledger.postgres import PostgresLedger
@@ -132,6 +132,22 @@ class Ledger(Protocol):
 
     async def list_runs(self) -> list[RunRecord]:
         """Return all runs."""
+        ...
+
+    async def get_held_run(self, run: str) -> RunRecord | None:
+        """Return a run that this process holds; None if it holds none of this name."""
+        ...
+
+    async def list_held_runs(self) -> list[RunRecord]:
+        """Return all runs that this process holds."""
+        ...
+
+    async def unsettled_runs(self, among: Collection[str] | None = None) -> set[str]:
+        """Return the runs of this process that have operations without a result, or diverged.
+
+        Args:
+            among: Looks at these alone.
+        """
         ...
 
     async def delete_run(self, run: str, epoch: int) -> None:

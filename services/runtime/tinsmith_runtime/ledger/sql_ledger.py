@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
@@ -125,6 +125,39 @@ class SqlLedger(SqlCheckpoints):
                 for row in connection.execute(statements.select_runs()).mappings()
             ]
         )
+
+    async def get_held_run(self, run: str) -> RunRecord | None:
+        """Return a run that this process holds; see `Ledger`."""
+        query = self._select_held().where(runs.c.name == run)
+        row = await self._database.read(
+            lambda connection: connection.execute(query).mappings().first()
+        )
+        return None if row is None else statements.run_of(row)
+
+    async def list_held_runs(self) -> list[RunRecord]:
+        """Return all runs that this process holds."""
+        query = self._select_held()
+        return await self._database.read(
+            lambda connection: [
+                statements.run_of(row) for row in connection.execute(query).mappings()
+            ]
+        )
+
+    async def unsettled_runs(self, among: Collection[str] | None = None) -> set[str]:
+        """Return the runs that have something to do or to tell; see `Ledger`."""
+        is_waiting = sa.exists().where(operations.c.run == runs.c.name, operations.c.revision == 0)
+        query = self._select_held().where(is_waiting | runs.c.replay_diverged)
+        if among is not None:
+            query = query.where(runs.c.name.in_(among))
+        return await self._database.read(
+            lambda connection: {row["name"] for row in connection.execute(query).mappings()}
+        )
+
+    def _select_held(self) -> sa.Select[tuple[object, ...]]:
+        query = statements.select_runs()
+        if self._holder is not None:
+            query = query.where(leases.c.holder == self._holder.name)
+        return query
 
     async def delete_run(self, run: str, epoch: int) -> None:
         """Remove a run; see `Ledger`."""

@@ -66,7 +66,7 @@ class Runs:
         trainers: Asked to delete runs.
         creations: Places new runs.
         sources: Finds the checkpoints that runs begin from.
-        max_runs_per_project: Limits the runs of a project that are neither failed nor deleted.
+        max_runs_per_project: Limits the live runs of a project: those whose session goes on.
         wall_clock: Seconds since the epoch.
     """
 
@@ -144,8 +144,8 @@ class Runs:
             require_active(connection, new.session)
             if run_store.count_project_runs(connection, project) >= self._max_runs_per_project:
                 raise ResourceExhaustedError(
-                    f"project {project} has {self._max_runs_per_project} runs, which is its "
-                    "limit; delete one",
+                    f"project {project} has {self._max_runs_per_project} live runs, which is its "
+                    "limit; finish a session or delete a run",
                     project=project,
                     limit=self._max_runs_per_project,
                 )
@@ -247,7 +247,7 @@ class Runs:
         return shown, encode_page_token(list_name, shown[-1].serial) if more else ""
 
     async def count_by_worker(self) -> dict[str, int]:
-        """Count the runs on each trainer."""
+        """Count the live runs on each trainer."""
         return await self._database.read(run_store.count_runs_by_worker)
 
     async def resume(self, session: SessionName) -> Sequence[ResumedRun]:

@@ -80,7 +80,7 @@ class CheckpointTasks:
         ledger: Where they are durable.
         work: Does them.
         codec: Their stored form.
-        find_run: Returns a run that this trainer holds, or None.
+        find_run: Returns a run that this trainer holds, asleep or not, or None.
         clock: Seconds since the epoch.
     """
 
@@ -90,7 +90,7 @@ class CheckpointTasks:
         work: CheckpointWork,
         codec: TaskCodec,
         *,
-        find_run: Callable[[str], LiveRun | None],
+        find_run: Callable[[str], Awaitable[LiveRun | None]],
         clock: Callable[[], float],
     ) -> None:
         self._ledger = ledger
@@ -108,7 +108,10 @@ class CheckpointTasks:
         Repeating it changes nothing.
         """
         for task in await self._ledger.list_pending_tasks():
-            if self._find_run(task.run) is not None and task.name not in self._running:
+            if task.name in self._running or await self._find_run(task.run) is None:
+                continue
+            # It may have begun while the run was looked up.
+            if task.name not in self._running:
                 self._begin(task)
 
     async def stop(self) -> None:
@@ -173,7 +176,7 @@ class CheckpointTasks:
     async def _execute(self, task: TaskRecord, progress: TaskProgress) -> None:
         async with self._turns.hold(RunName.parse(task.run).project):
             progress.is_running = True
-            run = self._find_run(task.run)
+            run = await self._find_run(task.run)
             if run is None:
                 return
             # It may have ended since it was listed: done again, it would take its own files away.
@@ -197,7 +200,7 @@ class CheckpointTasks:
             made = await self._work.do(run.record, work, task_id, progress.note)
             await self._commit(run, task, made)
         except FencedError:
-            if made is not None and self._find_run(task.run) is None:
+            if made is not None and await self._find_run(task.run) is None:
                 # The folder of the deleted run was removed before this was written into it.
                 await asyncio.to_thread(self._work.discard, made)
             raise

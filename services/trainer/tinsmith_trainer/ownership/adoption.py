@@ -3,12 +3,17 @@
 On a ledger of its own a trainer goes on with all runs of the ledger when it starts. On a shared one
 it begins with none: another process may hold them, and only the scheduler's epoch decides. A run
 that is adopted under a higher epoch is read anew, because another trainer may have written since.
+
+A run that nothing asks for sleeps: it is held, but only the ledger knows it. It sleeps once its
+session ended, or after ten minutes without a call, if it is out of the engine and has nothing to
+do. The next call for it takes it in again. So the runs of the past take no memory and no place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from tinsmith_engine import AdapterConfig
@@ -30,6 +35,10 @@ from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import discard_folder
 
 logger = logging.getLogger(__name__)
+
+_RETRY_S = 10.0
+_IDLE_S = 600.0
+_IDLE_INTERVAL_S = 60.0
 
 
 class RunAdoption:
@@ -70,6 +79,7 @@ class RunAdoption:
         self._on_adopted = on_adopted
         self._loader = RunLoader(ledger, store, wire)
         self._changing = asyncio.Lock()
+        registry.wake_by(self._wake)
 
     async def remove_leftovers(self) -> None:
         """Remove the files of deleted runs, as of one whose trainer could not reach the store."""
@@ -78,9 +88,12 @@ class RunAdoption:
                 await self._try_delete_files(name)
 
     async def recover(self) -> None:
-        """Go on with all runs of the ledger, before anything is served."""
+        """Go on with what the runs of the ledger left unfinished, before anything is served."""
         await self.remove_leftovers()
+        unsettled = await self._ledger.unsettled_runs()
         for record in await self._ledger.list_runs():
+            if record.name not in unsettled:
+                continue
             if record.base_model not in self._host.engines:
                 logger.warning(
                     "run waits for its base model, which this pod does not serve",
@@ -125,17 +138,19 @@ class RunAdoption:
     async def _adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
         # One at a time, and not beside a deletion: a repeated call must not meet a run half-made.
         async with self._changing:
-            return await self._adopt_alone(name, base_model, adapter, epoch)
+            version = await self._adopt_alone(name, base_model, adapter, epoch)
+        # Of a repeated call as well: the first one may have broken off here.
+        await self._on_adopted()
+        self._has_work.set()
+        return version
 
     async def _adopt_alone(
         self, name: str, base_model: str, adapter: AdapterConfig, epoch: int
     ) -> int:
         self._host.engine(base_model)
         held = self._registry.held(name)
-        if held is None and len(self._registry.runs) >= self._config.max_runs:
-            raise CapacityExhaustedError(
-                f"the trainer holds {self._config.max_runs} runs; delete one", run=name
-            )
+        if held is None:
+            self._check_room(name)
         if held is None and name in await self._ledger.list_deletions():
             # Its files would be taken for those of the new run.
             await self._delete_files(name)
@@ -156,7 +171,7 @@ class RunAdoption:
             )
         )
         failpoints.passing("trainer.adopted")
-        if held is None:
+        if held is None and (is_new or await self._ledger.unsettled_runs([name])):
             try:
                 run = await self._load(record)
             except Exception:
@@ -165,10 +180,53 @@ class RunAdoption:
                 raise
             if is_new:
                 await self._place(run, epoch)
-        # Of a repeated call as well: the first one may have broken off here.
-        await self._on_adopted()
-        self._has_work.set()
         return record.version if held is None else held.record.version
+
+    async def watch_idle(self) -> None:
+        """Put runs to sleep that were not asked for in a while, again and again."""
+        while True:
+            await asyncio.sleep(_IDLE_INTERVAL_S)
+            before_s = time.monotonic() - _IDLE_S
+            for run in self._registry.runs:
+                if run.is_at_rest and run.asked_s < before_s:
+                    await self._put_to_sleep(run)
+
+    async def _wake(self, name: str) -> LiveRun | None:
+        """Take in a run that sleeps; None if this trainer does not hold it.
+
+        Raises:
+            CapacityExhaustedError: If there is no place for another run.
+        """
+        if await self._ledger.get_held_run(name) is None:
+            return None
+        return await see_through(self._wake_alone(name))
+
+    async def _wake_alone(self, name: str) -> LiveRun | None:
+        async with self._changing:
+            held = self._registry.held(name)
+            if held is not None:
+                return held
+            record = await self._ledger.get_held_run(name)
+            if record is None or record.base_model not in self._host.engines:
+                return None
+            self._check_room(name)
+            run = await self._load(record)
+        self._has_work.set()
+        return run
+
+    async def _put_to_sleep(self, run: LiveRun) -> None:
+        """Forget a run here that is at rest; the next call for it finds it in the ledger."""
+        async with self._changing, run.gate.closed():
+            if run.is_at_rest and self._registry.held(run.name) is run:
+                await self._let_go(run)
+
+    def _check_room(self, name: str) -> None:
+        if len(self._registry.runs) >= self._config.max_runs:
+            raise CapacityExhaustedError(
+                f"the trainer has {self._config.max_runs} runs in use; end a session or delete one",
+                retry_after_s=_RETRY_S,
+                run=name,
+            )
 
     async def _give_back(self, record: RunRecord) -> None:
         """Let another trainer have a run that could not be loaded here."""
@@ -210,7 +268,7 @@ class RunAdoption:
         if run is not None:
             held_epoch: int | None = run.record.epoch
         else:
-            held_epoch = await self._ledger.held_epoch(name) if self._ledger.is_shared else None
+            held_epoch = await self._ledger.held_epoch(name)
         if held_epoch is None:
             raise run_not_found(name)
         if epoch != held_epoch:
@@ -223,8 +281,8 @@ class RunAdoption:
                 await self._try_delete_files(name)
             return
         if run is None:
-            # This process was started again and does not have it back yet: it must not seem gone.
-            raise run_moved(name)
+            await self._release_asleep(name, epoch, mode)
+            return
         if mode is ReleaseMode.PARK:
             await self._park(run)
             return
@@ -234,6 +292,17 @@ class RunAdoption:
             else:
                 await self._delete(run, epoch)
 
+    async def _release_asleep(self, name: str, epoch: int, mode: ReleaseMode) -> None:
+        async with self._changing:
+            if self._registry.held(name) is not None or (
+                await self._ledger.get_held_run(name) is None
+            ):
+                # It woke meanwhile, or this process was started again and does not have it back
+                # yet: it must not seem gone.
+                raise run_moved(name)
+            if mode is ReleaseMode.HAND_OVER:
+                await self._ledger.release_run(name, epoch)
+
     async def _park(self, run: LiveRun) -> None:
         if run.queue:
             # It is about to be used, and may hold its lock while it waits for a slot.
@@ -241,6 +310,7 @@ class RunAdoption:
         async with run.lock:
             if not run.queue and not run.queue.running:
                 await self._residency.park(run)
+        await self._put_to_sleep(run)
 
     async def _hand_over(self, run: LiveRun) -> None:
         """Let another trainer go on: what is queued stays in the ledger."""

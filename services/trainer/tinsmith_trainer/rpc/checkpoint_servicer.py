@@ -145,7 +145,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self, request: checkpoint_pb2.CopyCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         parent = parse_name(names.RunName, request.parent, "parent")
-        run = self._own_run(parent)
+        run = await self._own_run(parent)
         work = checkpoint_codec.decode_copy(request)
         task = self._task("copy", parent, work.checkpoint, request)
         return await self._accept(task, lambda: self._domain.work.check_copy(run.record, work))
@@ -164,7 +164,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self, request: checkpoint_pb2.ImportCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         name = _own_upload(request.upload)
-        self._own_run(name.run_name)
+        await self._own_run(name.run_name)
         task = self._task("import", name.run_name, "", request)
         known = await self._domain.tasks.find(task.name)
         if known is None:
@@ -199,7 +199,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self, request: checkpoint_pb2.CreateCheckpointUploadRequest, context: Context
     ) -> checkpoint_pb2.CheckpointUpload:
         parent = parse_name(names.RunName, request.parent, "parent")
-        self._own_run(parent)
+        await self._own_run(parent)
         wanted = checkpoint_codec.decode_upload(parent, request)
         # By project, whose uploads are counted.
         async with self._upload_lock(parent.project):
@@ -270,9 +270,9 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
             now_s=self._domain.clock(),
         )
 
-    def _own_run(self, name: names.RunName) -> LiveRun:
+    async def _own_run(self, name: names.RunName) -> LiveRun:
         current_caller().require_project(name.project, lambda: run_not_found(str(name)))
-        return self._runs.get(str(name))
+        return await self._runs.get(str(name))
 
 
 def caller_project() -> str | None:
