@@ -46,7 +46,7 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     max_native_call_s: float = 3600.0
     """Deadline of a native call that has none, and the longest that one may have."""
     max_connections: int = 16_384
-    """More are dropped at once."""
+    """Connections; more are dropped at once."""
     handshake_timeout_s: float = 10.0
     """Time for TLS, for the first bytes of a connection, and for the head of a request."""
     max_head_bytes: int = 64 * 2**10
