@@ -160,12 +160,14 @@ class RunClient:
         number: int | None = None,
         request_id: str | None = None,
         observed: int = 0,
+        observes_deliveries: bool = False,
         **adam: float,
     ) -> Any:
         request = trainer_pb2.OptimStepRequest(
             run=self.name,
             adam=trainer_pb2.AdamParams(**{"learning_rate": 1e-2, **adam}),
             observed_sequence_number=observed,
+            observes_deliveries=observes_deliveries,
             **self._envelope(number, request_id),
         )
         return await self.call("OptimStep", request)

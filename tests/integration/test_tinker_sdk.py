@@ -240,16 +240,23 @@ class TestMistakes:
     def test_a_refused_batch_fails_its_future_and_the_step_behind_it(
         self, model: tinker.TrainingClient
     ) -> None:
-        wrong = model.forward_backward([supervised([5, 6, 10**8])], "cross_entropy")
         right = model.forward_backward([supervised(TOKENS)], "cross_entropy")
+        wrong = model.forward_backward([supervised([5, 6, 10**8])], "cross_entropy")
         update = model.optim_step(types.AdamParams())
         with pytest.raises(tinker.RequestFailedError, match="TOKEN_OUT_OF_VOCABULARY") as failure:
             wrong.result()
         assert failure.value.category == types.RequestErrorCategory.User
         assert right.result().metrics["loss:sum"] > 0
-        # Sent before its client could know that half of the batch is missing.
+        # Half of the batch is missing, and the other half was sent before that could be known.
         with pytest.raises(tinker.RequestFailedError, match="GRADIENT_INCOMPLETE"):
             update.result()
+        train(model, 1)
+
+    def test_a_program_that_catches_the_error_goes_on_with_the_next_batch(
+        self, model: tinker.TrainingClient
+    ) -> None:
+        with pytest.raises(tinker.RequestFailedError, match="TOKEN_OUT_OF_VOCABULARY"):
+            model.forward_backward([supervised([5, 6, 10**8])], "cross_entropy").result()
         train(model, 1)
 
     def test_a_loss_that_is_not_published_says_what_to_use(
@@ -258,9 +265,6 @@ class TestMistakes:
         refused = model.forward_backward([supervised(TOKENS)], "stable_reinforce")
         with pytest.raises(tinker.RequestFailedError, match="importance_sampling"):
             refused.result()
-        update = model.optim_step(types.AdamParams())
-        with pytest.raises(tinker.RequestFailedError, match="GRADIENT_INCOMPLETE"):
-            update.result()
         train(model, 1)
 
     def test_samples_for_that_loss_are_refused_at_once(self, service: tinker.ServiceClient) -> None:

@@ -17,6 +17,7 @@ from tinsmith_trainer.execution.engine_calls import (
     request_of,
 )
 from tinsmith_trainer.execution.slices import Slice
+from tinsmith_trainer.runs.accumulation import Accumulation
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
 
 OTHER = "projects/p/trainingRuns/other"
@@ -41,7 +42,7 @@ class FakeEngine:
 
 def result_of(letters: str, failures: tuple[int, ...] = (), first: int = 1) -> SliceResult:
     run = make_run(letters, first)
-    return SliceResult(Slice(run, list(run.queue.values())), list(failures))
+    return SliceResult(Slice(run, list(run.queue.values())), Accumulation(tuple(failures)))
 
 
 def scored() -> BatchResult:
@@ -77,7 +78,7 @@ def test_an_answer_too_many_is_a_bug() -> None:
 def test_a_failed_gradient_fails_the_accumulation_and_a_failed_forward_does_not() -> None:
     result = result_of("bfb", failures=(9,), first=10)
     note_batches([result], [bad_loss(), bad_loss(), scored()], 1.0)
-    assert result.failures == [9, 10]
+    assert result.accumulation == Accumulation((9, 10), 0)
 
 
 @pytest.mark.parametrize("answer", [OptimStepResult(1, {}), NoGradientError("none"), bad_loss()])
@@ -86,13 +87,14 @@ def test_a_step_ends_the_accumulation_whatever_became_of_it(answer: Any) -> None
     note_batches([result], [scored()], 1.0)
     assert not result.is_boundary
     result.note(result.slice.operations[1], answer, 1.0)
-    assert (result.failures, result.is_boundary, result.duration_s) == ([], True, 2.0)
+    assert (result.accumulation, result.is_boundary) == (Accumulation(), True)
+    assert result.duration_s == 2.0
 
 
 @pytest.mark.parametrize(("observed", "is_incomplete"), [(0, True), (6, True), (7, False)])
 def test_a_step_behind_a_failure_needs_to_have_seen_it(observed: int, is_incomplete: bool) -> None:
     engine, steps = FakeEngine(), Steps()
-    steps.add(RUN, step(observed), [6, 7])
+    steps.add(RUN, step(observed), Accumulation((6, 7)), 0)
     answer = apply(engine, steps)[RUN]
     assert isinstance(answer, TinsmithError) == is_incomplete
     assert engine.cleared == ([RUN] if is_incomplete else [])
@@ -104,9 +106,9 @@ def test_a_step_behind_a_failure_needs_to_have_seen_it(observed: int, is_incompl
 
 def test_steps_of_all_runs_are_one_call_and_failures_clear_their_own_gradient() -> None:
     engine, steps = FakeEngine(other=bad_loss()), Steps()
-    steps.add(RUN, step(), [])
-    steps.add(OTHER, step(), [])
-    steps.add("projects/p/trainingRuns/incomplete", step(), [1])
+    steps.add(RUN, step(), Accumulation(), 0)
+    steps.add(OTHER, step(), Accumulation(), 0)
+    steps.add("projects/p/trainingRuns/incomplete", step(), Accumulation((1,)), 0)
     answers = apply(engine, steps)
     assert engine.calls == [[RUN, OTHER]]
     assert isinstance(answers[RUN], OptimStepResult)

@@ -52,10 +52,10 @@ def test_refused_numbers_are_passed_over_and_fail_the_accumulation() -> None:
     run = make_run("b..o")
     run.queue.consume(finished(3, 1, Kind.OPTIM_STEP))
     run.queue.consume(finished(2, 2, Kind.FORWARD_BACKWARD))
-    assert (run.queue.next_sequence_number, run.queue.failures) == (1, ())
+    assert (run.queue.next_sequence_number, run.queue.accumulation.failures) == (1, ())
     assert run.queue.next_free_number == 5
     run.queue.finish([finished(1, 3)])
-    assert (run.queue.next_sequence_number, run.queue.failures) == (4, (2,))
+    assert (run.queue.next_sequence_number, run.queue.accumulation.failures) == (4, (2,))
     assert finish_all(run) == [4]
 
 
@@ -63,13 +63,17 @@ def test_a_refusal_of_the_past_changes_nothing() -> None:
     run = make_run("b")
     finish_all(run)
     run.queue.consume(finished(1, 5))
-    assert (run.queue.next_sequence_number, run.queue.failures) == (2, ())
+    assert (run.queue.next_sequence_number, run.queue.accumulation.failures) == (2, ())
 
 
 def test_given_up_numbers_may_have_been_gradients() -> None:
     run = make_run("..o")
     run.queue.give_up([1, 2])
-    assert (run.queue.next_sequence_number, run.queue.failures, run.is_ready) == (3, (1, 2), True)
+    assert (run.queue.next_sequence_number, run.queue.accumulation.failures, run.is_ready) == (
+        3,
+        (1, 2),
+        True,
+    )
 
 
 def test_a_closed_run_is_never_ready() -> None:

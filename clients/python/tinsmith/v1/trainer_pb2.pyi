@@ -652,6 +652,7 @@ class OptimStepRequest(_message.Message):
     SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
     ADAM_FIELD_NUMBER: _builtins.int
     OBSERVED_SEQUENCE_NUMBER_FIELD_NUMBER: _builtins.int
+    OBSERVES_DELIVERIES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """Names the run."""
     request_id: _builtins.str
@@ -665,6 +666,13 @@ class OptimStepRequest(_message.Message):
     sender could not know that the gradient lacks a part; one at or below it was left out on
     purpose. Defaults to 0, the careful reading.
     """
+    observes_deliveries: _builtins.bool
+    """Takes a failure for observed once its operation was delivered by a get, a wait or a list.
+
+    For clients that fetch results in the background. A failed forward_backward fails the step
+    unless the step, and every forward_backward that succeeded since the last step, was sent after
+    the failure had been delivered. Excludes `observed_sequence_number`.
+    """
     @_builtins.property
     def adam(self) -> Global___AdamParams:
         """Holds the hyper-parameters."""
@@ -677,10 +685,11 @@ class OptimStepRequest(_message.Message):
         sequence_number: _builtins.int = ...,
         adam: Global___AdamParams | None = ...,
         observed_sequence_number: _builtins.int = ...,
+        observes_deliveries: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "observed_sequence_number", b"observed_sequence_number", "request_id", b"request_id", "run", b"run", "sequence_number", b"sequence_number"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adam", b"adam", "observed_sequence_number", b"observed_sequence_number", "observes_deliveries", b"observes_deliveries", "request_id", b"request_id", "run", b"run", "sequence_number", b"sequence_number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -128,7 +128,8 @@ class TrainerServiceStub:
     Errors of the operation:
     * `FAILED_PRECONDITION` (`NO_GRADIENT`): nothing was accumulated.
     * `FAILED_PRECONDITION` (`GRADIENT_INCOMPLETE`): a forward_backward of this accumulation failed
-      and `observed_sequence_number` is below it; the gradient is cleared, the version kept.
+      and the client did not observe it; the gradient is cleared, the version kept. See
+      `observed_sequence_number` and `observes_deliveries`.
     * `FAILED_PRECONDITION` (`NON_FINITE_LOSS`): the update would be NaN or infinite; the gradient
       is cleared, weights and version kept.
     """
@@ -274,7 +275,8 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     Errors of the operation:
     * `FAILED_PRECONDITION` (`NO_GRADIENT`): nothing was accumulated.
     * `FAILED_PRECONDITION` (`GRADIENT_INCOMPLETE`): a forward_backward of this accumulation failed
-      and `observed_sequence_number` is below it; the gradient is cleared, the version kept.
+      and the client did not observe it; the gradient is cleared, the version kept. See
+      `observed_sequence_number` and `observes_deliveries`.
     * `FAILED_PRECONDITION` (`NON_FINITE_LOSS`): the update would be NaN or infinite; the gradient
       is cleared, weights and version kept.
     """
@@ -447,7 +449,8 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors of the operation:
         * `FAILED_PRECONDITION` (`NO_GRADIENT`): nothing was accumulated.
         * `FAILED_PRECONDITION` (`GRADIENT_INCOMPLETE`): a forward_backward of this accumulation failed
-          and `observed_sequence_number` is below it; the gradient is cleared, the version kept.
+          and the client did not observe it; the gradient is cleared, the version kept. See
+          `observed_sequence_number` and `observes_deliveries`.
         * `FAILED_PRECONDITION` (`NON_FINITE_LOSS`): the update would be NaN or infinite; the gradient
           is cleared, weights and version kept.
         """

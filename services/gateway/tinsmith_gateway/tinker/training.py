@@ -154,10 +154,11 @@ class Training:
                     "optimizer_params",
                     f"asks for the optimizer {kind!r}; AdamW (AdamParams) is what is offered",
                 )
-            # What its client has seen is not told: the SDK fetches results by itself, long before
-            # they are looked at. So a step behind a failed batch fails once, and says why.
+            # What its client has looked at is not told: the SDK fetches results by itself. A batch
+            # that failed is known from the moment its future was answered.
             request = trainer_pb2.OptimStepRequest(
-                adam=trainer_pb2.AdamParams(**body.adam_params.model_dump())
+                adam=trainer_pb2.AdamParams(**body.adam_params.model_dump()),
+                observes_deliveries=True,
             )
             return Prepared(request, futures.OPTIM_STEP)
 

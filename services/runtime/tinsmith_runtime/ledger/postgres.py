@@ -148,6 +148,7 @@ class PostgresLedger(SqlLedger):
             [operation.payload for operation in batch],
             [operation.payload_path for operation in batch],
             [operation.submit_time_s for operation in batch],
+            [operation.seen_through for operation in batch],
         )
         answers: list[OperationRecord | BaseException] = []
         for operation, row in zip(batch, rows, strict=True):

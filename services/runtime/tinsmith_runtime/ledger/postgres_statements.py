@@ -15,10 +15,10 @@ SUBMIT = """
 WITH input AS (
   SELECT * FROM unnest(
     $1::text[], $2::bigint[], $3::bigint[], $4::text[], $5::text[],
-    $6::bytea[], $7::bytea[], $8::text[], $9::float8[]
+    $6::bytea[], $7::bytea[], $8::text[], $9::float8[], $10::bigint[]
   ) WITH ORDINALITY AS i(
     run, epoch, sequence_number, kind, request_id,
-    digest, payload, payload_path, submit_time_s, position
+    digest, payload, payload_path, submit_time_s, seen_through, position
   )
 ), held AS (
   SELECT l.run, l.epoch, l.expired_through
@@ -27,11 +27,11 @@ WITH input AS (
 ), inserted AS (
   INSERT INTO operations (
     run, sequence_number, kind, request_id, digest, payload, payload_path,
-    state, num_attempts, submit_time_s, revision
+    state, num_attempts, submit_time_s, revision, seen_through
   )
   SELECT
     run, sequence_number, kind, request_id, digest, payload, payload_path,
-    'pending', 0, submit_time_s, 0
+    'pending', 0, submit_time_s, 0, seen_through
   FROM input JOIN held USING (run, epoch)
   WHERE sequence_number > expired_through
   ORDER BY position

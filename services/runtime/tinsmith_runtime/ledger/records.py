@@ -74,6 +74,7 @@ class NewOperation:
         epoch: The fence: nothing is accepted if another epoch holds the run.
         digest: SHA-256 of the request.
         payload: The request, or None if `payload_path` says where it is stored.
+        seen_through: As of `OperationRecord`.
     """
 
     run: str
@@ -85,6 +86,7 @@ class NewOperation:
     payload: bytes | None
     payload_path: str | None
     submit_time_s: float
+    seen_through: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +100,8 @@ class OperationRecord:
         revision: Position in the order in which the run's operations finished, from 1; 0 before.
         retrieve_time_s: When a client first got the result, about.
         result_digest: SHA-256 of a result that is not kept any more.
+        seen_through: When it was accepted, every operation up to this number had succeeded, or its
+            failure had been delivered.
     """
 
     run: str
@@ -117,6 +121,7 @@ class OperationRecord:
     payload_path: str | None = None
     retrieve_time_s: float | None = None
     result_digest: bytes | None = None
+    seen_through: int = 0
 
     @property
     def is_expired(self) -> bool:

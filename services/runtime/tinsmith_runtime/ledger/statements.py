@@ -135,6 +135,7 @@ def insert_operation(connection: sa.Connection, operation: NewOperation) -> Any:
             num_attempts=0,
             submit_time_s=operation.submit_time_s,
             revision=0,
+            seen_through=operation.seen_through,
         )
         .on_conflict_do_nothing()
     )
@@ -165,6 +166,7 @@ def pending_record(operation: NewOperation) -> OperationRecord:
         state=OperationState.PENDING,
         num_attempts=0,
         submit_time_s=operation.submit_time_s,
+        seen_through=operation.seen_through,
     )
 
 

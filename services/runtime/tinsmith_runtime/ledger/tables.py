@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_runtime.ledger.migrations"
 
@@ -69,6 +69,8 @@ operations = sa.Table(
     sa.Column("retrieve_time_s", sa.Float),
     # SHA-256 of a result that is not kept any more.
     sa.Column("result_digest", sa.LargeBinary),
+    # What its sender could know when it was accepted.
+    sa.Column("seen_through", sa.BigInteger, nullable=False, server_default="0"),
     sa.UniqueConstraint("run", "request_id"),
     # An operation without a result has revision 0, so these are found here as well.
     sa.Index("operations_by_revision", "run", "revision", "sequence_number"),

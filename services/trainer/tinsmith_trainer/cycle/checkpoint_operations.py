@@ -12,6 +12,7 @@ from tinsmith_runtime.ledger import Outcome
 from tinsmith_trainer.checkpoints.registry import CheckpointRegistry
 from tinsmith_trainer.cycle.committer import Committer
 from tinsmith_trainer.residency.manager import Residency
+from tinsmith_trainer.runs.accumulation import Accumulation
 from tinsmith_trainer.runs.operations import (
     Kind,
     LoadCheckpointWork,
@@ -87,10 +88,10 @@ class CheckpointSlices:
         # saved with the operation itself.
         snapshot = await self._committer.durably(
             [run],
-            lambda: self._residency.write_snapshot(run, state, number, []),
+            lambda: self._residency.write_snapshot(run, state, number, Accumulation()),
         )
         outcome = self._outcome(run, operation, version, Kind.LOAD_CHECKPOINT, LoadResult(version))
-        run.queue.set_failures([])
+        run.queue.set_accumulation(Accumulation())
         await self._committer.commit(run, [outcome], snapshots=[snapshot])
         run.state.load(number)
 

@@ -128,7 +128,7 @@ class Committer:
     def _commit_of(self, result: SliceResult) -> Commit:
         run = result.slice.run
         # Before the commit, which adds the refused calls that follow.
-        run.queue.set_failures(result.failures)
+        run.queue.set_accumulation(result.accumulation)
         return Commit(
             run=run.name, epoch=run.record.epoch, outcomes=self._outcomes(run, result.computed)
         )

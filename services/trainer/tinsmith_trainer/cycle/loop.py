@@ -168,7 +168,7 @@ class Cycle:
 
     async def _execute(self, slices: Sequence[Slice]) -> None:
         """Compute the slices of locked runs; their locks end with their commits."""
-        results = [SliceResult(each, list(each.run.queue.failures)) for each in slices]
+        results = [SliceResult(each, each.run.queue.accumulation) for each in slices]
         for each in slices:
             self._residency.touch(each.run)
             each.run.state.compute()
@@ -215,7 +215,7 @@ class Cycle:
                     joined.append((run, [step]))
                     run.queue.start([step.sequence_number])
             if step is not None and isinstance(step.work, OptimStepWork):
-                steps.add(run.name, step.work, result.failures)
+                steps.add(run.name, step.work, result.accumulation, step.record.seen_through)
                 stepping.append((result, step))
         if joined:
             intents.append(asyncio.create_task(self._committer.begin(joined)))

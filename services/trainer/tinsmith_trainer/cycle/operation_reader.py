@@ -47,7 +47,7 @@ class OperationReader:
             )
         if record.is_expired:
             raise operation_expired(run.name, sequence_number)
-        self._retrievals.note([record])
+        self._note_delivered(run, [record])
         return record
 
     async def find(self, submission: Submission) -> OperationRecord | None:
@@ -72,8 +72,12 @@ class OperationReader:
         page = _first_page(records[:limit])
         has_more = len(records) > len(page)
         kept = [record for record in page if not record.is_expired]
-        self._retrievals.note(kept)
+        self._note_delivered(run, kept)
         return kept, records[len(page)].sequence_number if has_more else None
+
+    def _note_delivered(self, run: LiveRun, records: list[OperationRecord]) -> None:
+        self._retrievals.note(records)
+        run.queue.note_delivered(records)
 
     async def wait_operation(
         self, run: LiveRun, sequence_number: int, timeout_s: float
@@ -104,7 +108,7 @@ class OperationReader:
             left_s = deadline_s - time.monotonic()
             if records or left_s <= 0 or _has_ended(run):
                 page = _first_page(records or [])
-                self._retrievals.note(page)
+                self._note_delivered(run, page)
                 return page
             await run.queue.wait_for_change(left_s)
 

@@ -27,6 +27,7 @@ from tinsmith_trainer.execution.engine_calls import is_gradient
 from tinsmith_trainer.execution.slices import Slice
 from tinsmith_trainer.metrics import OPERATIONS
 from tinsmith_trainer.residency.manager import Residency, StateCopy
+from tinsmith_trainer.runs.accumulation import Accumulation
 from tinsmith_trainer.runs.operations import OptimStepWork
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.run_queue import QueuedOperation
@@ -161,7 +162,7 @@ class RunTasks:
         if is_gradient(operation):
             run.queue.add_failure(operation.sequence_number)
         elif _is_step(operation):
-            run.queue.set_failures([])
+            run.queue.set_accumulation(Accumulation())
         outcome = self._committer.outcome(run, operation, run.record.version, error=error)
         await self._committer.commit(run, [outcome])
         OPERATIONS.labels(operation.record.kind, "failed").inc()

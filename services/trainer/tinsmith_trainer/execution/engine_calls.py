@@ -20,6 +20,7 @@ from tinsmith_engine import (
 )
 from tinsmith_runtime.errors import GradientIncompleteError, TinsmithError
 from tinsmith_trainer.execution.slices import Slice
+from tinsmith_trainer.runs.accumulation import Accumulation
 from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
 from tinsmith_trainer.runs.run_queue import QueuedOperation
 
@@ -45,12 +46,12 @@ class SliceResult:
     """What became of a slice so far.
 
     Attributes:
-        failures: The failed forward_backward calls of the accumulation, up to this point.
+        accumulation: What became of the parts of the gradient, up to this point.
         computed: One entry for each operation that was computed, in order.
     """
 
     slice: Slice
-    failures: list[int]
+    accumulation: Accumulation
     computed: list[Computed] = field(default_factory=list)
 
     @property
@@ -68,9 +69,13 @@ class SliceResult:
         self.computed.append(Computed(operation, answer, duration_s))
         if isinstance(operation.work, OptimStepWork):
             # Whatever became of the step, the accumulation is over.
-            self.failures.clear()
-        elif isinstance(answer, TinsmithError) and is_gradient(operation):
-            self.failures.append(operation.sequence_number)
+            self.accumulation = Accumulation()
+        elif not is_gradient(operation):
+            return
+        elif isinstance(answer, TinsmithError):
+            self.accumulation = self.accumulation.fail(operation.sequence_number)
+        else:
+            self.accumulation = self.accumulation.add_part(operation.record.seen_through)
 
 
 def is_gradient(operation: QueuedOperation) -> bool:
@@ -117,9 +122,11 @@ class Steps:
     to_apply: dict[str, AdamParams] = field(default_factory=dict)
     incomplete: dict[str, GradientIncompleteError] = field(default_factory=dict)
 
-    def add(self, run: str, work: OptimStepWork, failures: Sequence[int]) -> None:
-        """Add the step of a run, whose accumulation had these failures."""
-        unseen = [number for number in failures if number > work.observed_sequence_number]
+    def add(
+        self, run: str, work: OptimStepWork, accumulation: Accumulation, seen_through: int
+    ) -> None:
+        """Add the step of a run, with what became of its parts and what its sender could know."""
+        unseen = accumulation.unseen_failures(work.observed_sequence_number, seen_through)
         if not unseen:
             self.to_apply[run] = work.adam
             return

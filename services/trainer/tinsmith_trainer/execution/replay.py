@@ -22,6 +22,7 @@ from tinsmith_trainer.execution import snapshot_format
 from tinsmith_trainer.execution.engine_calls import Answer, Steps, apply_steps, request_of
 from tinsmith_trainer.execution.numerics_plan import parse_plan
 from tinsmith_trainer.metrics import REPLAYED_OPERATIONS
+from tinsmith_trainer.runs.accumulation import Accumulation
 from tinsmith_trainer.runs.operations import ForwardWork, Kind, OptimStepWork, WireCodec, Work
 from tinsmith_trainer.runs.request_payloads import read_payload
 from tinsmith_trainer.runs.run import LiveRun
@@ -81,9 +82,11 @@ class Replayer:
                 await self._compute_again(run, record)
             case Kind.FORWARD_BACKWARD | records.GIVEN_UP_KIND:
                 run.queue.add_failure(record.sequence_number)
+                if record.retrieve_time_s is not None:
+                    run.queue.note_delivered([record])
             case Kind.OPTIM_STEP if record.plan is not None:
                 await self._host.call(run.engine.clear_gradient, run.name)
-                run.queue.set_failures([])
+                run.queue.set_accumulation(Accumulation())
             case Kind.LOAD_CHECKPOINT if is_success:
                 # The snapshot taken with the load is gone or damaged.
                 await self._load_again(run, record)
@@ -101,7 +104,9 @@ class Replayer:
         failpoints.passing("trainer.replayed")
         run.state.add_replay_cost(time.perf_counter() - begin_s)
         if kind is Kind.OPTIM_STEP:
-            run.queue.set_failures([])
+            run.queue.set_accumulation(Accumulation())
+        else:
+            run.queue.set_accumulation(run.queue.accumulation.add_part(record.seen_through))
         is_equal = not isinstance(answer, TinsmithError) and _digest(
             self._wire.encode_result(kind, answer)
         ) == _digest_of(record)
@@ -137,7 +142,7 @@ class Replayer:
             manifest.attributes,
             include_optimizer=getattr(work, "include_optimizer", False),
         )
-        run.queue.set_failures([])
+        run.queue.set_accumulation(Accumulation())
 
 
 def _digest(result: bytes) -> bytes:
@@ -159,7 +164,7 @@ def _compute(engine: Engine, run: str, work: Work, plan: str) -> Answer:
         case OptimStepWork():
             # It succeeded, so its sender knew of every failure before it.
             steps = Steps()
-            steps.add(run, work, failures=[])
+            steps.add(run, work, Accumulation(), 0)
             return apply_steps(engine, steps)[run]
         case _:
             raise TypeError(f"{type(work).__name__} is not computed on the engine")

@@ -260,6 +260,7 @@ class RunRegistry:
             payload=payload,
             payload_path=path,
             submit_time_s=time.time(),
+            seen_through=run.queue.seen_through(submission.sequence_number),
         )
 
 

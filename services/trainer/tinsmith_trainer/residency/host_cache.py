@@ -12,6 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from tinsmith_engine import RunState
+from tinsmith_trainer.runs.accumulation import Accumulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,12 @@ class ParkedState:
     Attributes:
         state: Its numbers.
         sequence_number: The last operation that they contain.
-        failures: The failed forward_backward calls of the accumulation, up to that operation.
+        accumulation: What became of the parts of the gradient, up to that operation.
     """
 
     state: RunState
     sequence_number: int
-    failures: tuple[int, ...]
+    accumulation: Accumulation
 
     @property
     def size_bytes(self) -> int:

@@ -14,8 +14,9 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tinsmith_engine import Engine, RunState
 from tinsmith_engine.host import EngineHost
@@ -42,6 +43,7 @@ from tinsmith_trainer.metrics import (
 )
 from tinsmith_trainer.residency.host_cache import ParkedState, ParkedStates
 from tinsmith_trainer.residency.slot_queue import SlotQueue
+from tinsmith_trainer.runs.accumulation import Accumulation
 from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import discard_folder
@@ -61,13 +63,13 @@ class StateCopy:
     Attributes:
         state: Its numbers.
         sequence_number: The last operation that they contain.
-        failures: The failed forward_backward calls of the accumulation, up to that operation.
+        accumulation: What became of the parts of the gradient, up to that operation.
         replay_cost_s: How long it would take to compute what no snapshot before contains.
     """
 
     state: RunState
     sequence_number: int
-    failures: tuple[int, ...]
+    accumulation: Accumulation
     replay_cost_s: float
 
 
@@ -163,7 +165,7 @@ class Residency:
                 )
         await self.evict(run)
         self._parked.put(
-            run.name, ParkedState(state, run.state.sequence_number, self._known_failures(run))
+            run.name, ParkedState(state, run.state.sequence_number, self._known_accumulation(run))
         )
         PARKED_BYTES.set(self._parked.size_bytes)
 
@@ -185,7 +187,7 @@ class Residency:
         return StateCopy(
             state,
             run.state.sequence_number,
-            self._known_failures(run),
+            self._known_accumulation(run),
             run.state.take_replay_cost(),
         )
 
@@ -193,7 +195,7 @@ class Residency:
         """Make a copy the snapshot that a restore begins with; the run need not be locked."""
         try:
             record = await self.write_snapshot(
-                run, copied.state, copied.sequence_number, list(copied.failures)
+                run, copied.state, copied.sequence_number, copied.accumulation
             )
             await self._add_snapshot(run, record)
         except BaseException:
@@ -211,7 +213,7 @@ class Residency:
             raise
 
     async def write_snapshot(
-        self, run: LiveRun, state: RunState, sequence_number: int, failures: list[int]
+        self, run: LiveRun, state: RunState, sequence_number: int, accumulation: Accumulation
     ) -> SnapshotRecord:
         """Write the files of a snapshot, and return the row that makes it count."""
         failpoints.passing("trainer.snapshot")
@@ -220,7 +222,8 @@ class Residency:
             "sequence_number": sequence_number,
             "version": state.version,
             "has_gradient": state.has_gradient,
-            "failures": list(failures),
+            "failures": list(accumulation.failures),
+            "parts_seen_through": accumulation.parts_seen_through,
             "base_model": run.record.base_model,
             "fingerprint": run.engine.info.fingerprint,
         }
@@ -240,9 +243,9 @@ class Residency:
             create_time_s=time.time(),
         )
 
-    def _known_failures(self, run: LiveRun) -> tuple[int, ...]:
-        """Return the failures up to the state; refused calls that follow the replay finds again."""
-        return tuple(number for number in run.queue.failures if number <= run.state.sequence_number)
+    def _known_accumulation(self, run: LiveRun) -> Accumulation:
+        """Return the accumulation up to the state; the replay finds refused calls that follow."""
+        return run.queue.accumulation.through(run.state.sequence_number)
 
     async def _delete_old_snapshots(self, run: LiveRun) -> None:
         kept = (await self._ledger.list_snapshots(run.name))[:NUM_KEPT_SNAPSHOTS]
@@ -251,7 +254,7 @@ class Residency:
 
     async def _restore(self, run: LiveRun, wait_s: float | None) -> None:
         await self._take_slot(run, wait_s)
-        run.queue.set_failures([])
+        run.queue.set_accumulation(Accumulation())
         run.state.start_restore()
         state = self._take_parked(run) or await self._load_snapshot(run)
         if state is not None:
@@ -265,7 +268,7 @@ class Residency:
         RESTORED_RUNS.labels("disk" if parked is None else "memory").inc()
         if parked is None:
             return None
-        run.queue.set_failures(parked.failures)
+        run.queue.set_accumulation(parked.accumulation)
         run.state.start_restore(parked.sequence_number)
         return parked.state
 
@@ -289,7 +292,7 @@ class Residency:
                     extra={"run": run.name, "snapshot": record.folder, "problem": error.message},
                 )
                 continue
-            run.queue.set_failures(int(number) for number in manifest.attributes["failures"])
+            run.queue.set_accumulation(_read_accumulation(manifest.attributes))
             run.state.start_restore(record.sequence_number)
             return state
         return None
@@ -366,6 +369,12 @@ class Residency:
         self._slots.wake_first(run.record.base_model)
         if not run.is_staying:
             self._slots.wake(run.record.base_model, run.name)
+
+
+def _read_accumulation(attributes: Mapping[str, Any]) -> Accumulation:
+    return Accumulation(
+        tuple(int(number) for number in attributes["failures"]), attributes["parts_seen_through"]
+    )
 
 
 def _drop(engine: Engine, run: str) -> None:

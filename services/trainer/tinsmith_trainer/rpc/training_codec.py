@@ -291,7 +291,10 @@ def _decode_optim_step(request: trainer_pb2.OptimStepRequest) -> OptimStepWork:
         _check_hyper_parameter(name, value)
     if request.observed_sequence_number < 0:
         raise InvalidFieldError("observed_sequence_number", "must be at least 0")
-    return OptimStepWork(AdamParams(**given), request.observed_sequence_number)
+    if request.observes_deliveries and request.observed_sequence_number:
+        raise InvalidFieldError("observed_sequence_number", "excludes observes_deliveries")
+    observed = None if request.observes_deliveries else request.observed_sequence_number
+    return OptimStepWork(AdamParams(**given), observed)
 
 
 def _check_hyper_parameter(name: str, value: float) -> None:

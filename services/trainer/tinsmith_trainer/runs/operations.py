@@ -41,10 +41,14 @@ class ForwardWork:
 
 @dataclass(frozen=True, slots=True)
 class OptimStepWork:
-    """One optimizer step; see `OptimStepRequest.observed_sequence_number`."""
+    """One optimizer step.
+
+    Attributes:
+        observed_sequence_number: See `OptimStepRequest`; None if what was delivered counts.
+    """
 
     adam: AdamParams
-    observed_sequence_number: int
+    observed_sequence_number: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tinsmith_runtime.ledger import OperationRecord
+from tinsmith_runtime.ledger import OperationRecord, OperationState
 from tinsmith_runtime.ledger.records import GIVEN_UP_KIND
+from tinsmith_trainer.runs.accumulation import Accumulation
 from tinsmith_trainer.runs.operations import Kind, Work
 
 _NUM_RECENT = 32
@@ -58,7 +59,7 @@ class RunQueue(Mapping[int, QueuedOperation]):
     Attributes:
         next_sequence_number: The number that is executed next.
         running: Numbers of the operations that are being computed.
-        failures: Numbers of the forward_backward calls of the current accumulation that failed.
+        accumulation: What became of the parts of the current gradient.
         suspect_number: Operations up to this number are computed alone: one of them may have broken
             an engine call.
         num_arrivals: Calls that were accepted or refused.
@@ -73,11 +74,12 @@ class RunQueue(Mapping[int, QueuedOperation]):
         self.next_sequence_number = next_sequence_number
         self.latest_revision = latest_revision
         self.running: frozenset[int] = frozenset()
-        self.failures: tuple[int, ...] = ()
+        self.accumulation = Accumulation()
         self.suspect_number = 0
         self.num_arrivals = 0
         self._operations: dict[int, QueuedOperation] = {}
         self._finished_ahead: dict[int, str] = {}
+        self._delivered_failures: frozenset[int] = frozenset()
         self._client_ends: list[int] = []
         self._recent: deque[OperationRecord] = deque(maxlen=_NUM_RECENT)
         self._changed = asyncio.Event()
@@ -151,13 +153,30 @@ class RunQueue(Mapping[int, QueuedOperation]):
         self._advance()
         self.notify()
 
-    def set_failures(self, numbers: Iterable[int]) -> None:
-        """Replace the failures of the accumulation, as a commit or a restored state has them."""
-        self.failures = tuple(numbers)
+    def set_accumulation(self, accumulation: Accumulation) -> None:
+        """Replace the accumulation, as a commit or a restored state has it."""
+        self.accumulation = accumulation
+        self._delivered_failures = frozenset(
+            number
+            for number in self._delivered_failures
+            if number in accumulation.failures or number >= self.next_sequence_number
+        )
 
     def add_failure(self, number: int) -> None:
         """Note that a forward_backward of the current accumulation failed."""
-        self.failures += (number,)
+        self.accumulation = self.accumulation.fail(number)
+
+    def note_delivered(self, records: Iterable[OperationRecord]) -> None:
+        """Note that operations are told to a client: from now on it may know their failures."""
+        failed = (
+            record.sequence_number for record in records if record.state is OperationState.FAILED
+        )
+        self._delivered_failures |= frozenset(failed)
+
+    def seen_through(self, sequence_number: int) -> int:
+        """Return what the sender of a call that arrives now could know; see `OperationRecord`."""
+        unseen = set(self.accumulation.failures) - self._delivered_failures
+        return min(sequence_number, self.next_sequence_number, *unseen) - 1
 
     def suspect_running(self) -> None:
         """Have what is computed now, and all before it, computed alone next time."""
