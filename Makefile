@@ -80,6 +80,7 @@ lint: venv node_modules ## Check format, style, imports and the contract
 	$(BIN)/python docs/architecture.py --check
 	$(BIN)/python docs/permissions.py --check
 	$(BIN)/python docs/variables.py --check
+	$(BIN)/python docs/limits.py --check
 	$(BIN)/python clients/python/generate_forms.py --check
 	node_modules/.bin/buf lint
 	node_modules/.bin/buf breaking --against proto/baseline.binpb
@@ -89,7 +90,7 @@ format: venv ## Format and sort
 	$(BIN)/ruff format -q $(SOURCES)
 
 types: venv ## Check types
-	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py docs/permissions.py docs/variables.py clients/python/generate_forms.py
+	$(BIN)/mypy clients/python/tinsmith services/*/tinsmith_* bench helm/render.py docs/architecture.py docs/permissions.py docs/variables.py docs/limits.py clients/python/generate_forms.py
 
 proto: venv ## Generate the stubs from proto/
 	$(call generate,clients/python)
@@ -108,10 +109,11 @@ proto-check: venv ## Fail if the committed stubs are not those of proto/
 proto-baseline: node_modules ## Accept today's contract as what must not be broken
 	node_modules/.bin/buf build -o proto/baseline.binpb
 
-docs: venv ## Draw docs/architecture.svg, and write docs/permissions.md and variables.md, from the code
+docs: venv ## Draw docs/architecture.svg, and write docs/permissions.md, variables.md and limits.md, from the code
 	$(BIN)/python docs/architecture.py
 	$(BIN)/python docs/permissions.py
 	$(BIN)/python docs/variables.py
+	$(BIN)/python docs/limits.py
 
 sdk: venv ## Write the forms of the SDK's calls, and its frozen public face
 	$(BIN)/python clients/python/generate_forms.py

@@ -6,11 +6,15 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinsmith_gateway.tokenizing.confined_process import Confinement
 from tinsmith_runtime.config import parse_models, require_positive
 from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.settings import DatabaseConfig, ListenConfig
 from tinsmith_runtime.rpc.in_flight import LimitSettings
 from tinsmith_runtime.rpc.server import check_address
+
+_CONFINED_STARTS = 3
+"""A confined process may take so many times the time of other work to begin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +46,7 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     max_native_call_s: float = 3600.0
     """Deadline of a native call that has none, and the longest that one may have."""
     max_connections: int = 16_384
-    """More are dropped at once."""
+    """Connections; more are dropped at once."""
     handshake_timeout_s: float = 10.0
     """Time for TLS, for the first bytes of a connection, and for the head of a request."""
     max_head_bytes: int = 64 * 2**10
@@ -71,6 +75,14 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     """Native requests read at once, each of which may have `max_body_bytes`; more wait."""
     max_unknown_connections: int = 2048
     """Connections on which no good key was shown; of more, the oldest is dropped."""
+    confined_timeout_s: float = 10.0
+    """Time for one piece of work with the tokenizer or chat template of a job's own model."""
+    confined_memory_bytes: int = 2**30
+    """Address space of the process that has such a tokenizer."""
+    max_confined_processes: int = 4
+    """Processes that have such tokenizers; the one used longest ago gives way to a new one."""
+    max_tokenizer_bytes: int = 2**28
+    """Files of the tokenizers that are kept; those used longest ago go first."""
     call_timeout_s: float = 60.0
     """Time that a call to another pod may take, retries included."""
     long_poll_s: float = 25.0
@@ -99,6 +111,10 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
             "min_body_bytes_per_s",
             "max_reads",
             "max_unknown_connections",
+            "confined_timeout_s",
+            "confined_memory_bytes",
+            "max_confined_processes",
+            "max_tokenizer_bytes",
             "call_timeout_s",
             "long_poll_s",
             "sample_retention_s",
@@ -122,6 +138,15 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
             max_requests=self.max_requests,
             max_waits=self.max_waits,
             max_bytes=self.max_bytes,
+        )
+
+    def confinement(self) -> Confinement:
+        """Return the bounds of processes for what strangers wrote."""
+        return Confinement(
+            timeout_s=self.confined_timeout_s,
+            start_timeout_s=_CONFINED_STARTS * self.confined_timeout_s,
+            memory_bytes=self.confined_memory_bytes,
+            max_processes=self.max_confined_processes,
         )
 
     def aliases(self) -> dict[str, str]:

@@ -19,6 +19,7 @@ from tinsmith_gateway.serving.port_multiplexer import Front, FrontSettings, bind
 from tinsmith_gateway.serving.shutdown import Drain
 from tinsmith_gateway.store.tables import STORE
 from tinsmith_gateway.tinker import TinkerWire
+from tinsmith_gateway.tokenizing.confined_process import ConfinedProcesses
 from tinsmith_gateway.upstream.episode_keys import EpisodeKeys
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.pod_directory import Directory
@@ -66,6 +67,7 @@ class GatewayPod(Pod):
         )
         self._limits = Limits(config.limits())
         self._drain = Drain()
+        self._confined = ConfinedProcesses(config.confinement())
         self._database: Database | None = None
         self._tinker: TinkerWire | None = None
         self._metrics: MetricsServer | None = None
@@ -115,6 +117,7 @@ class GatewayPod(Pod):
             anonymous=Credential(Caller("", None, ""), (), ""),
             limits=self._limits,
             drain=self._drain,
+            confined=self._confined,
         )
         self._tinker = TinkerWire(services)
         await self._tinker.start()
@@ -165,6 +168,7 @@ class GatewayPod(Pod):
         metrics, self._metrics = self._metrics, None
         if metrics is not None:
             await asyncio.to_thread(metrics.stop)
+        await asyncio.to_thread(self._confined.close)
         await self._upstream.close()
         await self._scheduler.close()
         database, self._database = self._database, None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.config import GatewayConfig
 from tinsmith_gateway.serving.shutdown import Drain
+from tinsmith_gateway.tokenizing.confined_process import ConfinedProcesses
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.rpc.in_flight import Limits
 from tinsmith_runtime.sql import Database
@@ -24,6 +25,7 @@ class Services:
         anonymous: The credential of a request that needs none.
         limits: What each key may have in flight.
         drain: Whether the gateway is shutting down.
+        confined: Processes for what strangers wrote.
     """
 
     config: GatewayConfig
@@ -33,3 +35,4 @@ class Services:
     anonymous: Credential
     limits: Limits
     drain: Drain
+    confined: ConfinedProcesses

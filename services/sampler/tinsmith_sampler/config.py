@@ -35,6 +35,7 @@ class SamplerConfig(WorkerConfig, EngineConfig):
     max_samples: int = 256
     """Samples of one request."""
     max_topk_logprobs: int = 64
+    """Most probable tokens that a position is asked for."""
     max_loaded_weights: int = 16
     """Checkpoints and versions from files that stay in memory."""
     session_ttl_s: float = 5.0

@@ -45,6 +45,7 @@ class SchedulerConfig(GrpcConfig, DatabaseConfig):
     worker_timeout_s: float = 15.0
     """Time after which a silent worker counts as gone."""
     max_runs_per_project: int = 256
+    """Training runs of a project that have not failed and are not deleted."""
     placement_timeout_s: float = 60.0
     """Time that a run may take to be placed, and from a restart on again."""
     audit_retention_s: float = 400 * 24 * 3600.0

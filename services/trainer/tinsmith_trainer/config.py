@@ -31,7 +31,9 @@ class TrainerConfig(WorkerConfig, EngineConfig, DatabaseConfig):
     max_runs: int = 1024
     """Runs in all."""
     max_batch_tokens: int = 262_144
+    """Tokens of one batch."""
     max_batch_datums: int = 4096
+    """Datums of one batch."""
     cycle_tokens: int = 16_384
     """About how many tokens one cycle computes: more packs better, less makes others wait less."""
     max_queued_operations: int = 1024

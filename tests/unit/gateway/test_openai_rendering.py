@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tinsmith.tensors import decode_tensor
 from tinsmith_gateway.openai.rendering import Conversation, prompt_of_tokens, render
-from tinsmith_gateway.openai.tokenizers import ModelTokenizer
+from tinsmith_gateway.tokenizing.model_tokenizer import ModelTokenizer
 from tinsmith_runtime.errors import EmptyBatchError, InvalidFieldError
 
 QWEN = ModelTokenizer(tokenizer_files())

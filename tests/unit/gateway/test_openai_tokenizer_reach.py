@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
@@ -10,12 +11,14 @@ from tests.fakes.scripted_sampler import tokenizer_files
 from tinsmith.v1 import scheduler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.openai.tokenizers import TokenizerStore
+from tinsmith_gateway.tokenizing.confined_process import ConfinedProcesses, Confinement
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_runtime.errors import FailedPreconditionError
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.tokenizer_files import digest_of
 
+CONFINEMENT = Confinement(timeout_s=60.0, start_timeout_s=60.0, memory_bytes=2**30, max_processes=2)
 MINE = Credential(Caller("p", KeyRole.MEMBER, "k"), (), "k")
 THEIRS = Credential(Caller("q", KeyRole.MEMBER, "j", "evil.1"), (), "j")
 
@@ -40,16 +43,25 @@ class Scheduler:
         return scheduler_pb2.Tokenizer(digest=digest, files=files)
 
 
-async def test_a_template_of_another_pool_is_not_shared() -> None:
-    tokenizers = TokenizerStore(cast(Upstream, Scheduler()))
+@pytest.fixture
+def confined() -> Iterator[ConfinedProcesses]:
+    processes = ConfinedProcesses(CONFINEMENT)
+    yield processes
+    processes.close()
+
+
+async def test_a_template_of_another_pool_is_not_shared(confined: ConfinedProcesses) -> None:
+    tokenizers = TokenizerStore(cast(Upstream, Scheduler()), confined, max_bytes=2**20)
     theirs = await tokenizers.get("model", THEIRS)
     assert await tokenizers.get("model", MINE) is not theirs
     assert await tokenizers.get("model", THEIRS) is theirs
 
 
-async def test_files_that_are_not_what_their_digest_says_are_refused() -> None:
+async def test_files_that_are_not_what_their_digest_says_are_refused(
+    confined: ConfinedProcesses,
+) -> None:
     scheduler = Scheduler()
-    tokenizers = TokenizerStore(cast(Upstream, scheduler))
+    tokenizers = TokenizerStore(cast(Upstream, scheduler), confined, max_bytes=2**20)
     scheduler.honest = False
     with pytest.raises(FailedPreconditionError, match="not the one"):
         await tokenizers.get("model", Credential(Caller("r", KeyRole.MEMBER, "x", "p.2"), (), "x"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from tinsmith_gateway.openai.rendering import Conversation, Prompt, render
 from tinsmith_gateway.openai.requests import call_id_of
 from tinsmith_gateway.openai.streaming import begin_stream, until_disconnect
 from tinsmith_gateway.openai.text.completion_text import Answer, chat_logprobs
-from tinsmith_gateway.openai.text.tool_calls import Piece, ToolFormat
+from tinsmith_gateway.openai.text.tool_calls import Piece, ToolFormat, detect_format
 from tinsmith_gateway.openai.usage import usage_of
 from tinsmith_runtime.errors import InvalidFieldError
 
@@ -54,7 +53,9 @@ class _ChatCompletion:
             prompt, request = await self._prepare(target)
             answered = await self._calls.sample(target, request)
             await self._calls.record(target, self._call_id, prompt, request, answered.samples)
-            choices = await asyncio.to_thread(self._choices, target, tool_format, prompt, answered)
+            choices = await target.tokenizer.aside(
+                self._choices, target, tool_format, prompt, answered
+            )
             return {
                 **self._head,
                 "object": "chat.completion",
@@ -82,11 +83,11 @@ class _ChatCompletion:
                     start = {"role": "assistant", "content": "", "refusal": None}
                     yield self._chunk(index, start, extra=self._exact_prompt(prompt))
                 deltas = []
-                for part in answer.push(piece.sampled):
+                for part in await target.tokenizer.quickly(answer.push, piece.sampled):
                     deltas.append(_delta(part, num_calls[index], tool_format))
                     num_calls[index] += not isinstance(part, str)
                 # Tokens and their scores go out at once, even where their text is held back.
-                logprobs = self._logprobs(piece.sampled, target)
+                logprobs = await target.tokenizer.quickly(self._logprobs, piece.sampled, target)
                 if not deltas and (logprobs or extra):
                     deltas.append({})
                 for number, delta in enumerate(deltas):
@@ -127,7 +128,7 @@ class _ChatCompletion:
             continue_final_message=body.continue_final_message,
             variables=body.chat_template_kwargs,
         )
-        prompt = await asyncio.to_thread(render, conversation, target.tokenizer)
+        prompt = await target.tokenizer.aside(render, conversation, target.tokenizer)
         self._admission.add_tokens(len(prompt.tokens))
         params = codec.encode_params(
             body,
@@ -165,11 +166,12 @@ class _ChatCompletion:
     def _tool_format(self, target: Target) -> ToolFormat | None:
         if not self._body.shown_tools:
             return None
-        if target.tokenizer.tool_format is None:
+        tool_format = detect_format(target.tokenizer.chat_template or "")
+        if tool_format is None:
             raise InvalidFieldError(
                 "tools", "are not offered: the model's chat template has no convention for them"
             )
-        return target.tokenizer.tool_format
+        return tool_format
 
     def _answer(self, target: Target, tool_format: ToolFormat | None) -> Answer:
         names = [tool.function.name for tool in self._body.tools or ()]

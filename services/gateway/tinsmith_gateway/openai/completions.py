@@ -26,8 +26,8 @@ from tinsmith_gateway.openai.rendering import Prompt, prompt_of_tokens
 from tinsmith_gateway.openai.requests import call_id_of
 from tinsmith_gateway.openai.streaming import begin_stream, merged, until_disconnect
 from tinsmith_gateway.openai.text.completion_text import Answer, completion_logprobs
-from tinsmith_gateway.openai.tokenizers import ModelTokenizer
 from tinsmith_gateway.openai.usage import usage_of
+from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_runtime.errors import InvalidFieldError
 
 _DEFAULT_MAX_TOKENS = 16
@@ -83,7 +83,7 @@ class _Completion:
     async def whole(self) -> dict[str, Any]:
         """Return the completions once they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
-            parts = await asyncio.to_thread(self._prepare, target)
+            parts = await target.tokenizer.aside(self._prepare, target)
             self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             places = asyncio.Semaphore(_MAX_CONCURRENT_PROMPTS)
             tasks = [asyncio.create_task(self._draw(target, part, places)) for part in parts]
@@ -93,7 +93,7 @@ class _Completion:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            choices = await asyncio.to_thread(self._choices, parts, drawn, target.tokenizer)
+            choices = await target.tokenizer.aside(self._choices, parts, drawn, target.tokenizer)
             samples = [sampled for answered in drawn for sampled in answered.samples]
             abouts = [answered.about_prompt for answered in drawn]
             usage = usage_of([part.prompt for part in parts], samples, abouts)
@@ -102,7 +102,7 @@ class _Completion:
     async def chunks(self) -> AsyncGenerator[dict[str, Any]]:
         """Yield the completions as they are drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
-            parts = await asyncio.to_thread(self._prepare, target)
+            parts = await target.tokenizer.aside(self._prepare, target)
             self._admission.add_tokens(sum(len(part.prompt.tokens) for part in parts))
             totals = _Totals()
             streams = [self._stream(target, part, totals) for part in parts]
@@ -115,7 +115,7 @@ class _Completion:
 
     def _prepare(self, target: Target) -> list[_Part]:
         """Return the prompts as tokens. Takes milliseconds: not for the event loop."""
-        body, tokenizer = self._body, target.tokenizer.tokenizer
+        body, tokenizer = self._body, target.tokenizer
         parts = []
         for number, given in enumerate(body.prompts):
             if isinstance(given, str):
@@ -167,10 +167,13 @@ class _Completion:
             if piece.about_prompt is not None:
                 totals.abouts.append(piece.about_prompt)
             answer = answers[piece.index]
-            text = "".join(str(one) for one in answer.push(piece.sampled))
+            pushed = await target.tokenizer.quickly(answer.push, piece.sampled)
+            text = "".join(str(one) for one in pushed)
             logprobs = None
             if self._body.logprobs is not None:
-                logprobs = self._logprobs(piece.sampled, target.tokenizer, offsets[piece.index])
+                logprobs = await target.tokenizer.quickly(
+                    self._logprobs, piece.sampled, target.tokenizer, offsets[piece.index]
+                )
                 offsets[piece.index] += sum(len(token) for token in logprobs["tokens"])
             choice = {
                 "index": part.number * len(answers) + piece.index,
@@ -194,7 +197,7 @@ class _Completion:
         yield last
 
     def _choices(
-        self, parts: Sequence[_Part], drawn: Sequence[Answered], tokenizer: ModelTokenizer
+        self, parts: Sequence[_Part], drawn: Sequence[Answered], tokenizer: ChatTokenizer
     ) -> list[dict[str, Any]]:
         """Return the samples as they are read. Takes seconds for many: not for the event loop."""
         return [
@@ -209,7 +212,7 @@ class _Completion:
         index: int,
         sampled: Sampled,
         answered: Answered,
-        tokenizer: ModelTokenizer,
+        tokenizer: ChatTokenizer,
     ) -> dict[str, Any]:
         answer = self._answer(tokenizer)
         text = "".join(str(one) for one in answer.push(sampled))
@@ -232,7 +235,7 @@ class _Completion:
         }
 
     def _prompt_logprobs(
-        self, part: _Part, about: sampler_pb2.SampleResponse, tokenizer: ModelTokenizer
+        self, part: _Part, about: sampler_pb2.SampleResponse, tokenizer: ChatTokenizer
     ) -> dict[str, Any]:
         num_top = self._body.logprobs or 0
         tops = codec.decode_top(about.topk_prompt_logprobs) if num_top else []
@@ -241,7 +244,7 @@ class _Completion:
             part.prompt.tokens, values, tops, tokenizer, offset=0, num_top=num_top
         )
 
-    def _logprobs(self, sampled: Sampled, tokenizer: ModelTokenizer, offset: int) -> dict[str, Any]:
+    def _logprobs(self, sampled: Sampled, tokenizer: ChatTokenizer, offset: int) -> dict[str, Any]:
         return completion_logprobs(
             sampled.tokens,
             sampled.logprobs,
@@ -257,7 +260,7 @@ class _Completion:
         exact: dict[str, Any] = {"token_ids": sampled.tokens, "versions": sampled.versions}
         return exact if prompt is None else {**exact, "prompt_token_ids": list(prompt.tokens)}
 
-    def _answer(self, tokenizer: ModelTokenizer) -> Answer:
+    def _answer(self, tokenizer: ChatTokenizer) -> Answer:
         return Answer(
             tokenizer, stops=self._body.stops, skip_special=self._body.skip_special_tokens
         )

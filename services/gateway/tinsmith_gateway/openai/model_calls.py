@@ -26,9 +26,10 @@ from tinsmith_gateway.openai.codec import Sampled
 from tinsmith_gateway.openai.rendering import Prompt
 from tinsmith_gateway.openai.sampling_handles import Handle, SamplingHandles
 from tinsmith_gateway.openai.text.model_names import Checkpoint, SavedPath, Source, candidates
-from tinsmith_gateway.openai.tokenizers import ModelTokenizer, TokenizerStore
+from tinsmith_gateway.openai.tokenizers import TokenizerStore
 from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker.contract_calls import Native
+from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_gateway.upstream.routing import EPISODE_SERVICE, SAMPLER_SERVICE, SCHEDULER_SERVICE
 from tinsmith_runtime.errors import (
     ErrorCode,
@@ -65,7 +66,7 @@ class Target:
 
     credential: Credential
     handle: Handle
-    tokenizer: ModelTokenizer
+    tokenizer: ChatTokenizer
     sources: tuple[Source, ...]
     lease: asyncio.Future[None] | None = None
 
@@ -109,7 +110,11 @@ class ModelCalls:
         self._upstream = services.upstream
         self._aliases = services.config.aliases()
         self._handles = SamplingHandles(services.upstream)
-        self._tokenizers = TokenizerStore(services.upstream)
+        self._tokenizers = TokenizerStore(
+            services.upstream,
+            services.confined,
+            max_bytes=services.config.max_tokenizer_bytes,
+        )
         self._episode_handles: dict[str, Handle] = {}
 
     @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ from typing import Any
 import tinsmith.errors
 from tinsmith.tensors import encode_tokens
 from tinsmith.v1 import trajectories_pb2
-from tinsmith_gateway.openai.tokenizers import ModelTokenizer
+from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_runtime.errors import EmptyBatchError, InvalidFieldError
 
 _READS_PARTS = re.compile(r"\bin\s+(?:\w+\.content|\w+\[['\"]content['\"]\]|content)\b")
@@ -75,13 +75,13 @@ def prompt_of_tokens(tokens: Sequence[int]) -> Prompt:
     return Prompt(tuple(tokens), model_input)
 
 
-def render(conversation: Conversation, tokenizer: ModelTokenizer) -> Prompt:
+def render(conversation: Conversation, tokenizer: ChatTokenizer) -> Prompt:
     """Return the prompt of a conversation. Takes milliseconds: not for the event loop.
 
     Raises:
         InvalidFieldError: If the template refuses it, or an image has no place in it.
     """
-    template = tokenizer.tokenizer.chat_template
+    template = tokenizer.chat_template
     if template is None:
         raise InvalidFieldError(
             "messages", "cannot be rendered: the model has no chat template; use /v1/completions"
@@ -89,14 +89,14 @@ def render(conversation: Conversation, tokenizer: ModelTokenizer) -> Prompt:
     messages, images = _shape_messages(conversation.messages, template)
     if images and tokenizer.image_token is None:
         raise InvalidFieldError("messages", "hold an image; the model reads no images")
-    tokens = tokenizer.tokenizer.encode(
+    tokens = tokenizer.encode(
         _render_text(conversation, messages, tokenizer), add_special_tokens=False
     )
     return _place_images(tokens, images, tokenizer.image_token)
 
 
 def _render_text(
-    conversation: Conversation, messages: list[dict[str, Any]], tokenizer: ModelTokenizer
+    conversation: Conversation, messages: list[dict[str, Any]], tokenizer: ChatTokenizer
 ) -> str:
     reserved = _RESERVED.intersection(conversation.variables)
     if reserved:
@@ -104,14 +104,20 @@ def _render_text(
     if conversation.continue_final_message:
         _mark_end(messages)
     try:
-        text = tokenizer.tokenizer.render_chat_template(
+        text = tokenizer.render_chat_template(
             messages,
             add_generation_prompt=conversation.add_generation_prompt,
             tools=conversation.tools,
             **conversation.variables,
         )
-    except tinsmith.errors.TinsmithError as error:
+    except (
+        tinsmith.errors.InvalidArgumentError,
+        tinsmith.errors.FailedPreconditionError,
+    ) as error:
         raise InvalidFieldError("messages", f"cannot be rendered: {error}") from error
+    except tinsmith.errors.TinsmithError:
+        # A confined tokenizer that is not there just now.
+        raise
     except Exception as error:
         # A template is a stranger's program: on a message that it did not foresee it may fail in
         # any way, most often by joining a missing content to a string.

@@ -30,9 +30,9 @@ from tinsmith_gateway.tinker.usage import Usage
 logger = logging.getLogger(__name__)
 
 _PREFIX = "/api/v1"
-_SMALL_BODY_BYTES = 2**20
+SMALL_BODY_BYTES = 2**20
 """Limit of bodies that hold neither data nor a number which a refusal has to use up."""
-_NO_BODY_BYTES = 2**10
+NO_BODY_BYTES = 2**10
 """Limit of the body of a request that has none and needs no key."""
 _SWEEP_INTERVAL_S = 20.0
 
@@ -170,7 +170,7 @@ class TinkerWire:
     ) -> Route:
         config = self._services.config
         limits = {
-            "small": _SMALL_BODY_BYTES,
+            "small": SMALL_BODY_BYTES,
             "text": config.max_text_body_bytes,
             "batch": config.max_body_bytes,
         }
@@ -187,7 +187,7 @@ class TinkerWire:
 
     def _open_route(self, path: str, handler: Handler) -> Route:
         serve = endpoint(
-            self._services, handler, render_error, access=None, max_body_bytes=_NO_BODY_BYTES
+            self._services, handler, render_error, access=None, max_body_bytes=NO_BODY_BYTES
         )
         return Route(path, serve, methods=["GET"])
 

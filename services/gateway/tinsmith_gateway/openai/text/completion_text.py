@@ -8,7 +8,7 @@ from typing import Any
 
 from tinsmith_gateway.openai.codec import Sampled, Top
 from tinsmith_gateway.openai.text.tool_calls import Piece, ToolCallParser
-from tinsmith_gateway.openai.tokenizers import ModelTokenizer
+from tinsmith_gateway.tokenizing.model_tokenizer import ChatTokenizer
 from tinsmith_runtime.detokenizer import IncrementalDetokenizer, StopFilter
 
 # JSON has no infinity; OpenAI shows this for what is out of the question.
@@ -28,7 +28,7 @@ class Answer:
 
     def __init__(
         self,
-        tokenizer: ModelTokenizer,
+        tokenizer: ChatTokenizer,
         *,
         stops: Sequence[str],
         skip_special: bool = True,
@@ -67,7 +67,7 @@ class Answer:
         return "stop" if self._filter.is_stopped else self.sampled.stop_reason
 
 
-def chat_logprobs(piece: Sampled, tokenizer: ModelTokenizer, *, num_top: int) -> dict[str, Any]:
+def chat_logprobs(piece: Sampled, tokenizer: ChatTokenizer, *, num_top: int) -> dict[str, Any]:
     """Return the log-probabilities of a chat completion: one entry for every sampled token."""
     tops = piece.top or [[] for _ in piece.tokens]
     content = []
@@ -81,7 +81,7 @@ def completion_logprobs(
     tokens: Sequence[int],
     logprobs: Sequence[float],
     tops: Sequence[Top],
-    tokenizer: ModelTokenizer,
+    tokenizer: ChatTokenizer,
     *,
     offset: int,
     num_top: int,
@@ -111,7 +111,7 @@ def completion_logprobs(
     }
 
 
-def _chat_entry(token: int, logprob: float, tokenizer: ModelTokenizer) -> dict[str, Any]:
+def _chat_entry(token: int, logprob: float, tokenizer: ChatTokenizer) -> dict[str, Any]:
     content = tokenizer.bytes_of(token)
     return {
         "token": tokenizer.text_of(token),
@@ -120,7 +120,7 @@ def _chat_entry(token: int, logprob: float, tokenizer: ModelTokenizer) -> dict[s
     }
 
 
-def _top_mapping(top: Top, tokenizer: ModelTokenizer) -> dict[str, float | None] | None:
+def _top_mapping(top: Top, tokenizer: ChatTokenizer) -> dict[str, float | None] | None:
     return {tokenizer.text_of(token): _finite(value) for token, value in top} or None
 
 

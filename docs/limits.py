@@ -1,0 +1,207 @@
+"""Writes limits.md: every bound of what a caller can make grow, with its default and its error.
+
+python docs/limits.py           writes it
+python docs/limits.py --check   fails if the committed page is stale
+
+Values are read from the code. A setting or constant whose name says that it is a bound (`max_...`,
+`MAX_...`) must be in limits.toml, as one of callers or as one of the inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tinsmith.errors
+from tinsmith_controller.config import ControllerConfig
+from tinsmith_coordinator.config import CoordinatorConfig
+from tinsmith_environment.config import EnvironmentConfig
+from tinsmith_gateway.config import GatewayConfig
+from tinsmith_runtime import errors
+from tinsmith_runtime.pod.settings_help import Setting, settings_of
+from tinsmith_runtime.rpc.server import ServerConfig
+from tinsmith_sampler.config import SamplerConfig
+from tinsmith_scheduler.config import SchedulerConfig
+from tinsmith_trainer.config import TrainerConfig
+
+PAGE = Path(__file__).parent / "limits.md"
+_LISTED = tomllib.loads((Path(__file__).parent / "limits.toml").read_text())
+SERVICES = Path(__file__).parents[1] / "services"
+_PREFIX = "TINSMITH_"
+_HEAD = """# Limits
+
+Generated from the code by `make docs`: what a caller can make grow, how far, what sets the bound,
+and what happens beyond it. A word in capitals is the reason of an error. Errors of the code
+`RESOURCE_EXHAUSTED` say with `RetryInfo` whether the same request may succeed later; HTTP answers
+429 then, else 400. Other words say what is done. Times are seconds, sizes bytes. A bound that is
+set by no variable is a constant of the file that is named; `x/y.py` is
+`services/x/tinsmith_x/y.py`.
+"""
+_PODS: Mapping[str, type[Any]] = {
+    "gateway": GatewayConfig,
+    "scheduler": SchedulerConfig,
+    "trainer": TrainerConfig,
+    "sampler": SamplerConfig,
+    "environment": EnvironmentConfig,
+    "coordinator": CoordinatorConfig,
+    "controller": ControllerConfig,
+}
+_ACTS = frozenset(
+    {"waits", "drops", "forgets", "ends", "asks anew", "cuts", "parks", "starts anew", "HTTP 408"}
+    | {"HTTP 431", "RetryInfo"}
+)
+_IS_BOUND = re.compile(r"_?MAX_[A-Z0-9_]+")
+_ARITHMETIC = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Tuple, ast.expr_context)
+_POWERS = ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
+
+
+def page() -> str:
+    """Return the text of the page.
+
+    Raises:
+        SystemExit: If a bound is not listed, or what is listed does not exist.
+    """
+    lines = [_HEAD]
+    for pod, config_class in _PODS.items():
+        rows = list(_rows_of(pod, config_class))
+        if rows:
+            lines += [f"## {pod.capitalize()}\n", _TITLES, _RULE, *rows, ""]
+    lines += ["## Every server of gRPC\n", _TITLES, _RULE, *_rows_of_servers(), ""]
+    shared = [pod for pod in _LISTED["constants"] if pod not in _PODS]
+    for pod in shared:
+        lines += [f"## {pod.capitalize()}, of every pod\n", _TITLES, _RULE]
+        lines += [*_rows_of_constants(pod), ""]
+    _check_complete()
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_TITLES, _RULE = "| what | default | set by | beyond it |", "| --- | --- | --- | --- |"
+
+
+def _rows_of(pod: str, config_class: type[Any]) -> Iterator[str]:
+    found = {_field_of(setting): setting for setting in settings_of(config_class)}
+    for name, beyond in _LISTED["settings"].get(pod, {}).items():
+        if name not in found:
+            sys.exit(f"docs/limits.toml lists {pod}.{name}, which is no setting")
+        setting = found[name]
+        value = _shown(name, _default_of(config_class, name))
+        yield _row(setting.meaning, value, f"`{setting.variable}`", beyond)
+    yield from _rows_of_constants(pod)
+
+
+def _rows_of_servers() -> Iterator[str]:
+    meanings = {_field_of(setting): setting.meaning for setting in settings_of(ServerConfig)}
+    for name, beyond in _LISTED["server"].items():
+        yield _row(meanings[name], _shown(name, _default_of(ServerConfig, name)), "", beyond)
+
+
+def _rows_of_constants(pod: str) -> Iterator[str]:
+    for place, (meaning, beyond) in _LISTED["constants"].get(pod, {}).items():
+        path, name = place.split(":")
+        values = dict(_constants_in(SERVICES / pod / f"tinsmith_{pod}" / path))
+        if name not in values:
+            sys.exit(f"docs/limits.toml lists {pod}/{place}, which is no constant")
+        yield _row(meaning, _shown(name, values[name]), f"`{pod}/{path}`", beyond)
+
+
+def _row(meaning: str, value: str, setting: str, beyond: str) -> str:
+    if beyond not in _ACTS and beyond not in _reasons():
+        sys.exit(f"docs/limits.toml: {beyond} is no reason of an error")
+    return f"| {meaning.replace('|', chr(92) + '|')} | {value} | {setting} | {beyond} |"
+
+
+def _check_complete() -> None:
+    for pod, config_class in _PODS.items():
+        known = _LISTED["settings"].get(pod, {}).keys() | set(_LISTED["inner"]["settings"])
+        for setting in settings_of(config_class):
+            if _field_of(setting).startswith("max_") and _field_of(setting) not in known:
+                sys.exit(f"docs/limits.toml does not say what is beyond {setting.variable}")
+    listed = {f"{pod}/{place}" for pod, places in _LISTED["constants"].items() for place in places}
+    exist = set()
+    for pod in sorted(path.name for path in SERVICES.iterdir() if path.is_dir()):
+        root = SERVICES / pod / f"tinsmith_{pod}"
+        for path in sorted(root.rglob("*.py")):
+            exist |= {
+                f"{pod}/{path.relative_to(root)}:{name}"
+                for name, _ in _constants_in(path)
+                if _IS_BOUND.fullmatch(name)
+            }
+    for place in sorted(exist - listed - set(_LISTED["inner"]["constants"])):
+        sys.exit(f"docs/limits.toml does not list the bound {place}")
+    for place in sorted(set(_LISTED["inner"]["constants"]) - exist):
+        sys.exit(f"docs/limits.toml lists {place}, which is no constant")
+
+
+def _constants_in(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the constants of a module that are numbers, without importing it."""
+    for node in ast.parse(path.read_text()).body:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets = [node.target]
+        for target in targets:
+            value = _number(getattr(node, "value", None))
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            values = value if isinstance(value, tuple) else (value,) * len(names)
+            for name, each in zip(names, values, strict=False):
+                if isinstance(name, ast.Name) and each is not None:
+                    yield name.id, each
+
+
+def _number(node: ast.expr | None) -> Any:
+    if node is None:
+        return None
+    for part in ast.walk(node):
+        is_number = isinstance(part, ast.Constant) and isinstance(part.value, int | float)
+        if not (is_number or isinstance(part, _ARITHMETIC)):
+            return None
+    # Numbers and arithmetic alone.
+    return eval(compile(ast.Expression(node), "constant", "eval"), {"__builtins__": {}})
+
+
+def _default_of(config_class: type[Any], name: str) -> Any:
+    return next(each.default for each in dataclasses.fields(config_class) if each.name == name)
+
+
+def _field_of(setting: Setting) -> str:
+    return setting.variable.removeprefix(_PREFIX).lower()
+
+
+def _shown(name: str, value: Any) -> str:
+    if "bytes" in name.lower():
+        for power, unit in _POWERS:
+            if value >= power and value % power == 0:
+                return f"{value // power} {unit}"
+    return f"{value:,}".removesuffix(".0")
+
+
+def _reasons() -> set[str]:
+    return {
+        reason
+        for module in (errors, tinsmith.errors)
+        for each in vars(module).values()
+        if isinstance(each, type) and (reason := getattr(each, "reason", ""))
+    }
+
+
+def main() -> None:
+    """Write the page, or check that the committed one is that of the code."""
+    parser = argparse.ArgumentParser(description="Writes limits.md from the code.")
+    parser.add_argument("--check", action="store_true", help="fail if the page is stale")
+    text = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(text)
+    elif not PAGE.exists() or PAGE.read_text() != text:
+        sys.exit("docs/limits.md is stale: run make docs")
+
+
+if __name__ == "__main__":
+    main()

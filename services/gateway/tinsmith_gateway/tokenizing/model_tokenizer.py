@@ -1,0 +1,193 @@
+"""A tokenizer, and what its files say beyond it: special tokens, bytes of tokens, images."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from tinsmith.text.tokenizer import Tokenizer
+
+ResultT = TypeVar("ResultT")
+
+_IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image_soft_token>", "<image>", "[IMG]")
+"""What templates write for an image, where the files do not say it."""
+
+
+class ChatTokenizer(Protocol):
+    """What the protocols of the gateway need of a model's tokenizer."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the chat template; None if the model has none."""
+
+    @property
+    def image_token(self) -> int | None:
+        """The placeholder of an image; None if the model reads none."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special ones included."""
+
+    def render_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        **variables: Any,
+    ) -> str:
+        """Return a conversation as text, by the model's own template."""
+
+    def decoder(self, *, skip_special: bool, kept: Collection[str] = ()) -> Callable[..., str]:
+        """Return what turns token ids into text.
+
+        Args:
+            skip_special: Whether special tokens are left out.
+            kept: Those that are not.
+        """
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """Return the bytes that a token stands for, which may be a part of a character.
+
+        None if the tokenizer does not write text byte by byte and they cannot be known.
+        """
+
+    def text_of(self, token: int) -> str:
+        r"""Return a token as text; bytes that are no text are shown as `bytes:\x..`."""
+
+    async def aside(self, work: Callable[..., ResultT], *args: Any) -> ResultT:
+        """Return what work with this tokenizer returns that takes milliseconds or more."""
+
+    async def quickly(self, work: Callable[..., ResultT], *args: Any) -> ResultT:
+        """Return what work with this tokenizer returns that takes microseconds here."""
+
+
+class ModelTokenizer:
+    """A tokenizer, and what its files say beyond it.
+
+    Args:
+        files: As `GetTokenizer` delivers them.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.tokenizer = Tokenizer(files)
+        document = json.loads(files["tokenizer.json"])
+        config = json.loads(files.get("tokenizer_config.json", b"{}"))
+        self._special = {
+            int(token["id"]): str(token["content"])
+            for token in document.get("added_tokens", ())
+            if token.get("special")
+        }
+        self._added = {
+            int(token["id"]): str(token["content"]) for token in document.get("added_tokens", ())
+        }
+        self._is_byte_level = _has_byte_level(document.get("decoder"))
+        vocabulary = document.get("model", {}).get("vocab")
+        self._pieces = (
+            {int(token): piece for piece, token in vocabulary.items()}
+            if isinstance(vocabulary, dict)
+            else {}
+        )
+        self.image_token = self._find_image_token(config.get("image_token"))
+
+    @property
+    def chat_template(self) -> str | None:
+        """See `ChatTokenizer`."""
+        return self.tokenizer.chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """See `ChatTokenizer`."""
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `ChatTokenizer`."""
+        return self.tokenizer.decode(tokens)
+
+    def render_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        **variables: Any,
+    ) -> str:
+        """See `ChatTokenizer`."""
+        return self.tokenizer.render_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables
+        )
+
+    async def aside(self, work: Callable[..., ResultT], *args: Any) -> ResultT:
+        """See `ChatTokenizer`: in a thread."""
+        return await asyncio.to_thread(work, *args)
+
+    async def quickly(self, work: Callable[..., ResultT], *args: Any) -> ResultT:
+        """See `ChatTokenizer`: at once."""
+        return work(*args)
+
+    def decoder(self, *, skip_special: bool, kept: Collection[str] = ()) -> Callable[..., str]:
+        """See `ChatTokenizer`."""
+        if not skip_special:
+            return self.tokenizer.decode
+        left_out = {token for token, content in self._special.items() if content not in kept}
+
+        def decode(tokens: Sequence[int]) -> str:
+            return self.tokenizer.decode([token for token in tokens if token not in left_out])
+
+        return decode
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """See `ChatTokenizer`."""
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._pieces.get(token)
+        if self._is_byte_level and piece is not None:
+            table = _byte_of_letter()
+            if all(letter in table for letter in piece):
+                return bytes(table[letter] for letter in piece)
+        text = self.tokenizer.decode([token])
+        return None if "\ufffd" in text else text.encode()
+
+    def text_of(self, token: int) -> str:
+        """See `ChatTokenizer`."""
+        content = self.bytes_of(token)
+        if content is None:
+            return self.tokenizer.decode([token])
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+    def _find_image_token(self, declared: object) -> int | None:
+        if isinstance(declared, dict):
+            declared = declared.get("content")
+        names = (declared,) if isinstance(declared, str) else _IMAGE_TOKENS
+        template = self.tokenizer.chat_template or ""
+        for name in names:
+            if name in template and (token := self.tokenizer.token_to_id(name)) is not None:
+                return token
+        return None
+
+
+def _has_byte_level(decoder: object) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "ByteLevel":
+        return True
+    return any(_has_byte_level(part) for part in decoder.get("decoders", ()))
+
+
+@functools.cache
+def _byte_of_letter() -> dict[str, int]:
+    """Return the byte behind each letter of a byte-level vocabulary.
+
+    Source: `bytes_to_unicode` of GPT-2: printable Latin-1 stands for itself, the rest follows.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(256 + index): byte for index, byte in enumerate(others)}
