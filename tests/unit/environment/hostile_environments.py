@@ -68,7 +68,7 @@ class HostileEnvironment(Environment):
                 info["reached"] = signal_all([int(each) for each in argument.split()])
             case "sandbox":
                 result = sandbox.run(
-                    "import os; print([n for n in os.listdir('/tmp') if not os.path.isdir(f'/tmp/{n}')])"
+                    "import os; print([e.name for e in os.scandir('/tmp') if not e.is_dir()])"
                 )
                 info["output"] = result.stdout + result.stderr
             case "reply":
