@@ -40,10 +40,23 @@ def note_run(connection: sa.Connection, run: str) -> None:
 
 
 def note_folders(
-    connection: sa.Connection, run: str, folders: Iterable[str], not_before_s: float
+    connection: sa.Connection,
+    run: str,
+    folders: Iterable[str],
+    not_before_s: float,
+    *,
+    written_to: str = "",
 ) -> None:
-    """Note folders of a run whose files are to be removed."""
-    store = store_of(connection, run)
+    """Note folders of a run whose files are to be removed.
+
+    Args:
+        connection: The transaction.
+        run: Says in which store they are.
+        folders: What is to be removed.
+        not_before_s: When that may be done.
+        written_to: The store, if there is no such run any more.
+    """
+    store = store_of(connection, run) or written_to
     for folder in folders:
         connection.execute(
             insert(connection, folder_deletions)

@@ -51,7 +51,7 @@ class SqlDeletions:
         """Note that folders of a run are to be removed; see `Ledger`."""
         await self._database.write(
             lambda connection: deletion_statements.note_folders(
-                connection, run, folders, not_before_s
+                connection, run, folders, not_before_s, written_to=self._store
             )
         )
 
