@@ -25,7 +25,7 @@ from tinsmith_engine import Published
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints, storage
-from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
+from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger, store_id
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_runtime.storage import ObjectStore
@@ -105,12 +105,12 @@ def build_foundation(
 ) -> Foundation:
     """Return the ledger and the store that the settings name; the start of the pod opens them."""
     ledger: Ledger
+    store = storage.open(config.storage())
     if config.database_url:
         holder = Holder(worker=config.worker_name, incarnation=uuid.uuid4().hex)
-        ledger = PostgresLedger(config.database_url, holder=holder)
+        ledger = PostgresLedger(config.database_url, holder=holder, store=store_id(store.uri))
     else:
         ledger = SqliteLedger(config.data_dir / "trainer.db")
-    store = storage.open(config.storage())
     return Foundation(config, host, ledger, store, training_codec.StoredCodec(store.uri), clock)
 
 
@@ -240,7 +240,7 @@ class TrainerPod(WorkerPod):
         self._registry, self._residency, self._lease = runs.registry, runs.residency, runs.lease
         checkpoints = build_checkpoints(base, runs.registry)
         self._tasks = checkpoints.tasks
-        self._publisher = Publisher(host, base.store, runs.residency)
+        self._publisher = Publisher(host, base.ledger, base.store, runs.residency, wall_clock)
         self._adoption = RunAdoption(
             config,
             host,
@@ -248,6 +248,7 @@ class TrainerPod(WorkerPod):
             base.store,
             runs.registry,
             runs.residency,
+            self._publisher,
             base.wire,
             has_work=runs.has_work,
             on_adopted=checkpoints.tasks.recover,
@@ -328,6 +329,7 @@ class TrainerPod(WorkerPod):
         self._has_ledger = False
         await self._sweeper.stop()
         await self._tasks.stop()
+        await self._adoption.stop()
         await self._cycle.stop()
         await self._retention.flush()
         await self._adoption.park_all()

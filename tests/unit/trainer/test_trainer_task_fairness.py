@@ -26,7 +26,7 @@ class HeldWork:
         await self.ends[project].wait()
         return "made"
 
-    def discard(self, made: Any) -> None:
+    async def tidy(self, run: Any, work: Any, task_id: str) -> None:
         """Nothing was written."""
 
     def end(self, work: Any) -> None:

@@ -31,6 +31,7 @@ from tinsmith_runtime.ledger import (
     TaskRecord,
 )
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.shielded import start
 from tinsmith_trainer.checkpoints.transfers import CheckpointWork, Made, TaskWork
 from tinsmith_trainer.metrics import CHECKPOINT_TASKS
 from tinsmith_trainer.runs.run import LiveRun
@@ -99,6 +100,7 @@ class CheckpointTasks:
         self._find_run = find_run
         self._clock = clock
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._tidying: set[asyncio.Task[None]] = set()
         self._progress: dict[str, TaskProgress] = {}
         self._turns = FairSlots(_NUM_AT_ONCE, _NUM_OF_PROJECT)
 
@@ -116,7 +118,7 @@ class CheckpointTasks:
 
     async def stop(self) -> None:
         """Stop what runs; it is done again after the restart."""
-        tasks = list(self._running.values())
+        tasks = [*self._running.values(), *self._tidying]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -193,16 +195,14 @@ class CheckpointTasks:
 
     async def _do(self, run: LiveRun, task: TaskRecord, progress: TaskProgress) -> None:
         work = self._codec.decode_task(task.kind, task.checkpoint, task.payload)
-        made: Made | None = None
         error: TinsmithError | None = None
+        task_id = task.name.rpartition("/")[2].partition("-")[2].replace("-", "")
         try:
-            task_id = task.name.rpartition("/")[2].partition("-")[2].replace("-", "")
             made = await self._work.do(run.record, work, task_id, progress.note)
             await self._commit(run, task, made)
         except FencedError:
-            if made is not None and await self._find_run(task.run) is None:
-                # The folder of the deleted run was removed before this was written into it.
-                await asyncio.to_thread(self._work.discard, made)
+            # Of no use to another process, and the folder of a deleted run was removed before.
+            self._begin_tidying(run, task, work, task_id)
             raise
         except TinsmithError as problem:
             error = problem
@@ -210,9 +210,8 @@ class CheckpointTasks:
             logger.error("task failed by a bug", exc_info=bug, extra={"task": task.name})
             error = internal_error()
         if error is not None:
-            if made is not None:
-                await asyncio.to_thread(self._work.discard, made)
             await self._commit_failure(run, task, error)
+        self._begin_tidying(run, task, work, task_id)
         if not isinstance(error, StorageFullError):
             await asyncio.to_thread(self._work.end, work)
         CHECKPOINT_TASKS.labels(task.kind, "succeeded" if error is None else "failed").inc()
@@ -220,6 +219,20 @@ class CheckpointTasks:
             "task ended",
             extra={"task": task.name, "outcome": "succeeded" if error is None else error.reason},
         )
+
+    def _begin_tidying(self, run: LiveRun, task: TaskRecord, work: TaskWork, task_id: str) -> None:
+        # Beside what waits for the end of the task: the store may be slow.
+        start(self._tidy(run, task, work, task_id), self._tidying)
+
+    async def _tidy(self, run: LiveRun, task: TaskRecord, work: TaskWork, task_id: str) -> None:
+        """Remove what attempts left; what remains there goes with the run."""
+        try:
+            await self._work.tidy(run.record, work, task_id)
+        except TinsmithError as error:
+            logger.warning(
+                "files of attempts not removed",
+                extra={"task": task.name, "problem": error.message},
+            )
 
     async def _commit(self, run: LiveRun, task: TaskRecord, made: Made) -> None:
         result = self._codec.encode_made(made)
