@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -167,7 +167,7 @@ def pod_processes(folder: Path, model_dir: Path) -> Iterator[Deployment]:
 
 @contextlib.contextmanager
 def pods(
-    folder: Path, model_dir: Path, *, with_gateway: bool = False
+    folder: Path, model_dir: Path, *, with_gateway: bool = False, more: Sequence[str] = ()
 ) -> Iterator[tuple[Deployment, dict[str, PodProcess]]]:
     """Run the pods as processes, which may be killed and started again.
 
@@ -175,6 +175,7 @@ def pods(
         folder: Of their data, logs and store.
         model_dir: Of the base model.
         with_gateway: Whether there is a gateway, whose address the deployment then has.
+        more: Of `environment` and `coordinator`, which there are.
     """
     address = f"127.0.0.1:{free_port()}"
     api_key = str(ApiKey.generate())
@@ -209,6 +210,8 @@ def pods(
             "LISTEN_ADDRESS": served,
             "LONG_POLL_S": "2",
         }
+    for pod in more:
+        by_pod[pod] = {**shared, "DATA_DIR": str(folder / pod)} if pod == "coordinator" else shared
     processes = {pod: PodProcess(pod, folder, values) for pod, values in by_pod.items()}
     try:
         for process in processes.values():
