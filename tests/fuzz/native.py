@@ -34,7 +34,8 @@ _UNKNOWN_METHODS = [
 _MUST_NOT = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 # What the client's own library says if it sends while the server has ended the call.
 _ENDED_EARLY = "Internal error from Core"
-# gRPC ends calls by itself at the client's deadline, and at the size of a message.
+_SIZES = ("larger than max", "metadata size exceeds")
+# gRPC ends calls by itself at the client's deadline, and refuses large messages and headers.
 _UNTYPED = frozenset({grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
@@ -121,7 +122,9 @@ class Calls:
             tally.fail(shown)
             return
         is_typed = rpc_status.from_call(error) is not None
-        is_too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
+        is_too_large = code is grpc.StatusCode.RESOURCE_EXHAUSTED and any(
+            size in details for size in _SIZES
+        )
         is_health = path.startswith("/grpc.")
         if not (is_typed or code in _UNTYPED or is_too_large or is_health):
             tally.fail(f"untyped: {shown}")
