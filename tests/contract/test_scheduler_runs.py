@@ -192,6 +192,16 @@ async def test_project_limit_counts_living_runs(rig: Rig) -> None:
     await rig.create_run(rig.admin, session)
 
 
+async def test_runs_of_ended_sessions_take_no_place(rig: Rig) -> None:
+    await rig.register(max_runs=5)
+    for _ in range(4):
+        session = await rig.session(rig.admin)
+        for _ in range(5):
+            await rig.create_run(rig.admin, session)
+        finish = scheduler_pb2.FinishSessionRequest(session=session)
+        await rig.stub.FinishSession(finish, metadata=rig.admin, timeout=5)
+
+
 async def test_full_trainers_make_a_run_wait_and_then_fail(rig: Rig) -> None:
     await rig.register(max_runs=1)
     session = await rig.session(rig.admin)
@@ -204,7 +214,11 @@ async def test_full_trainers_make_a_run_wait_and_then_fail(rig: Rig) -> None:
     await rig.delete_run(rig.admin, first.name)
     operations = [waiting, late]
     await eventually(lambda: len(rig.trainer.adopted) == 1)
-    await rig.advance(61)
+    for _ in range(2):
+        # Runs of an ended session would take no place.
+        heartbeat = scheduler_pb2.HeartbeatSessionRequest(session=session)
+        await rig.stub.HeartbeatSession(heartbeat, metadata=rig.admin, timeout=5)
+        await rig.advance(31)
     done = [await rig.wait(rig.admin, operation.name) for operation in operations]
     assert sorted(operation.WhichOneof("result") for operation in done) == ["error", "response"]
     failed = next(operation for operation in done if operation.HasField("error"))

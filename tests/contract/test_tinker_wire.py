@@ -271,7 +271,7 @@ REFUSED: dict[str, Callable[[Model], str]] = {
     "long input": lambda model: model.submit(
         _with_datum(model.batch(), _with_input(datum(), "x" * 50_000))
     ),
-    "unpublished loss": lambda model: model.submit(model.batch(loss_fn="stable_reinforce")),
+    "loss without recordings": lambda model: model.submit(model.batch(loss_fn="stable_reinforce")),
     "custom loss": _custom_loss,
     "not finite": lambda model: model.submit(
         model.batch(loss_fn="ppo", loss_fn_config={"clip_low_threshold": float("nan")})

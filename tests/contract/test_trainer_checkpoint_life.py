@@ -42,6 +42,7 @@ from tinsmith_engine.host import EngineHost
 from tinsmith_trainer.checkpoints import transfers
 from tinsmith_trainer.checkpoints.expiry import TOMBSTONE_S
 from tinsmith_trainer.checkpoints.registry import GRACE_S
+from tinsmith_trainer.runs.storage_cleanup import READERS_GRACE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -142,6 +143,8 @@ async def test_a_load_that_reads_is_not_deprived_of_its_files(
     load_call = await run.load(saved.name)
     await reading.wait()
     await run.call("DeleteCheckpoint", checkpoint_pb2.DeleteCheckpointRequest(name=saved.name))
+    rig.passed_s += READERS_GRACE_S
+    await rig.pod.sweep_checkpoints()
     assert folder_of(saved).exists()
     go_on.set()
     assert not (await run.wait(load_call)).HasField("error")
@@ -321,6 +324,9 @@ async def test_exports_are_kept_for_a_day_and_go_with_their_checkpoint(rig: Trai
     merged = await exported(run, saved.name, MERGED)
     assert {"config.json", "model.safetensors"} <= {file.file for file in merged.files}
     await run.call("DeleteCheckpoint", checkpoint_pb2.DeleteCheckpointRequest(name=saved.name))
+    assert folder_of(third).exists()
+    rig.passed_s += READERS_GRACE_S
+    await rig.pod.sweep_checkpoints()
     assert not folder_of(third).exists()
     assert not folder_of(merged).exists()
 
@@ -399,6 +405,8 @@ async def test_a_task_of_a_fenced_run_leaves_no_row(rig: TrainerRig) -> None:
     run = await rig.new_run("fenced-task")
     saved = await run.saved("a")
     await rig.restart()
+    # In use, so that its epoch is known here.
+    await run.status()
     edit_ledger(rig.config.data_dir, "UPDATE leases SET epoch = 9 WHERE run = ?", run.name)
     operation = await copy(run, saved.name, "b")
     await asyncio.gather(*rig.pod._tasks._running.values())

@@ -23,9 +23,11 @@ from tests.fakes.trainer_harness import (
     running_trainer,
 )
 from tests.support.pod_keys import pod
+from tests.support.wait import eventually
 
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine.host import EngineHost
+from tinsmith_trainer.runs.storage_cleanup import READERS_GRACE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KIND_SAMPLER = checkpoint_pb2.Checkpoint.KIND_SAMPLER
@@ -166,6 +168,8 @@ async def test_a_name_is_taken_whatever_the_kind_until_it_is_deleted(rig: Traine
 
     delete = checkpoint_pb2.DeleteCheckpointRequest(name=saved.name)
     await run.call("DeleteCheckpoint", delete)
+    rig.passed_s += READERS_GRACE_S
+    await rig.pod.sweep_checkpoints()
     assert not folder_of(saved).exists()
     assert (await refusal(run.call("DeleteCheckpoint", delete))).reason == "CHECKPOINT_NOT_FOUND"
     error = error_of(await run.wait(await run.load(saved.name)))
@@ -207,7 +211,7 @@ async def test_checkpoints_go_with_their_run(rig: TrainerRig) -> None:
         run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     await rig.stub.ReleaseRun(request, metadata=pod("scheduler"), timeout=TIMEOUT_S)
-    assert not folder_of(saved).exists()
+    await eventually(lambda: not folder_of(saved).exists())
     get = checkpoint_pb2.GetCheckpointRequest(name=saved.name)
     assert (await refusal(run.call("GetCheckpoint", get))).reason == "CHECKPOINT_NOT_FOUND"
 

@@ -131,7 +131,8 @@ async def test_a_commit_on_its_way_while_the_epoch_is_raised_ends_no_process(
     first = await run.forward_backward(make_datum())
     await held.begun.wait()
     adoption = asyncio.ensure_future(rig.adopt(run.name, epoch=2))
-    old = rig.pod._registry.get(run.name)
+    old = rig.pod._registry.held(run.name)
+    assert old is not None
     while not (old.is_leaving or adoption.done()):
         await asyncio.sleep(0.01)
     held.let_go.set()
@@ -182,6 +183,8 @@ async def test_a_run_that_can_not_be_loaded_is_free_for_others(
     rig: TrainerRig, other: PostgresLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await rig.new_run()
+    # One that has nothing to do would not be loaded yet.
+    await run.optim_step(number=2)
     await rig.restart()
 
     async def broken(*_: Any) -> None:
@@ -195,7 +198,8 @@ async def test_a_run_that_can_not_be_loaded_is_free_for_others(
 async def test_a_run_that_was_let_go_does_not_come_back_into_the_engine(rig: TrainerRig) -> None:
     run = await rig.new_run()
     await run.step()
-    live = rig.pod._registry.get(run.name)
+    live = rig.pod._registry.held(run.name)
+    assert live is not None
     await live.lock.acquire()
     publication = asyncio.ensure_future(rig.pod._publisher.publish(live))
     leaving = asyncio.ensure_future(
@@ -280,3 +284,17 @@ async def test_a_run_is_not_taken_for_parked_while_its_trainer_comes_back(
     assert (await refusal(release(rig, run, delete))).reason == "ABORTED"
     await release(rig, run, delete, epoch=2)
     assert (await refusal(release(rig, run, delete, epoch=2))).reason == "RUN_NOT_FOUND"
+
+
+async def test_a_run_that_sleeps_is_handed_over_and_adopted_again(
+    rig: TrainerRig, other: PostgresLedger
+) -> None:
+    run = await rig.new_run()
+    await run.step()
+    await release(rig, run, trainer_control_pb2.ReleaseRunRequest.MODE_PARK)
+    await release(rig, run, trainer_control_pb2.ReleaseRunRequest.MODE_HAND_OVER)
+    await take_over(other, run, 2)
+    assert (await refusal(run.status())).reason == "RUN_MOVED"
+    await other.release_run(run.name, 2)
+    await rig.adopt(run.name, epoch=3)
+    assert await run.step() == 2

@@ -167,7 +167,12 @@ def pod_processes(folder: Path, model_dir: Path) -> Iterator[Deployment]:
 
 @contextlib.contextmanager
 def pods(
-    folder: Path, model_dir: Path, *, with_gateway: bool = False, more: Sequence[str] = ()
+    folder: Path,
+    model_dir: Path,
+    *,
+    with_gateway: bool = False,
+    more: Sequence[str] = (),
+    certificates: Path | None = None,
 ) -> Iterator[tuple[Deployment, dict[str, PodProcess]]]:
     """Run the pods as processes, which may be killed and started again.
 
@@ -176,6 +181,7 @@ def pods(
         model_dir: Of the base model.
         with_gateway: Whether there is a gateway, whose address the deployment then has.
         more: Of `environment` and `coordinator`, which there are.
+        certificates: A folder of `tinsmith certificates`; without one pods speak in clear.
     """
     address = f"127.0.0.1:{free_port()}"
     api_key = str(ApiKey.generate())
@@ -212,11 +218,17 @@ def pods(
         }
     for pod in more:
         by_pod[pod] = {**shared, "DATA_DIR": str(folder / pod)} if pod == "coordinator" else shared
+    if certificates is not None:
+        for pod, values in by_pod.items():
+            values["POD_CERTIFICATE"] = str(certificates / pod / "tls.crt")
+            values["POD_CERTIFICATE_KEY"] = str(certificates / pod / "tls.key")
+            values["POD_AUTHORITY"] = str(certificates / pod / "ca.crt")
     processes = {pod: PodProcess(pod, folder, values) for pod, values in by_pod.items()}
     try:
         for process in processes.values():
             process.start()
-        _wait_until_served(Deployment(address, api_key, model_dir), processes, folder)
+        asked = address if certificates is None else served
+        _wait_until_served(Deployment(asked, api_key, model_dir), processes, folder)
         yield Deployment(served, api_key, model_dir), processes
     finally:
         # All at once: they drain beside each other.

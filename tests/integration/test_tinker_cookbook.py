@@ -165,7 +165,11 @@ def prompts(user: User) -> Path:
     return user.write_lines("prompts.txt", [f"{word}?" for word in WORDS * 4])
 
 
-@pytest.mark.parametrize("loss_beside", ["", "importance_sampling"], ids=["in turns", "beside"])
+@pytest.mark.parametrize(
+    "loss_beside",
+    ["", "importance_sampling", "stable_reinforce"],
+    ids=["in turns", "beside", "beside with the cookbook's default"],
+)
 def test_the_reward_rises(user: User, prompts: Path, loss_beside: str) -> None:
     log = user.folder / f"reinforce-{loss_beside}"
     user.run_program(

@@ -259,22 +259,6 @@ class TestMistakes:
             model.forward_backward([supervised([5, 6, 10**8])], "cross_entropy").result()
         train(model, 1)
 
-    def test_a_loss_that_is_not_published_says_what_to_use(
-        self, model: tinker.TrainingClient
-    ) -> None:
-        refused = model.forward_backward([supervised(TOKENS)], "stable_reinforce")
-        with pytest.raises(tinker.RequestFailedError, match="importance_sampling"):
-            refused.result()
-        train(model, 1)
-
-    def test_samples_for_that_loss_are_refused_at_once(self, service: tinker.ServiceClient) -> None:
-        sampler = service.create_sampling_client(
-            base_model=BASE_MODEL, record_stability_info=True
-        ).result()
-        drawing = sampler.sample(PROMPT, num_samples=1, sampling_params=GREEDY)
-        with pytest.raises(tinker.BadRequestError, match="importance_sampling"):
-            drawing.result()
-
     def test_a_loss_with_an_operation_that_is_not_listed_is_refused(
         self, service: tinker.ServiceClient, model: tinker.TrainingClient
     ) -> None:

@@ -11,6 +11,7 @@ from tinsmith_controller.pods.author_policy import AuthorPolicy
 from tinsmith_jobs.plan.limits import Limits
 from tinsmith_runtime.config import require_positive
 from tinsmith_runtime.errors import ConfigError
+from tinsmith_runtime.pod.settings import CertificateConfig
 from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX
 
 _POSITIVE = (
@@ -28,7 +29,7 @@ _POSITIVE = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ControllerConfig:
+class ControllerConfig(CertificateConfig):
     """Settings of one controller."""
 
     namespaces: str

@@ -66,7 +66,10 @@ class ControllerPod:
         self._scheduler = scheduler or GrpcSchedulerClient(
             config.scheduler_address,
             PodCredentials.read(
-                config.pod_key, PodRole.CONTROLLER, previous=config.previous_pod_key
+                config.pod_key,
+                PodRole.CONTROLLER,
+                previous=config.previous_pod_key,
+                tls=config.tls(),
             ),
         )
         self._queue: WorkQueue[NamespacedName] = WorkQueue(time.monotonic)

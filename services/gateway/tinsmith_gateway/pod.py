@@ -54,11 +54,14 @@ class GatewayPod(Pod):
         self._config = config
         self._on_lost = on_lost
         credentials = PodCredentials.read(
-            config.pod_key, PodRole.GATEWAY, previous=config.previous_pod_key
+            config.pod_key,
+            PodRole.GATEWAY,
+            previous=config.previous_pod_key,
+            tls=config.tls(),
         )
         self._scheduler = SchedulerClient(config.scheduler_address, credentials)
         self._directory = Directory(config.scheduler_address, credentials)
-        self._upstream = Upstream(self._directory, timeout_s=config.call_timeout_s)
+        self._upstream = Upstream(self._directory, credentials, timeout_s=config.call_timeout_s)
         self._callers = Callers(
             self._scheduler.authenticator(),
             credentials=credentials,

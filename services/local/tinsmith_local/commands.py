@@ -1,4 +1,4 @@
-"""The CLI commands that need more than the client: `tinsmith up` and `tinsmith models`."""
+"""The CLI commands that need more than the client: `up`, `models` and `certificates`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from tinsmith.errors import ConfigurationError
 from tinsmith.local_servers import Announcement, LocalServer, chosen_address, list_servers
 from tinsmith.settings import state_dir
+from tinsmith_local.certificates import make_certificates
 from tinsmith_local.embedded import (
     DEFAULT_PORT,
     EmbeddedConfig,
@@ -34,6 +35,7 @@ TINY = "tiny"
 _EXACT = {AUTO: None, "true": True, "false": False}
 
 models = typer.Typer(help="Make models.", no_args_is_help=True)
+certificates = typer.Typer(help="Certificates of pods.", no_args_is_help=True)
 _console = Console(stderr=False)
 
 
@@ -122,6 +124,26 @@ def build_random(
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     _console.print(f"{shape} with random weights in {path}", highlight=False)
+
+
+@certificates.command("make")
+def make_pod_certificates(
+    directory: Annotated[Path, typer.Argument(help="Keeps the authority; a folder for each role.")],
+    namespace: Annotated[str, typer.Option(help="Kubernetes namespace; empty outside.")] = "",
+    days: Annotated[float, typer.Option(help="How long they are valid.", min=0.01)] = 90.0,
+) -> None:
+    """Make certificates of all pods, or renew them; pods read changed files while they run."""
+    try:
+        issued = make_certificates(directory, namespace=namespace, days=days)
+    except ConfigError as error:
+        _console.print(f"error: {sentence_of(error)}", style="red", highlight=False)
+        raise typer.Exit(1) from error
+    for each in issued:
+        _console.print(
+            f"{each.role:12} {each.folder}  until {each.expire_time:%Y-%m-%d %H:%M} UTC",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def named_models(entries: list[str], data_dir: Path) -> dict[str, str]:

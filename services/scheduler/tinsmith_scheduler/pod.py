@@ -155,7 +155,10 @@ class SchedulerPod(Pod):
             STORE, config.data_dir, config.database_url, on_lost=self._on_lost
         )
         credentials = PodCredentials.read(
-            config.pod_key, PodRole.SCHEDULER, previous=config.previous_pod_key
+            config.pod_key,
+            PodRole.SCHEDULER,
+            previous=config.previous_pod_key,
+            tls=config.tls(),
         )
         keys = Keys(
             database,

@@ -25,7 +25,7 @@ from tinsmith_engine import Published
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints, storage
-from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger
+from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger, store_id
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_runtime.storage import ObjectStore
@@ -105,12 +105,12 @@ def build_foundation(
 ) -> Foundation:
     """Return the ledger and the store that the settings name; the start of the pod opens them."""
     ledger: Ledger
+    store = storage.open(config.storage())
     if config.database_url:
         holder = Holder(worker=config.worker_name, incarnation=uuid.uuid4().hex)
-        ledger = PostgresLedger(config.database_url, holder=holder)
+        ledger = PostgresLedger(config.database_url, holder=holder, store=store_id(store.uri))
     else:
         ledger = SqliteLedger(config.data_dir / "trainer.db")
-    store = storage.open(config.storage())
     return Foundation(config, host, ledger, store, training_codec.StoredCodec(store.uri), clock)
 
 
@@ -165,7 +165,7 @@ def build_checkpoints(base: Foundation, registry: RunRegistry) -> CheckpointDoma
         registry=checkpoints,
         work=work,
         tasks=CheckpointTasks(
-            base.ledger, work, StoredTasks(base.store.uri), find_run=registry.held, clock=clock
+            base.ledger, work, StoredTasks(base.store.uri), find_run=registry.wake, clock=clock
         ),
         uploads=uploads,
         downloads=Downloads(files, config.pod_key, clock),
@@ -240,7 +240,7 @@ class TrainerPod(WorkerPod):
         self._registry, self._residency, self._lease = runs.registry, runs.residency, runs.lease
         checkpoints = build_checkpoints(base, runs.registry)
         self._tasks = checkpoints.tasks
-        self._publisher = Publisher(host, base.store, runs.residency)
+        self._publisher = Publisher(host, base.ledger, base.store, runs.residency, wall_clock)
         self._adoption = RunAdoption(
             config,
             host,
@@ -248,6 +248,7 @@ class TrainerPod(WorkerPod):
             base.store,
             runs.registry,
             runs.residency,
+            self._publisher,
             base.wire,
             has_work=runs.has_work,
             on_adopted=checkpoints.tasks.recover,
@@ -318,6 +319,7 @@ class TrainerPod(WorkerPod):
             self._lease.keep(),
             self._ledger.watch_lease(self._lease.look),
             self._retention.watch(),
+            self._adoption.watch_idle(),
         )
 
     async def _close(self) -> None:
@@ -327,6 +329,7 @@ class TrainerPod(WorkerPod):
         self._has_ledger = False
         await self._sweeper.stop()
         await self._tasks.stop()
+        await self._adoption.stop()
         await self._cycle.stop()
         await self._retention.flush()
         await self._adoption.park_all()
@@ -356,7 +359,7 @@ class TrainerPod(WorkerPod):
         Raises:
             RunNotFoundError: If this trainer does not hold the run.
         """
-        return await self._publisher.publish_live(self._registry.get(run))
+        return await self._publisher.publish_live(await self._registry.get(run))
 
     def _describe(self) -> scheduler_pb2.Worker:
         return scheduler_pb2.Worker(

@@ -155,6 +155,8 @@ def make_batch(
                 "logprobs": random.normal(-4.6, 0.8, length).astype(np.float32),
                 "advantages": coefficients,
             }
+        if loss == "stable_reinforce":
+            inputs["sampled_mask"] = (coefficients != 0).astype(np.float32)
         if loss == "gspo":
             # The mean over a sequence is nearer to 1 than most bounds; some sequences are clipped.
             inputs["logprobs"] = (inputs["logprobs"] + random.normal(0.0, 0.4)).astype(np.float32)
@@ -229,6 +231,11 @@ def reference_loss(
         return -(clipped.detach() * logprobs * advantages).sum()
     if loss == "dro":
         return -(logprobs * advantages - settings["beta"] / 2 * differences**2).sum()
+    if loss == "stable_reinforce":
+        settings = {"kl_coeff": 0.0, "max_ratio": 2.0} | (config or {})
+        weights = ratio.clamp(max=settings["max_ratio"]).detach()
+        pull = inputs["sampled_mask"] * settings["kl_coeff"] / 2 * differences**2
+        return (pull - weights * logprobs * advantages).sum()
     if loss == "gspo":
         mask = inputs["sequence_ratio_mask"]
         sequence_ratio = torch.exp((differences * mask).sum() / mask.sum()).detach()

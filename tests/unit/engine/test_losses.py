@@ -44,8 +44,9 @@ def token_inputs(loss: str, seed: int, *, has_bounds: bool = False) -> dict[str,
     if loss == "cross_entropy":
         return {"weights": coefficients.astype(np.float32)}
     found = {"logprobs": random.normal(-3.0, 0.5, NUM_TOKENS), "advantages": coefficients}
-    if loss == "gspo":
-        found["sequence_ratio_mask"] = random.random(NUM_TOKENS) < 0.6
+    masks = {"gspo": "sequence_ratio_mask", "stable_reinforce": "sampled_mask"}
+    if loss in masks:
+        found[masks[loss]] = random.random(NUM_TOKENS) < 0.6
     if has_bounds:
         found["clip_low_threshold"] = random.uniform(0.3, 1.0, NUM_TOKENS)
         found["clip_high_threshold"] = random.uniform(1.0, 2.0, NUM_TOKENS)
@@ -85,6 +86,9 @@ def loss_and_derivative(
         pytest.param("dro", {}, False, id="dro-default"),
         pytest.param("dro", {"beta": 0.7}, False, id="dro-beta"),
         pytest.param("dro", {"beta": 0.0}, False, id="dro-no-penalty"),
+        pytest.param("stable_reinforce", {}, False, id="stable_reinforce-default"),
+        pytest.param("stable_reinforce", {"max_ratio": 0.9}, False, id="stable_reinforce-cut"),
+        pytest.param("stable_reinforce", {"kl_coeff": 0.3}, False, id="stable_reinforce-kl"),
     ],
 )
 def test_value_and_derivative_equal_autograd(
@@ -237,6 +241,9 @@ def wanted_metrics(
         found["clip_fraction:mean"] = float(np.mean(clipped))
     if loss == "gspo":
         found["sequence_ratio:mean"] = float(np.mean(sequence_ratios))
+    if loss == "stable_reinforce":
+        found["truncated_fraction:mean"] = float(np.mean(np.array(ratios) > 2.0))
+        found["tinsmith_stable_reinforce:max"] = 1.0
     return found
 
 

@@ -67,7 +67,9 @@ class HostileEnvironment(Environment):
             case "signals":
                 info["reached"] = signal_all([int(each) for each in argument.split()])
             case "sandbox":
-                result = sandbox.run("import os; print(os.listdir('/tmp'))")
+                result = sandbox.run(
+                    "import os; print([e.name for e in os.scandir('/tmp') if not e.is_dir()])"
+                )
                 info["output"] = result.stdout + result.stderr
             case "reply":
                 return StepResult(Observation.of_user("x" * int(argument)), 0.0, False)

@@ -26,7 +26,7 @@ class HeldWork:
         await self.ends[project].wait()
         return "made"
 
-    def discard(self, made: Any) -> None:
+    async def tidy(self, run: Any, work: Any, task_id: str) -> None:
         """Nothing was written."""
 
     def end(self, work: Any) -> None:
@@ -73,11 +73,15 @@ async def test_tasks_of_a_project_that_floods_leave_places_to_another() -> None:
         encode_error=lambda error: b"error",
     )
     run = SimpleNamespace(record=SimpleNamespace(epoch=1))
+
+    async def find_run(_: str) -> SimpleNamespace:
+        return run
+
     tasks: Any = CheckpointTasks(
         ledger,  # type: ignore[arg-type]
         work,  # type: ignore[arg-type]
         codec,
-        find_run=lambda name: run,  # type: ignore[arg-type,return-value]
+        find_run=find_run,  # type: ignore[arg-type]
         clock=lambda: 0.0,
     )
     for number in range(50):

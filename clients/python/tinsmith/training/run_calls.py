@@ -169,7 +169,7 @@ class TrainingRunCalls(Ready):
         Args:
             data: The batch.
             loss_fn: Name of the loss, a sum over tokens and datums: `cross_entropy`,
-                `importance_sampling`, `ppo`, `cispo`, `dro` or `gspo`.
+                `importance_sampling`, `ppo`, `cispo`, `dro`, `gspo` or `stable_reinforce`.
             loss_fn_config: Its settings, such as `clip_low_threshold` of `ppo` or `beta` of `dro`.
 
         Returns:

@@ -228,6 +228,9 @@ class Loss(_message.Message):
     * `dro`: `-(lp A - beta / 2 (lp - q)^2)`.
     * `gspo`: that of `ppo` with one ratio for the whole datum: `exp` of the mean of `lp - q` over
       the tokens whose `sequence_ratio_mask` is 1. A token's gradient is that of its own `lp`.
+    * `stable_reinforce`: `-min(r, c) lp A + m k / 2 (lp - q)^2`, no gradient through `min(r, c)`, with
+      the input `sampled_mask` for `m` and the settings `max_ratio` for `c` and `kl_coeff` for `k`.
+      The hosted service of this name has not published its objective; this one is Tinsmith's.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -263,7 +266,8 @@ class Loss(_message.Message):
 
         `ppo`, `cispo` and `gspo` have `clip_low_threshold` (0.8) and `clip_high_threshold` (1.2): the
         bounds of the ratio itself, 0 <= low <= high. A datum may bring its own, by token, as inputs of
-        the same names. `dro` has `beta` (0.05), at least 0. A setting that a loss lacks is refused.
+        the same names. `dro` has `beta` (0.05), at least 0. `stable_reinforce` has `max_ratio` (2) and
+        `kl_coeff` (0), at least 0. A setting that a loss lacks is refused.
         """
 
     @_builtins.property

@@ -143,6 +143,7 @@ class Datum(_message.Message):
         `cross_entropy`, of any sign. `logprobs` (float32): its natural-log probability when it was
         sampled. `advantages` (float32): its advantage; 0 on tokens the model did not emit.
         `sequence_ratio_mask` (float32, 0 or 1): whether it counts in the mean of `gspo`.
+        `sampled_mask` (float32, 0 or 1): whether the model sampled it, for `stable_reinforce`.
         `clip_low_threshold`, `clip_high_threshold` (float32, 0 <= low <= high): bounds of its own, in
         place of the setting of the loss.
 

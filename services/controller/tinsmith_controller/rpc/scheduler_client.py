@@ -9,13 +9,12 @@ from typing import Any, Protocol
 
 import grpc
 
-from tinsmith.rpc.channels import CHANNEL_OPTIONS
 from tinsmith.rpc.error_codec import status_of
 from tinsmith.v1 import job_pb2, job_pb2_grpc
 from tinsmith_jobs.plan.observed import Report
 from tinsmith_jobs.status import Saved
 from tinsmith_runtime.rpc.auth import ApiKey, derive_job_key
-from tinsmith_runtime.rpc.pod_identity import PodCredentials
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 
 _CALL_TIMEOUT_S = 10.0
 _PAGE_SIZE = 1000
@@ -113,7 +112,7 @@ class GrpcSchedulerClient:
     """
 
     def __init__(self, address: str, credentials: PodCredentials) -> None:
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = credentials.open_blocking_channel(address, PodRole.SCHEDULER)
         self._stub: Any = job_pb2_grpc.JobServiceStub(self._channel)
         self._roots = credentials.roots
         self._metadata = credentials.metadata

@@ -19,6 +19,7 @@ CLIP_BOUNDS: Mapping[str, float] = MappingProxyType(
     {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 )
 """Bounds of a probability ratio: the ratios themselves, not half-widths."""
+STABLE_REINFORCE = "stable_reinforce"
 CUSTOM = "custom"
 """The name of every loss that a client wrote."""
 
@@ -75,6 +76,9 @@ LOSS_SPECS: Mapping[str, LossSpec] = MappingProxyType(
                 CLIP_BOUNDS,
                 tuple(CLIP_BOUNDS),
                 is_of_sequence=True,
+            ),
+            LossSpec(
+                STABLE_REINFORCE, (*_POLICY, "sampled_mask"), {"kl_coeff": 0.0, "max_ratio": 2.0}
             ),
         )
     }

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.base.loss_specs import LOSS_SPECS
+from tinsmith_engine.base.loss_specs import LOSS_SPECS, STABLE_REINFORCE
 from tinsmith_engine.base.types import FloatArray
 
 
@@ -82,12 +82,35 @@ def dro(logprobs_NK: Tensor, inputs: Mapping[str, Tensor]) -> TokenLoss:
     )
 
 
+def stable_reinforce(logprobs_NK: Tensor, inputs: Mapping[str, Tensor]) -> TokenLoss:
+    """Return `-min(r, c) lp A + m k / 2 (lp - q)^2` for each token, `min(r, c)` held fixed.
+
+    A policy gradient whose importance weights are cut off at `max_ratio` (c), so that a few stale
+    tokens cannot dominate a step; and a pull of strength `kl_coeff` (k) towards the policy that the
+    tokens were sampled from, on those of `sampled_mask` (m). The hosted service of this name has
+    not published its objective. This one is Tinsmith's own, as its metrics say.
+
+    Sources: Ionides 2008, doi:10.1198/106186008X320456 (truncated importance sampling); Espeholt et
+    al. 2018, arXiv:1802.01561, eq. 1 (truncated weights in a policy gradient); Schulman 2020,
+    joschu.net/blog/kl-approx.html (the estimator k2 of the divergence).
+    """
+    differences_NK = logprobs_NK - inputs["logprobs"]
+    weights_NK = torch.minimum(differences_NK.exp(), inputs["max_ratio"])
+    coefficients_NK = -weights_NK * inputs["advantages"]
+    pulls_NK = inputs["kl_coeff"] * inputs["sampled_mask"] * differences_NK
+    return TokenLoss(
+        coefficients_NK * logprobs_NK + 0.5 * pulls_NK * differences_NK,
+        coefficients_NK + pulls_NK,
+    )
+
+
 LOSSES: Mapping[str, LossFunction] = {
     "cross_entropy": cross_entropy,
     "importance_sampling": importance_sampling,
     "ppo": ppo,
     "cispo": cispo,
     "dro": dro,
+    STABLE_REINFORCE: stable_reinforce,
 }
 
 
@@ -151,6 +174,7 @@ def metrics(
         `ratio:mean` and two estimators of KL(sampler || trainer). These are `kl_v1:mean` (mean
         of q - lp) and `kl_v2:mean` (mean of (q - lp)^2 / 2). `entropy:mean` is the mean of -lp,
         an estimate from the sampled tokens. Losses with clip bounds add `clip_fraction:mean`.
+        `stable_reinforce` adds `truncated_fraction:mean`, and that the objective is Tinsmith's.
     """
     coefficients = inputs["weights" if "weights" in inputs else "advantages"]
     is_active = coefficients != 0
@@ -176,6 +200,9 @@ def metrics(
     found["kl_v1:mean"] = mean(differences)
     found["kl_v2:mean"] = mean(0.5 * differences**2)
     found["entropy:mean"] = mean(-logprobs)
+    if loss == STABLE_REINFORCE:
+        found["truncated_fraction:mean"] = mean(ratios > config["max_ratio"])
+        found["tinsmith_stable_reinforce:max"] = 1.0
     if "clip_low_threshold" in config and not LOSS_SPECS[loss].is_of_sequence:
         low, high = (
             inputs[name][is_active] if name in inputs else config[name]

@@ -47,6 +47,7 @@ from tinsmith_runtime.errors import (
 
 MAX_TARGETS = 128
 """Most targets of one position, for losses that take several."""
+_MASKS = frozenset({"sequence_ratio_mask", "sampled_mask"})
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -212,7 +213,7 @@ def _check_datum(
             position = _row_of_first(~np.isfinite(values))
             value = values.flat[int(np.argmin(np.isfinite(values)))]
             raise NotFiniteInputError(field, f"is {value} at position {position}")
-        if name == "sequence_ratio_mask" and not np.isin(values, (0.0, 1.0)).all():
+        if name in _MASKS and not np.isin(values, (0.0, 1.0)).all():
             position = int(np.argmin(np.isin(values, (0.0, 1.0))))
             raise InvalidFieldError(
                 field, f"must be 0 or 1, got {values[position]} at position {position}"

@@ -28,7 +28,7 @@ from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CAL
 from tinsmith_gateway.proxy.protobuf_scan import read_prompt, read_text_field
 from tinsmith_gateway.proxy.proxied_methods import METHODS, Method
 from tinsmith_gateway.serving.shutdown import Drain
-from tinsmith_gateway.upstream.pod_directory import Directory
+from tinsmith_gateway.upstream.pod_directory import Directory, pod_role_of
 from tinsmith_gateway.upstream.routing import (
     Owner,
     RunOwner,
@@ -54,6 +54,7 @@ from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, fi
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
 from tinsmith_runtime.rpc.interceptors import CLIENT_GONE
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
+from tinsmith_runtime.rpc.pod_identity import PodRole
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class PassThrough(grpc.GenericRpcHandler):
     Args:
         callers: Authenticates callers.
         directory: Knows where pods are.
-        open_channel: Returns the channel to an address.
+        open_channel: Returns the channel to a pod, by its address and role.
         limits: Of each key.
         drain: Whether the gateway is shutting down.
         reader: Reads requests.
@@ -94,7 +95,7 @@ class PassThrough(grpc.GenericRpcHandler):
         self,
         callers: Callers,
         directory: Directory,
-        open_channel: Callable[[str], grpc.aio.Channel],
+        open_channel: Callable[[str, PodRole], grpc.aio.Channel],
         limits: Limits,
         drain: Drain,
         reader: BodyReader,
@@ -200,7 +201,7 @@ class PassThrough(grpc.GenericRpcHandler):
         entry = (address, method.path)
         stub = self._stubs.get(entry)
         if stub is None:
-            channel = self._open_channel(address)
+            channel = self._open_channel(address, pod_role_of(owner))
             if method.streams_requests:
                 stub = channel.stream_stream(method.path)
             elif method.streams_responses:

@@ -21,6 +21,9 @@ from tinsmith_runtime.sql import Database, insert
 SAMPLE = "sample"
 CUSTOM_LOSS = "custom_loss"
 REFUSAL = "refusal"
+RECORDING = "recording"
+"""What was sampled, kept for training that refers to it."""
+RECORDING_RETENTION_S = 24 * 3600.0
 
 _DOMAIN = "gateway.tinsmith"
 _MAX_NOTED = 100_000
@@ -312,6 +315,10 @@ class FutureStore:
                             futures.c.retrieve_time_s < now_s - retrieved_s,
                         ),
                         futures.c.finish_time_s < now_s - unretrieved_s,
+                        sa.and_(
+                            futures.c.kind == RECORDING,
+                            futures.c.finish_time_s < now_s - RECORDING_RETENTION_S,
+                        ),
                     ),
                 )
             )

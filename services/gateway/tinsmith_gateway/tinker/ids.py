@@ -53,6 +53,12 @@ def session_name(project: str, session_id: str) -> str:
     return str(SessionName(project, _checked(session_id, "session_id")))
 
 
+def session_of_model(model_id: str) -> str:
+    """Return the id of the session that a model was created in; empty if its id does not say."""
+    match = _MODEL.fullmatch(model_id)
+    return match[1] if match else ""
+
+
 def run_id_of(model_id: str) -> str:
     """Return the id of the run behind a model.
 

@@ -17,13 +17,6 @@ PROTOBUF = "application/x-protobuf"
 _SERVER_CODES = frozenset(
     {ErrorCode.INTERNAL, ErrorCode.UNAVAILABLE, ErrorCode.DATA_LOSS, ErrorCode.DEADLINE_EXCEEDED}
 )
-_HINTS = {
-    "stable_reinforce": (
-        "'stable_reinforce' has an objective that is not published, so it is not offered here; use "
-        "'importance_sampling', 'ppo' or 'cispo'"
-    ),
-}
-REFUSED_LOSSES = frozenset(_HINTS)
 
 
 def render_error(error: TinsmithError, status: int, headers: dict[str, str]) -> Response:
@@ -40,11 +33,6 @@ def render_error(error: TinsmithError, status: int, headers: dict[str, str]) -> 
 def category_of(error: TinsmithError) -> str:
     """Return whose mistake an error is: `user` or `server`."""
     return "server" if error.code in _SERVER_CODES else "user"
-
-
-def loss_hint(loss: str) -> str:
-    """Return what to do about a loss that is known and not offered."""
-    return _HINTS[loss]
 
 
 def failed(error: TinsmithError) -> Response:

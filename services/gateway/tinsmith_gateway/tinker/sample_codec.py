@@ -31,12 +31,6 @@ def decode_sample(body: bodies.Sample, sampling_session: str) -> sampler_pb2.Sam
     Raises:
         InvalidFieldError: If a field cannot be put into native words.
     """
-    if body.record_stability_info:
-        raise InvalidFieldError(
-            "record_stability_info",
-            "is for loss_fn='stable_reinforce', whose objective is not published; train with "
-            "'importance_sampling' or 'ppo', which need nothing recorded",
-        )
     request = sampler_pb2.SampleRequest(
         sampling_session=sampling_session,
         prompt=trajectories_pb2.ModelInput(

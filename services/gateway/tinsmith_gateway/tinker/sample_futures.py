@@ -19,6 +19,7 @@ from tinsmith_gateway.access.authentication import Callers
 from tinsmith_gateway.metrics import PENDING_SAMPLES
 from tinsmith_gateway.tinker import bodies, sample_codec, usage
 from tinsmith_gateway.tinker.future_store import SAMPLE, FutureRecord, FutureStore
+from tinsmith_gateway.tinker.recordings import Recordings
 from tinsmith_gateway.tinker.usage import Usage
 from tinsmith_gateway.upstream.pod_client import Upstream
 from tinsmith_gateway.upstream.routing import SAMPLER_SERVICE, SCHEDULER_SERVICE
@@ -47,6 +48,7 @@ class _Pending:
     """A sample that has not ended."""
 
     project: str
+    future: str
     sampling_session: str
     body: bodies.Sample
     num_bytes: int
@@ -73,6 +75,7 @@ class Samples:
         self._upstream = upstream
         self._callers = callers
         self._usage = usage_
+        self._recordings = Recordings(store)
         self._pending: dict[tuple[str, str], _Pending] = {}
         self._num_pending: Counter[str] = Counter()
         self._num_pending_bytes: Counter[str] = Counter()
@@ -181,7 +184,7 @@ class Samples:
         body: bodies.Sample,
         num_bytes: int,
     ) -> None:
-        pending = _Pending(project, sampling_session, body, num_bytes)
+        pending = _Pending(project, future, sampling_session, body, num_bytes)
         self._pending[project, future] = pending
         self._num_pending[project] += 1
         self._num_pending_bytes[project] += num_bytes
@@ -284,6 +287,10 @@ class Samples:
                     raise
                 wait_for(error.message)
             await asyncio.sleep(next(pauses))
+        if body.record_stability_info:
+            await self._recordings.keep(
+                pending.project, pending.sampling_session, pending.future, request.prompt, response
+            )
         await self._count(pending, response)
         encoded = await asyncio.to_thread(
             sample_codec.encode_sampled, response, body.target_prompt_logprobs

@@ -24,14 +24,14 @@ from tinsmith_gateway.tinker.base_models import BaseModels
 from tinsmith_gateway.tinker.contract_calls import Native, encode_labels, user_native
 from tinsmith_gateway.tinker.future_store import FutureStore
 from tinsmith_gateway.tinker.numbered_calls import OrderedCalls, Prepared
-from tinsmith_gateway.tinker.rendering import REFUSED_LOSSES, future, loss_hint
+from tinsmith_gateway.tinker.recordings import STABLE_REINFORCE, Recordings
+from tinsmith_gateway.tinker.rendering import future
 from tinsmith_gateway.tinker.usage import Usage
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     BatchTooLargeError,
     InvalidFieldError,
     MalformedRequestError,
-    UnknownLossError,
 )
 
 CLIENT_TTL_S = 7 * 24 * 3600
@@ -61,6 +61,7 @@ class Training:
     ) -> None:
         self._calls = calls
         self._store = store
+        self._recordings = Recordings(store)
         self._models = models
         self._usage = usage_
         self._max_body_bytes = max_body_bytes
@@ -128,6 +129,8 @@ class Training:
             data = await asyncio.to_thread(
                 training_codec.decode_data, request.data, max_dense_bytes=self._max_body_bytes
             )
+            if request.loss_fn == STABLE_REINFORCE:
+                await self._recordings.check(native.project, request, data)
             return Prepared(message(data=data, loss=loss), futures.FORWARD_BACKWARD)
 
         answer = await self._calls.submit(
@@ -325,8 +328,6 @@ class Training:
         self, native: Native, request: training_codec.ForwardBackwardRequest
     ) -> trainer_pb2.Loss:
         config = training_codec.decode_config(request)
-        if request.loss_fn in REFUSED_LOSSES:
-            raise UnknownLossError("loss_fn", loss_hint(request.loss_fn))
         if request.loss_fn != _CUSTOM:
             return trainer_pb2.Loss(
                 name=request.loss_fn, config=training_codec.numeric_config(config)

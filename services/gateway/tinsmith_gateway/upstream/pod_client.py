@@ -15,12 +15,12 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from tinsmith.backoff import backoff
-from tinsmith.rpc.channels import open_channel
 from tinsmith.v1 import sampler_pb2
 from tinsmith_gateway.access.authentication import Credential
-from tinsmith_gateway.upstream.pod_directory import Directory
+from tinsmith_gateway.upstream.pod_directory import Directory, pod_role_of
 from tinsmith_gateway.upstream.routing import Owner, owner_of
 from tinsmith_runtime.errors import ErrorCode, InternalError, TinsmithError
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -37,13 +37,17 @@ class Upstream:
 
     Args:
         directory: Where pods are.
+        credentials: Of the gateway.
         timeout_s: Time that a call may take unless it is told otherwise, retries included.
     """
 
-    def __init__(self, directory: Directory, *, timeout_s: float) -> None:
+    def __init__(
+        self, directory: Directory, credentials: PodCredentials, *, timeout_s: float
+    ) -> None:
         self._directory = directory
+        self._credentials = credentials
         self._timeout_s = timeout_s
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[tuple[str, PodRole], grpc.aio.Channel] = {}
         self._methods: dict[tuple[str, str, str], Any] = {}
 
     async def close(self) -> None:
@@ -52,11 +56,12 @@ class Upstream:
             await channel.close()
         await self._directory.close()
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """Return the channel to a pod."""
-        channel = self._channels.get(address)
+    def channel(self, address: str, role: PodRole) -> grpc.aio.Channel:
+        """Return the channel to a pod of a role."""
+        channel = self._channels.get((address, role))
         if channel is None:
-            channel = self._channels[address] = open_channel(address)
+            channel = self._credentials.open_channel(address, role)
+            self._channels[address, role] = channel
         return channel
 
     async def call(
@@ -120,7 +125,7 @@ class Upstream:
         owner = _owner(service, method, request, credential)
         address = await self._directory.address_of(owner)
         counted = self._directory.in_flight(owner, address)
-        call = self.channel(address).unary_stream(
+        call = self.channel(address, pod_role_of(owner)).unary_stream(
             f"/{service}/{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
@@ -152,7 +157,7 @@ class Upstream:
         entry = (address, service, method)
         call = self._methods.get(entry)
         if call is None:
-            call = self._methods[entry] = self.channel(address).unary_unary(
+            call = self._methods[entry] = self.channel(address, pod_role_of(owner)).unary_unary(
                 f"/{service}/{method}",
                 request_serializer=type(request).SerializeToString,
                 response_deserializer=response.FromString,

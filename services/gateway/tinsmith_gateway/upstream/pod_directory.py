@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tinsmith.replicas import Replicas
-from tinsmith.rpc.channels import open_channel
 from tinsmith.rpc.lists import pages
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_gateway.upstream.routing import (
@@ -30,7 +29,7 @@ from tinsmith_gateway.upstream.routing import (
     choose_worker,
 )
 from tinsmith_runtime.errors import WorkerUnavailableError
-from tinsmith_runtime.rpc.pod_identity import PodCredentials
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_runtime.shielded import start
 
@@ -67,7 +66,7 @@ class Directory:
         self._scheduler_address = scheduler_address
         self._metadata = credentials.metadata
         self._clock = clock
-        self._channel = open_channel(scheduler_address)
+        self._channel = credentials.open_channel(scheduler_address, PodRole.SCHEDULER)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._addresses: dict[Owner, list[str]] = {}
         self._replicas = Replicas()
@@ -204,6 +203,19 @@ class Directory:
 
     async def _call(self, method: Any, request: Any) -> Any:
         return await method(request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata)
+
+
+def pod_role_of(owner: Owner) -> PodRole:
+    """Return what the pod is that an owner names."""
+    match owner:
+        case SchedulerOwner():
+            return PodRole.SCHEDULER
+        case AnyOf() | InstanceOwner():
+            return PodRole(_role_of(owner))
+        case SamplingOwner():
+            return PodRole.SAMPLER
+        case _:
+            return PodRole.TRAINER
 
 
 def _role_of(owner: AnyOf | InstanceOwner) -> str:

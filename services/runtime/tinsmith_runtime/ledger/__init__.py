@@ -10,9 +10,10 @@ on one machine, `PostgresLedger` for several that share a database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+from tinsmith_runtime.ledger.deletion_statements import store_id
 from tinsmith_runtime.ledger.postgres import PostgresLedger
 from tinsmith_runtime.ledger.records import (
     CheckpointChanges,
@@ -55,6 +56,7 @@ __all__ = [
     "SqliteLedger",
     "StoredFile",
     "TaskRecord",
+    "store_id",
 ]
 
 
@@ -134,6 +136,22 @@ class Ledger(Protocol):
         """Return all runs."""
         ...
 
+    async def get_held_run(self, run: str) -> RunRecord | None:
+        """Return a run that this process holds; None if it holds none of this name."""
+        ...
+
+    async def list_held_runs(self) -> list[RunRecord]:
+        """Return all runs that this process holds."""
+        ...
+
+    async def unsettled_runs(self, among: Collection[str] | None = None) -> set[str]:
+        """Return the runs of this process that have operations without a result, or diverged.
+
+        Args:
+            among: Looks at these alone.
+        """
+        ...
+
     async def delete_run(self, run: str, epoch: int) -> None:
         """Remove a run with its operations, snapshots and checkpoints.
 
@@ -145,11 +163,15 @@ class Ledger(Protocol):
         ...
 
     async def list_deletions(self) -> list[str]:
-        """Return the deleted runs whose files may still be there."""
+        """Return the deleted runs whose files may still be in the store of this process."""
+        ...
+
+    async def owes_deletion(self, run: str) -> bool:
+        """Return whether `list_deletions` names a run."""
         ...
 
     async def forget_deletion(self, run: str) -> None:
-        """Note that the files of a deleted run are gone."""
+        """Note that the files of a deleted run are gone from the store of this process."""
         ...
 
     async def submit(self, operation: NewOperation) -> OperationRecord:
@@ -348,12 +370,18 @@ class Ledger(Protocol):
         """Forget checkpoints that expired before, and tasks that ended before."""
         ...
 
+    async def note_folder_deletions(
+        self, run: str, folders: Collection[str], *, not_before_s: float
+    ) -> None:
+        """Note that folders of a run are to be removed from its store, from a time on."""
+        ...
+
     async def list_folder_deletions(self, *, now_s: float) -> list[str]:
-        """Return the folders whose files are to be removed now."""
+        """Return the folders whose files are to be removed now from the store of this process."""
         ...
 
     async def forget_folder_deletion(self, folder: str) -> None:
-        """Note that the files of a folder are gone."""
+        """Note that the files of a folder are gone from the store of this process."""
         ...
 
     async def get_export(self, name: str) -> ExportRecord | None:

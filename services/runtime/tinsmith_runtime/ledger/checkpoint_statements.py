@@ -17,7 +17,7 @@ from tinsmith_runtime.errors import (
     QueueFullError,
     RequestIdReusedError,
 )
-from tinsmith_runtime.ledger import audit_statements
+from tinsmith_runtime.ledger import audit_statements, deletion_statements
 from tinsmith_runtime.ledger.records import (
     CheckpointChanges,
     CheckpointRecord,
@@ -31,7 +31,6 @@ from tinsmith_runtime.ledger.tables import (
     checkpoint_tasks,
     checkpoints,
     expired_checkpoints,
-    folder_deletions,
 )
 from tinsmith_runtime.records import AuditEvent
 from tinsmith_runtime.sql import insert
@@ -135,8 +134,8 @@ def delete_checkpoint(
     if record is None:
         return None
     connection.execute(sa.delete(checkpoints).where(checkpoints.c.name == name))
-    folders = [record.folder, *_delete_exports(connection, checkpoint_exports.c.checkpoint == name)]
-    note_folders(connection, folders, not_before_s)
+    exports = _delete_exports(connection, checkpoint_exports.c.checkpoint == name)
+    _note(connection, [(record.run, record.folder), *exports], not_before_s)
     record_action(connection, "delete_checkpoint", record, key_id=key_id, time_s=now_s)
     return record
 
@@ -167,7 +166,7 @@ def expire(connection: sa.Connection, *, now_s: float, not_before_s: float) -> i
             checkpoints.c.folder,
         ).where(is_over)
     ).all()
-    folders = []
+    folders: list[tuple[str, str]] = []
     for row in expired:
         deleted = connection.execute(
             sa.delete(checkpoints).where(checkpoints.c.name == row.name, is_over)
@@ -180,10 +179,10 @@ def expire(connection: sa.Connection, *, now_s: float, not_before_s: float) -> i
             .values(name=row.name, **values)
             .on_conflict_do_update(index_elements=["name"], set_=values)
         )
-        folders.append(row.folder)
+        folders.append((row.run, row.folder))
         folders += _delete_exports(connection, checkpoint_exports.c.checkpoint == row.name)
     folders += _delete_exports(connection, checkpoint_exports.c.expire_time_s <= now_s)
-    note_folders(connection, folders, not_before_s)
+    _note(connection, folders, not_before_s)
     return len(folders)
 
 
@@ -201,31 +200,10 @@ def forget_before(connection: sa.Connection, time_s: float) -> None:
     connection.execute(sa.delete(checkpoint_tasks).where(checkpoint_tasks.c.finish_time_s < time_s))
 
 
-def note_folders(connection: sa.Connection, folders: Iterable[str], not_before_s: float) -> None:
-    """Note folders whose files are to be removed."""
-    for folder in folders:
-        connection.execute(
-            insert(connection, folder_deletions)
-            .values(folder=folder, not_before_s=not_before_s)
-            .on_conflict_do_nothing()
-        )
-
-
-def list_folder_deletions(connection: sa.Connection, now_s: float) -> list[str]:
-    """Return the folders whose time to be removed has come."""
-    query = sa.select(folder_deletions.c.folder).where(folder_deletions.c.not_before_s <= now_s)
-    return list(connection.execute(query).scalars())
-
-
-def forget_folder_deletion(connection: sa.Connection, folder: str) -> None:
-    """Note that a folder is gone."""
-    connection.execute(sa.delete(folder_deletions).where(folder_deletions.c.folder == folder))
-
-
 def put_export(connection: sa.Connection, export: ExportRecord, *, not_before_s: float) -> None:
     """Record an export, replacing one of its name, whose folder is then to be removed."""
-    folders = _delete_exports(connection, checkpoint_exports.c.name == export.name)
-    note_folders(connection, set(folders) - {export.folder}, not_before_s)
+    replaced = _delete_exports(connection, checkpoint_exports.c.name == export.name)
+    _note(connection, set(replaced) - {(export.run, export.folder)}, not_before_s)
     connection.execute(sa.insert(checkpoint_exports).values(**_values(export)))
 
 
@@ -323,13 +301,22 @@ def _locked_checkpoint(connection: sa.Connection, name: str) -> CheckpointRecord
     return _checkpoint_of(row) if row is not None else None
 
 
-def _delete_exports(connection: sa.Connection, which: sa.ColumnElement[bool]) -> list[str]:
-    """Forget exports, and return their folders."""
-    folders = list(
-        connection.execute(sa.select(checkpoint_exports.c.folder).where(which)).scalars()
-    )
+def _delete_exports(
+    connection: sa.Connection, which: sa.ColumnElement[bool]
+) -> list[tuple[str, str]]:
+    """Forget exports, and return their runs and folders."""
+    query = sa.select(checkpoint_exports.c.run, checkpoint_exports.c.folder).where(which)
+    folders = [(row.run, row.folder) for row in connection.execute(query)]
     connection.execute(sa.delete(checkpoint_exports).where(which))
     return folders
+
+
+def _note(
+    connection: sa.Connection, folders: Iterable[tuple[str, str]], not_before_s: float
+) -> None:
+    """Note folders, each with its run, whose files are to be removed."""
+    for run, folder in folders:
+        deletion_statements.note_folders(connection, run, [folder], not_before_s)
 
 
 def _values(record: CheckpointRecord | ExportRecord | TaskRecord) -> dict[str, Any]:

@@ -43,13 +43,14 @@ class PostgresLedger(SqlLedger):
     Args:
         url: `postgresql://...` of the database.
         holder: This process.
+        store: Names the object store of this process; empty if all have the same.
     """
 
-    def __init__(self, url: str, *, holder: Holder) -> None:
+    def __init__(self, url: str, *, holder: Holder, store: str = "") -> None:
         target = PostgresTarget(
             url=url, schema=SCHEMA, application_name=f"tinsmith {holder.worker}"
         )
-        super().__init__(holder=holder)
+        super().__init__(holder=holder, store=store)
         self._target = target
         self._identity = ""
         self._pool = RepeatableStatements(target)

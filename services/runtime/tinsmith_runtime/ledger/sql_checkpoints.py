@@ -13,25 +13,12 @@ from tinsmith_runtime.ledger.records import (
     FencedError,
     TaskRecord,
 )
+from tinsmith_runtime.ledger.sql_deletions import SqlDeletions
 from tinsmith_runtime.records import AuditEvent
-from tinsmith_runtime.sql import Database
 
 
-class SqlCheckpoints:
-    """Checkpoints, exports, and the tasks that make them; see `Ledger` for the methods.
-
-    Args:
-        database: Holds the tables of `tables`; a subclass may open it later.
-    """
-
-    def __init__(self, database: Database | None = None) -> None:
-        self._opened = database
-
-    @property
-    def _database(self) -> Database:
-        if self._opened is None:
-            raise RuntimeError("the ledger is not open")
-        return self._opened
+class SqlCheckpoints(SqlDeletions):
+    """Checkpoints, exports, and the tasks that make them; see `Ledger` for the methods."""
 
     async def get_checkpoint(self, name: str) -> CheckpointRecord | None:
         """Return a checkpoint."""
@@ -93,18 +80,6 @@ class SqlCheckpoints:
         """Forget old tombstones and tasks; see `Ledger`."""
         await self._database.write(
             lambda connection: checkpoint_statements.forget_before(connection, before_s)
-        )
-
-    async def list_folder_deletions(self, *, now_s: float) -> list[str]:
-        """Return the folders whose time to be removed has come."""
-        return await self._database.read(
-            lambda connection: checkpoint_statements.list_folder_deletions(connection, now_s)
-        )
-
-    async def forget_folder_deletion(self, folder: str) -> None:
-        """Note that a folder is gone."""
-        await self._database.write(
-            lambda connection: checkpoint_statements.forget_folder_deletion(connection, folder)
         )
 
     async def get_export(self, name: str) -> ExportRecord | None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import sqlalchemy as sa
 
 from tinsmith_runtime.errors import (
     RunNotFoundError,
 )
-from tinsmith_runtime.ledger import checkpoint_statements, retention, statements
+from tinsmith_runtime.ledger import (
+    checkpoint_statements,
+    deletion_statements,
+    retention,
+    statements,
+)
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
     CheckpointRecord,
@@ -32,14 +37,13 @@ from tinsmith_runtime.ledger.tables import (
     checkpoint_exports,
     checkpoint_tasks,
     checkpoints,
-    deletions,
     expired_checkpoints,
     leases,
     operations,
     runs,
     snapshots,
 )
-from tinsmith_runtime.sql import Database, insert
+from tinsmith_runtime.sql import Database
 
 
 class SqlLedger(SqlCheckpoints):
@@ -48,10 +52,13 @@ class SqlLedger(SqlCheckpoints):
     Args:
         database: Holds the tables of `tables`; a subclass may open it later.
         holder: This process, where several share the database; runs are then leased.
+        store: Names the object store of this process; empty if the ledger knows only one.
     """
 
-    def __init__(self, database: Database | None = None, *, holder: Holder | None = None) -> None:
-        super().__init__(database)
+    def __init__(
+        self, database: Database | None = None, *, holder: Holder | None = None, store: str = ""
+    ) -> None:
+        super().__init__(database, store=store)
         self._holder = holder
 
     async def open(self) -> None:
@@ -75,7 +82,7 @@ class SqlLedger(SqlCheckpoints):
     async def adopt_run(self, run: RunRecord) -> RunRecord:
         """Create a run or raise its epoch; see `Ledger`."""
         return await self._database.write(
-            lambda connection: statements.adopt(connection, run, self._holder)
+            lambda connection: statements.adopt(connection, run, self._holder, self._store)
         )
 
     async def release_run(self, run: str, epoch: int) -> None:
@@ -126,6 +133,39 @@ class SqlLedger(SqlCheckpoints):
             ]
         )
 
+    async def get_held_run(self, run: str) -> RunRecord | None:
+        """Return a run that this process holds; see `Ledger`."""
+        query = self._select_held().where(runs.c.name == run)
+        row = await self._database.read(
+            lambda connection: connection.execute(query).mappings().first()
+        )
+        return None if row is None else statements.run_of(row)
+
+    async def list_held_runs(self) -> list[RunRecord]:
+        """Return all runs that this process holds."""
+        query = self._select_held()
+        return await self._database.read(
+            lambda connection: [
+                statements.run_of(row) for row in connection.execute(query).mappings()
+            ]
+        )
+
+    async def unsettled_runs(self, among: Collection[str] | None = None) -> set[str]:
+        """Return the runs that have something to do or to tell; see `Ledger`."""
+        is_waiting = sa.exists().where(operations.c.run == runs.c.name, operations.c.revision == 0)
+        query = self._select_held().where(is_waiting | runs.c.replay_diverged)
+        if among is not None:
+            query = query.where(runs.c.name.in_(among))
+        return await self._database.read(
+            lambda connection: {row["name"] for row in connection.execute(query).mappings()}
+        )
+
+    def _select_held(self) -> sa.Select[tuple[object, ...]]:
+        query = statements.select_runs()
+        if self._holder is not None:
+            query = query.where(leases.c.holder == self._holder.name)
+        return query
+
     async def delete_run(self, run: str, epoch: int) -> None:
         """Remove a run; see `Ledger`."""
 
@@ -143,23 +183,10 @@ class SqlLedger(SqlCheckpoints):
                 leases,
             ):
                 connection.execute(sa.delete(table).where(table.c.run == run))
+            deletion_statements.note_run(connection, run)
             connection.execute(sa.delete(runs).where(runs.c.name == run))
-            connection.execute(
-                insert(connection, deletions).values(run=run).on_conflict_do_nothing()
-            )
 
         await self._database.write(delete)
-
-    async def list_deletions(self) -> list[str]:
-        """Return the deleted runs whose files may still be there."""
-        return await self._database.read(
-            lambda connection: list(connection.execute(sa.select(deletions.c.run)).scalars())
-        )
-
-    async def forget_deletion(self, run: str) -> None:
-        """Note that the files of a deleted run are gone."""
-        statement = sa.delete(deletions).where(deletions.c.run == run)
-        await self._database.write(lambda connection: connection.execute(statement))
 
     async def submit(self, operation: NewOperation) -> OperationRecord:
         """Accept an operation; see `Ledger`."""

@@ -49,7 +49,7 @@ _SUMMARY_COLUMNS = [
 
 def select_runs() -> sa.Select[tuple[object, ...]]:
     """Select all runs with their epochs."""
-    columns = [column for column in runs.c if column.name != "last_revision"]
+    columns = [column for column in runs.c if column.name not in ("last_revision", "store")]
     query = sa.select(*columns, leases.c.epoch).join(leases, leases.c.run == runs.c.name)
     return query.order_by(runs.c.name)
 
@@ -322,7 +322,9 @@ def insert_snapshot(connection: sa.Connection, snapshot: SnapshotRecord) -> None
     )
 
 
-def adopt(connection: sa.Connection, run: RunRecord, holder: Holder | None) -> RunRecord:
+def adopt(
+    connection: sa.Connection, run: RunRecord, holder: Holder | None, store: str
+) -> RunRecord:
     """Create a run or raise its epoch; see `Ledger.adopt_run`."""
     name = holder.name if holder is not None else ""
     # Inserted first: of two processes that adopt a new run at once, the second one waits here and
@@ -355,8 +357,9 @@ def adopt(connection: sa.Connection, run: RunRecord, holder: Holder | None) -> R
         )
     connection.execute(
         insert(connection, runs)
-        .values(name=run.name, base_model=run.base_model, adapter=run.adapter)
-        .on_conflict_do_nothing()
+        .values(name=run.name, base_model=run.base_model, adapter=run.adapter, store=store)
+        # Wherever it was before: from now on its files are written there.
+        .on_conflict_do_update(index_elements=["name"], set_={"store": store})
     )
     row = connection.execute(select_runs().where(runs.c.name == run.name)).mappings().one()
     return run_of(row)

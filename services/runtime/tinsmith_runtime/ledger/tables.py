@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_runtime.ledger.migrations"
 
@@ -20,6 +20,8 @@ runs = sa.Table(
     sa.Column("replay_diverged", sa.Boolean, nullable=False, default=False),
     # Revisions given to operations so far; the row's lock gives them out one after another.
     sa.Column("last_revision", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    # The object store of the trainer that adopted it last; empty if that is not known.
+    sa.Column("store", sa.Text, nullable=False, default="", server_default=""),
 )
 
 # The fence: placement raises the epoch, every write of a trainer checks it and locks the row.
@@ -197,6 +199,8 @@ folder_deletions = sa.Table(
     "folder_deletions",
     metadata,
     sa.Column("folder", sa.Text, primary_key=True),
+    # The one that holds the files; empty on a note that is older than this column.
+    sa.Column("store", sa.Text, primary_key=True, default="", server_default=""),
     # Readers in other processes get this long to finish.
     sa.Column("not_before_s", sa.Float, nullable=False),
 )
@@ -206,6 +210,8 @@ deletions = sa.Table(
     "deletions",
     metadata,
     sa.Column("run", sa.Text, primary_key=True),
+    # As above.
+    sa.Column("store", sa.Text, primary_key=True, default="", server_default=""),
 )
 
 # What is true of the whole database, such as the name by which trainers know that they share it.

@@ -79,6 +79,7 @@ class WorkerPod(Pod):
             PodRole(domain.partition(".")[0]),
             pool=config.pool,
             previous=config.previous_pod_key,
+            tls=config.tls(),
         )
         self._scheduler = SchedulerClient(config.scheduler_address, self._credentials)
         self._server = PodServer(

@@ -10,11 +10,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tinsmith_runtime.rpc.pod_tls import PodTls
 from tinsmith_runtime.rpc.server import ServerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListenConfig:
+class CertificateConfig:
+    """How a pod shows to other pods what it is."""
+
+    __slots__ = ()
+
+    pod_certificate: Path | None = None
+    """PEM file of the certificate that other pods are shown; without one pods speak in clear."""
+    pod_certificate_key: Path | None = None
+    """PEM file of its private key."""
+    pod_authority: Path | None = None
+    """PEM file of the authority that the certificates of all pods come from."""
+
+    def tls(self) -> PodTls | None:
+        """Return the certificate of the pod; None if it has none.
+
+        Raises:
+            ConfigError: If a part of it is missing, or cannot be read.
+        """
+        return PodTls.from_settings(
+            self.pod_certificate, self.pod_certificate_key, self.pod_authority
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenConfig(CertificateConfig):
     """Where a pod listens, and how it ends."""
 
     __slots__ = ()
@@ -51,6 +76,7 @@ class GrpcConfig(ListenConfig):
             metrics_address=self.metrics_address,
             drain_timeout_s=self.drain_timeout_s,
             max_message_bytes=self.max_message_bytes,
+            tls=self.tls(),
         )
 
 

@@ -1,6 +1,7 @@
 """`python -m tinsmith_runtime.rpc.health_probe [HOST:PORT]`: exits 0 if a pod serves.
 
-Kubernetes asks by itself from 1.24 on; this is for clusters that are older.
+Kubernetes asks by itself from 1.24 on. This is for clusters that are older, and for pods that ask
+callers for a certificate, which Kubernetes does not have: the probe shows that of the pod itself.
 """
 
 from __future__ import annotations
@@ -8,21 +9,39 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tinsmith_runtime.rpc.pod_tls import PodTls
 
-def is_serving(address: str, *, timeout_s: float) -> bool:
-    """Return whether a gRPC server answers its health check with SERVING in time."""
-    with grpc.insecure_channel(address) as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=timeout_s
-            )
-        except grpc.RpcError:
-            return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+_FILES = ("CERTIFICATE", "CERTIFICATE_KEY", "AUTHORITY")
+
+
+def is_serving(
+    address: str, *, timeout_s: float, tls: PodTls | None = None, role: str = ""
+) -> bool:
+    """Return whether a gRPC server answers its health check with SERVING in time.
+
+    Args:
+        address: `host:port`.
+        timeout_s: How long to wait for the answer.
+        tls: What the server is shown; None asks in clear.
+        role: What the server has to be.
+    """
+    channel = (
+        grpc.insecure_channel(address) if tls is None else tls.open_blocking_channel(address, role)
+    )
+    try:
+        answer = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=timeout_s
+        )
+    except grpc.RpcError:
+        return False
+    finally:
+        channel.close()
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def main() -> int:
@@ -38,10 +57,16 @@ def main() -> int:
         help="host:port; where the pod of this container listens by default",
     )
     parser.add_argument("--timeout-s", type=float, default=3.0)
+    parser.add_argument("--role", default="", help="what the pod is, where it shows a certificate")
     arguments = parser.parse_args()
     if not arguments.address:
         parser.error("name an address, or set TINSMITH_LISTEN_ADDRESS")
-    return 0 if is_serving(arguments.address, timeout_s=arguments.timeout_s) else 1
+    files = (os.environ.get(f"TINSMITH_POD_{name}") for name in _FILES)
+    tls = PodTls.from_settings(*(Path(file) if file else None for file in files))
+    found = is_serving(
+        arguments.address, timeout_s=arguments.timeout_s, tls=tls, role=arguments.role
+    )
+    return 0 if found else 1
 
 
 if __name__ == "__main__":

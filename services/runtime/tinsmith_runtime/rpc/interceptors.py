@@ -25,6 +25,7 @@ from grpc_status import rpc_status
 from tinsmith.rpc.error_codec import encode_status
 from tinsmith_runtime.errors import (
     DrainingError,
+    KeyInvalidError,
     MalformedRequestError,
     TinsmithError,
     internal_error,
@@ -36,6 +37,8 @@ from tinsmith_runtime.rpc.auth import Authenticator, Caller, bind_caller
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
+from tinsmith_runtime.rpc.pod_identity import PodIdentity, PodRole
+from tinsmith_runtime.rpc.pod_tls import peer_identity
 from tinsmith_runtime.rpc.requests import bind_body
 
 logger = logging.getLogger(__name__)
@@ -102,6 +105,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             authorization if isinstance(authorization, str) else None
         )
         caller.require_method(method)
+        _require_peer(caller, context)
         return caller
 
     def admit(self, caller: Caller) -> Admission:
@@ -139,6 +143,31 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         status = rpc_status.to_status(encode_status(error, domain=self._domain))
         await context.abort_with_status(status)
         raise AssertionError("abort_with_status returned")
+
+
+def _require_peer(caller: Caller, context: Context) -> None:
+    """Refuse a key that comes over the connection of a pod which it is not of.
+
+    Keys of users come through gateways.
+
+    Raises:
+        KeyInvalidError: If the certificate of the connection is of another role or namespace.
+    """
+    peer = peer_identity(context)
+    if peer is None:
+        return
+    role, namespace = peer
+    if not caller.is_pod:
+        expected, is_own = PodRole.GATEWAY.value, role == PodRole.GATEWAY
+    else:
+        key = PodIdentity.parse(caller.key_id)
+        expected = f"{key.role} of namespace {key.namespace!r}"
+        is_own = role == key.role and key.namespace in ("", namespace)
+    if not is_own:
+        raise KeyInvalidError(
+            f"the certificate of the connection is of {role or 'no role'} in {namespace!r}, and "
+            f"the key needs that of {expected}"
+        )
 
 
 class _Call:

@@ -19,7 +19,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import grpc.aio
+
+from tinsmith.rpc.channels import CHANNEL_OPTIONS, open_channel
 from tinsmith_runtime.errors import ConfigError, KeyInvalidError
+from tinsmith_runtime.rpc.pod_tls import PodTls
 
 POD_KEY_PREFIX = "tsp_"
 
@@ -127,14 +131,22 @@ class PodCredentials:
     Attributes:
         key: Its own key.
         roots: Root secrets, the one in use first; empty in a pod that was given its key alone.
+        tls: Its certificate; None where pods speak in clear.
     """
 
     key: PodKey
     roots: tuple[str, ...] = field(default=(), repr=False)
+    tls: PodTls | None = None
 
     @classmethod
     def read(
-        cls, pod_key: str, role: PodRole, *, pool: str = "", previous: str = ""
+        cls,
+        pod_key: str,
+        role: PodRole,
+        *,
+        pool: str = "",
+        previous: str = "",
+        tls: PodTls | None = None,
     ) -> PodCredentials:
         """Return the credentials that the settings of a pod give it.
 
@@ -143,13 +155,14 @@ class PodCredentials:
             role: What the pod is.
             pool: The pool that it registers in.
             previous: The root secret before the last rotation, which is valid too.
+            tls: The pod's certificate.
 
         Raises:
             ConfigError: If the key is of another role or pool, or is none.
         """
         if not pod_key.startswith(POD_KEY_PREFIX):
             roots = tuple(root for root in (pod_key, previous) if root)
-            return cls(PodKey.derive(pod_key, PodIdentity(role, pool=pool)), roots)
+            return cls(PodKey.derive(pod_key, PodIdentity(role, pool=pool)), roots, tls)
         try:
             key = PodKey.parse(pod_key)
         except KeyInvalidError as error:
@@ -161,7 +174,24 @@ class PodCredentials:
                 f"pod_key is that of a {key.identity.role} of pool {key.identity.pool!r}, and this "
                 f"is a {role} of pool {pool!r}; give each pod its own key"
             )
-        return cls(key)
+        return cls(key, tls=tls)
+
+    def open_channel(self, address: str, role: PodRole) -> grpc.aio.Channel:
+        """Return a channel to a pod of a role.
+
+        Args:
+            address: `host:port`.
+            role: What the pod there has to be, where it shows a certificate.
+        """
+        if self.tls is None:
+            return open_channel(address)
+        return self.tls.open_channel(address, role)
+
+    def open_blocking_channel(self, address: str, role: PodRole) -> grpc.Channel:
+        """Return the same for code without an event loop."""
+        if self.tls is None:
+            return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return self.tls.open_blocking_channel(address, role)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from tinsmith.rpc.channels import open_channel
 from tinsmith.rpc.error_codec import decode_status, status_of
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_runtime.errors import (
@@ -83,7 +82,7 @@ class SchedulerClient:
     """
 
     def __init__(self, address: str, credentials: PodCredentials) -> None:
-        self._channel = open_channel(address)
+        self._channel = credentials.open_channel(address, PodRole.SCHEDULER)
         self._stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._credentials = credentials
 

@@ -25,6 +25,7 @@ from tinsmith_runtime.rpc.body_reading import BodyReader
 from tinsmith_runtime.rpc.health import Health
 from tinsmith_runtime.rpc.in_flight import Limits, LimitSettings
 from tinsmith_runtime.rpc.interceptors import CallInterceptor
+from tinsmith_runtime.rpc.pod_tls import PodTls
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class ServerConfig:
 
     listen_address: str = "127.0.0.1:0"
     """`host:port`; port 0 picks a free one."""
+    tls: PodTls | None = None
+    """The certificate that is shown, and that callers have to match; None serves in clear."""
     metrics_address: str | None = None
     """`host:port` of the Prometheus endpoint; None serves none."""
     drain_timeout_s: float = 30.0
@@ -160,7 +163,7 @@ class PodServer:
             return self._address
         host, _, _ = self._config.listen_address.rpartition(":")
         try:
-            port = self._server.add_insecure_port(self._config.listen_address)
+            port = self._add_port()
         except RuntimeError as error:
             raise ConfigError(
                 f"listen_address {self._config.listen_address} cannot be bound: is another "
@@ -168,6 +171,13 @@ class PodServer:
             ) from error
         self._address = f"{host}:{port}"
         return self._address
+
+    def _add_port(self) -> int:
+        if self._config.tls is None:
+            return self._server.add_insecure_port(self._config.listen_address)
+        return self._server.add_secure_port(
+            self._config.listen_address, self._config.tls.server_credentials()
+        )
 
     async def start(self) -> None:
         """Serve, and report healthy."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tinsmith.rpc.channels import open_channel
 from tinsmith.v1 import (
     checkpoint_pb2,
     checkpoint_pb2_grpc,
@@ -13,7 +12,7 @@ from tinsmith.v1 import (
     trainer_control_pb2_grpc,
 )
 from tinsmith_runtime.errors import WorkerUnavailableError
-from tinsmith_runtime.rpc.pod_identity import PodCredentials
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_sampler.trainer_protocol import StoredWeights
 
@@ -25,6 +24,7 @@ class TrainerClient:
     """Connections to the trainers of a deployment, made when they are needed."""
 
     def __init__(self, credentials: PodCredentials) -> None:
+        self._credentials = credentials
         self._metadata = credentials.metadata
         self._channels: dict[str, Any] = {}
 
@@ -73,7 +73,9 @@ class TrainerClient:
             )
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = open_channel(address)
+            channel = self._channels[address] = self._credentials.open_channel(
+                address, PodRole.TRAINER
+            )
         async with typed_errors("trainer", may_move=True):
             return await getattr(stub(channel), method)(
                 request, timeout=_CALL_TIMEOUT_S, metadata=self._metadata

@@ -10,7 +10,6 @@ from typing import Any
 import grpc.aio
 from google.longrunning import operations_pb2, operations_pb2_grpc
 
-from tinsmith.rpc.channels import open_channel
 from tinsmith.rpc.durations import encode_duration
 from tinsmith.rpc.error_codec import decode_status
 from tinsmith.rpc.lists import pages
@@ -25,7 +24,7 @@ from tinsmith.v1 import (
 from tinsmith_runtime.adapters import AdapterConfig
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.rpc.adapter_codec import decode_adapter, encode_adapter
-from tinsmith_runtime.rpc.pod_identity import PodCredentials
+from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
 from tinsmith_scheduler.store.records import CheckpointInfo, RunStanding
 
@@ -48,6 +47,7 @@ class GrpcTrainers:
     """
 
     def __init__(self, credentials: PodCredentials, *, timeout_s: float) -> None:
+        self._credentials = credentials
         self._metadata = credentials.metadata
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -147,7 +147,9 @@ class GrpcTrainers:
     ) -> Any:
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = open_channel(address)
+            channel = self._channels[address] = self._credentials.open_channel(
+                address, PodRole.TRAINER
+            )
         stub = stubs(channel)
         async with typed_errors("trainer", may_move=True):
             return await getattr(stub, method)(

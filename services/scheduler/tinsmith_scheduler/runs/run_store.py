@@ -118,18 +118,16 @@ def begin_moves(connection: sa.Connection, worker: str, incarnation: str) -> lis
 
 
 def count_project_runs(connection: sa.Connection, project: str) -> int:
-    """Count the runs of a project that take up a place."""
-    query = sa.select(sa.func.count()).where(
-        runs.c.project == project, runs.c.state.in_(_HOLDING_STATES)
-    )
+    """Count the live runs of a project."""
+    query = sa.select(sa.func.count()).where(runs.c.project == project, _is_live())
     return connection.execute(query).scalar_one()
 
 
 def count_runs_by_worker(connection: sa.Connection) -> dict[str, int]:
-    """Count the runs on each trainer, those that are being adopted included."""
+    """Count the live runs on each trainer, those that are being adopted included."""
     query = (
         sa.select(runs.c.worker, sa.func.count().label("num_runs"))
-        .where(runs.c.state.in_(_HOLDING_STATES), runs.c.worker != "")
+        .where(_is_live(), runs.c.worker != "")
         .group_by(runs.c.worker)
     )
     return {row.worker: row.num_runs for row in connection.execute(query)}
@@ -318,6 +316,12 @@ def confirm_release(connection: sa.Connection, release: Release) -> None:
             releases.c.mode == release.mode.value,
         )
     )
+
+
+def _is_live() -> sa.ColumnElement[bool]:
+    """Whether a run takes up a place: it is held, or about to be, and its session goes on."""
+    active = sa.select(sessions.c.name).where(sessions.c.state == SessionState.ACTIVE.value)
+    return sa.and_(runs.c.session.in_(active), runs.c.state.in_(_HOLDING_STATES))
 
 
 def _list_in_state(connection: sa.Connection, state: RunState) -> list[Run]:

@@ -11,7 +11,6 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from weakref import WeakValueDictionary
 
 import sqlalchemy as sa
 
@@ -28,6 +27,7 @@ from tinsmith_runtime.errors import (
     TinsmithError,
     WorkerUnavailableError,
 )
+from tinsmith_runtime.keyed_locks import KeyedLocks
 from tinsmith_runtime.records import ReleaseMode, RequestIdentity
 from tinsmith_runtime.rpc.auth import Caller
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
@@ -66,7 +66,7 @@ class Runs:
         trainers: Asked to delete runs.
         creations: Places new runs.
         sources: Finds the checkpoints that runs begin from.
-        max_runs_per_project: Limits the runs of a project that are neither failed nor deleted.
+        max_runs_per_project: Limits the live runs of a project: those whose session goes on.
         wall_clock: Seconds since the epoch.
     """
 
@@ -88,7 +88,7 @@ class Runs:
         self._sources = sources
         self._max_runs_per_project = max_runs_per_project
         self._wall_clock = wall_clock
-        self._delete_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._delete_locks = KeyedLocks()
 
     async def create(
         self,
@@ -144,8 +144,8 @@ class Runs:
             require_active(connection, new.session)
             if run_store.count_project_runs(connection, project) >= self._max_runs_per_project:
                 raise ResourceExhaustedError(
-                    f"project {project} has {self._max_runs_per_project} runs, which is its "
-                    "limit; delete one",
+                    f"project {project} has {self._max_runs_per_project} live runs, which is its "
+                    "limit; finish a session or delete a run",
                     project=project,
                     limit=self._max_runs_per_project,
                 )
@@ -247,7 +247,7 @@ class Runs:
         return shown, encode_page_token(list_name, shown[-1].serial) if more else ""
 
     async def count_by_worker(self) -> dict[str, int]:
-        """Count the runs on each trainer."""
+        """Count the live runs on each trainer."""
         return await self._database.read(run_store.count_runs_by_worker)
 
     async def resume(self, session: SessionName) -> Sequence[ResumedRun]:
@@ -286,7 +286,7 @@ class Runs:
             RunNotFoundError: If there never was a run of this name.
             WorkerUnavailableError: If its trainer could not be reached; nothing was deleted.
         """
-        async with self._delete_lock(str(name)):
+        async with self._delete_locks.of(str(name)):
             now_s = self._wall_clock()
 
             def record(connection: sa.Connection) -> None:
@@ -330,12 +330,6 @@ class Runs:
             # Not found after an answer that was lost: the trainer deleted it the first time.
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
-
-    def _delete_lock(self, name: str) -> asyncio.Lock:
-        lock = self._delete_locks.get(name)
-        if lock is None:
-            lock = self._delete_locks[name] = asyncio.Lock()
-        return lock
 
 
 def _agreed(new: NewRun, stored: AdapterConfig) -> AdapterConfig:

@@ -104,24 +104,19 @@ class CheckpointFiles:
     ) -> WrittenManifest:
         """Copy a folder within the store, under a manifest of its own; the copy is verified.
 
+        The target is a folder that was never used. What fails leaves its files there.
+
         Raises:
             CheckpointCorruptError: If a file is missing or does not match its manifest.
             StorageFullError: If there is no room.
         """
-        self._store.delete_folder(target)
-        try:
-            done_bytes = 0
-            for name, entry in manifest.files.items():
-                self._copy_file(source, target, name)
-                done_bytes += entry.size_bytes
-                progress(done_bytes, manifest.size_bytes)
-            checkpoint_manifests.verify_files(self._store, target, manifest)
-            return checkpoint_manifests.write_manifest(
-                self._store, target, manifest.files, attributes
-            )
-        except CheckpointCorruptError:
-            self._store.delete_folder(target)
-            raise
+        done_bytes = 0
+        for name, entry in manifest.files.items():
+            self._copy_file(source, target, name)
+            done_bytes += entry.size_bytes
+            progress(done_bytes, manifest.size_bytes)
+        checkpoint_manifests.verify_files(self._store, target, manifest)
+        return checkpoint_manifests.write_manifest(self._store, target, manifest.files, attributes)
 
     def chunks(self, path: str, offset: int) -> Iterator[bytes]:
         """Yield an object of the store from an offset on.
@@ -134,6 +129,11 @@ class CheckpointFiles:
     def url(self, path: str, *, expires_s: float) -> str:
         """Return a signed URL of an object; empty if the store has none."""
         return self._store.presigned_url(path, expires_s=expires_s) or ""
+
+    def subfolders(self, parent: str) -> list[str]:
+        """Return the folders right below another one that hold files."""
+        found = {info.path.removeprefix(f"{parent}/") for info in self._store.list_folder(parent)}
+        return sorted({f"{parent}/{path.partition('/')[0]}" for path in found if "/" in path})
 
     def delete(self, folder: str) -> None:
         """Remove a folder; none is fine."""

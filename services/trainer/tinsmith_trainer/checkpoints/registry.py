@@ -40,7 +40,7 @@ from tinsmith_trainer.execution import snapshot_format
 from tinsmith_trainer.residency.weight_publisher import checkpoint_attributes
 from tinsmith_trainer.runs.operations import LoadCheckpointWork, SaveCheckpointWork
 from tinsmith_trainer.runs.run import LiveRun
-from tinsmith_trainer.runs.storage_cleanup import discard_folder
+from tinsmith_trainer.runs.storage_cleanup import READERS_GRACE_S, discard_folder
 
 logger = logging.getLogger(__name__)
 
@@ -183,17 +183,37 @@ class CheckpointRegistry:
         return Page(page, token)
 
     async def delete(self, name: str, *, key_id: str) -> None:
-        """Delete a checkpoint, its exports and their files, on behalf of a key.
+        """Delete a checkpoint and its exports on behalf of a key; files go after a short grace.
 
         Raises:
             CheckpointNotFoundError: If there is none of this name.
             CheckpointExpiredError: If it expired.
         """
         await self.readable(name, None)
-        deleted = await self._ledger.delete_checkpoint(name, key_id=key_id, now_s=self._clock())
+        now_s = self._clock()
+        deleted = await self._ledger.delete_checkpoint(
+            name, key_id=key_id, now_s=now_s, not_before_s=now_s + READERS_GRACE_S
+        )
         if deleted is None:
             raise checkpoint_not_found(name)
-        await self.remove_folders()
+
+    async def require_undeleted(self, name: str, path: str) -> None:
+        """Refuse a file of what was deleted; of what expired, files are served while they last.
+
+        Args:
+            name: The checkpoint or export.
+            path: The file.
+
+        Raises:
+            NotFoundError: If it was deleted.
+        """
+        checkpoint = name.partition("/exports/")[0]
+        record = await self._ledger.get_checkpoint(checkpoint)
+        is_named = record is not None and (
+            name != checkpoint or path.rpartition("/")[0] == record.folder
+        )
+        if not is_named and await self._ledger.get_expiry(checkpoint) is None:
+            raise NotFoundError(f"{name} was deleted; its files cannot be fetched", name=name)
 
     async def remove_folders(self) -> None:
         """Remove the files of what was deleted or expired, but for those that are being read."""

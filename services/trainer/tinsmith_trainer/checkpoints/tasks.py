@@ -31,6 +31,7 @@ from tinsmith_runtime.ledger import (
     TaskRecord,
 )
 from tinsmith_runtime.ledger.records import FencedError
+from tinsmith_runtime.shielded import start
 from tinsmith_trainer.checkpoints.transfers import CheckpointWork, Made, TaskWork
 from tinsmith_trainer.metrics import CHECKPOINT_TASKS
 from tinsmith_trainer.runs.run import LiveRun
@@ -80,7 +81,7 @@ class CheckpointTasks:
         ledger: Where they are durable.
         work: Does them.
         codec: Their stored form.
-        find_run: Returns a run that this trainer holds, or None.
+        find_run: Returns a run that this trainer holds, asleep or not, or None.
         clock: Seconds since the epoch.
     """
 
@@ -90,7 +91,7 @@ class CheckpointTasks:
         work: CheckpointWork,
         codec: TaskCodec,
         *,
-        find_run: Callable[[str], LiveRun | None],
+        find_run: Callable[[str], Awaitable[LiveRun | None]],
         clock: Callable[[], float],
     ) -> None:
         self._ledger = ledger
@@ -99,6 +100,7 @@ class CheckpointTasks:
         self._find_run = find_run
         self._clock = clock
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._tidying: set[asyncio.Task[None]] = set()
         self._progress: dict[str, TaskProgress] = {}
         self._turns = FairSlots(_NUM_AT_ONCE, _NUM_OF_PROJECT)
 
@@ -108,12 +110,15 @@ class CheckpointTasks:
         Repeating it changes nothing.
         """
         for task in await self._ledger.list_pending_tasks():
-            if self._find_run(task.run) is not None and task.name not in self._running:
+            if task.name in self._running or await self._find_run(task.run) is None:
+                continue
+            # It may have begun while the run was looked up.
+            if task.name not in self._running:
                 self._begin(task)
 
     async def stop(self) -> None:
         """Stop what runs; it is done again after the restart."""
-        tasks = list(self._running.values())
+        tasks = [*self._running.values(), *self._tidying]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -173,7 +178,7 @@ class CheckpointTasks:
     async def _execute(self, task: TaskRecord, progress: TaskProgress) -> None:
         async with self._turns.hold(RunName.parse(task.run).project):
             progress.is_running = True
-            run = self._find_run(task.run)
+            run = await self._find_run(task.run)
             if run is None:
                 return
             # It may have ended since it was listed: done again, it would take its own files away.
@@ -190,16 +195,14 @@ class CheckpointTasks:
 
     async def _do(self, run: LiveRun, task: TaskRecord, progress: TaskProgress) -> None:
         work = self._codec.decode_task(task.kind, task.checkpoint, task.payload)
-        made: Made | None = None
         error: TinsmithError | None = None
+        task_id = task.name.rpartition("/")[2].partition("-")[2].replace("-", "")
         try:
-            task_id = task.name.rpartition("/")[2].partition("-")[2].replace("-", "")
             made = await self._work.do(run.record, work, task_id, progress.note)
             await self._commit(run, task, made)
         except FencedError:
-            if made is not None and self._find_run(task.run) is None:
-                # The folder of the deleted run was removed before this was written into it.
-                await asyncio.to_thread(self._work.discard, made)
+            # Of no use to another process, and the folder of a deleted run was removed before.
+            self._begin_tidying(run, task, work, task_id)
             raise
         except TinsmithError as problem:
             error = problem
@@ -207,9 +210,8 @@ class CheckpointTasks:
             logger.error("task failed by a bug", exc_info=bug, extra={"task": task.name})
             error = internal_error()
         if error is not None:
-            if made is not None:
-                await asyncio.to_thread(self._work.discard, made)
             await self._commit_failure(run, task, error)
+        self._begin_tidying(run, task, work, task_id)
         if not isinstance(error, StorageFullError):
             await asyncio.to_thread(self._work.end, work)
         CHECKPOINT_TASKS.labels(task.kind, "succeeded" if error is None else "failed").inc()
@@ -217,6 +219,20 @@ class CheckpointTasks:
             "task ended",
             extra={"task": task.name, "outcome": "succeeded" if error is None else error.reason},
         )
+
+    def _begin_tidying(self, run: LiveRun, task: TaskRecord, work: TaskWork, task_id: str) -> None:
+        # Beside what waits for the end of the task: the store may be slow.
+        start(self._tidy(run, task, work, task_id), self._tidying)
+
+    async def _tidy(self, run: LiveRun, task: TaskRecord, work: TaskWork, task_id: str) -> None:
+        """Remove what attempts left; what remains there goes with the run."""
+        try:
+            await self._work.tidy(run.record, work, task_id)
+        except TinsmithError as error:
+            logger.warning(
+                "files of attempts not removed",
+                extra={"task": task.name, "problem": error.message},
+            )
 
     async def _commit(self, run: LiveRun, task: TaskRecord, made: Made) -> None:
         result = self._codec.encode_made(made)

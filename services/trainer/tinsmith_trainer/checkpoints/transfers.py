@@ -1,7 +1,8 @@
 """What copies, exports and imports do: from files of the store, or an upload, to other files.
 
-Each writes into a folder that no other task uses, so that one that was cut off is just done again.
-Nothing that it writes counts before the ledger has the row.
+Each attempt writes into a folder of its own, below one of its task, so that what was cut off is
+just done again, and an attempt that ends late touches no files of another. Nothing counts before
+the ledger has the row, which names the folder. What other attempts left is removed after that.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -113,17 +115,33 @@ class CheckpointWork:
         Raises:
             TinsmithError: Why it cannot be done.
         """
+        attempt = f"{task_id}-e{run.epoch}/{uuid.uuid4().hex[:12]}"
         match work:
             case CopyWork():
-                return await self._copy(run, work, task_id, progress)
+                return await self._copy(run, work, attempt, progress)
             case ExportWork():
-                return await self._export(run, work, task_id, progress)
+                return await self._export(run, work, attempt, progress)
             case ImportWork():
-                return await self._import(run, work, task_id, progress)
+                return await self._import(run, work, attempt, progress)
 
-    def discard(self, made: Made) -> None:
-        """Remove the files of what could not be committed; blocks."""
-        self._files.delete(made.folder)
+    async def tidy(self, run: RunRecord, work: TaskWork, task_id: str) -> None:
+        """Have the files removed that attempts of a task left which are not what it made.
+
+        To be called once the task has ended.
+        """
+        made: Made | None
+        if isinstance(work, ExportWork):
+            made = await self._ledger.get_export(f"{work.checkpoint}/exports/{work.format}")
+        else:
+            made = await self._ledger.get_checkpoint(work.checkpoint)
+        attempts = [
+            folder
+            for parent in _parents(run, work, f"{task_id}-e{run.epoch}")
+            for folder in await asyncio.to_thread(self._files.subfolders, parent)
+        ]
+        left = [folder for folder in attempts if made is None or folder != made.folder]
+        if left:
+            await self._ledger.note_folder_deletions(run.name, left, not_before_s=self._clock())
 
     def end(self, work: TaskWork) -> None:
         """Remove what a task that ended needs no longer; blocks."""
@@ -163,13 +181,13 @@ class CheckpointWork:
         return record
 
     async def _copy(
-        self, run: RunRecord, work: CopyWork, task_id: str, progress: Progress
+        self, run: RunRecord, work: CopyWork, attempt: str, progress: Progress
     ) -> CheckpointRecord:
         await self.check_copy(run, work)
         await self._checkpoints.make_way(work.checkpoint)
         async with self._checkpoints.held(work.source, run.name.split("/")[1]) as source:
             manifest = await asyncio.to_thread(self._files.manifest, source.folder, source.sha256)
-            folder = _folder(run, source.kind, work.checkpoint, task_id)
+            folder = _folder(run, source.kind, work.checkpoint, attempt)
             attributes = {**manifest.attributes, "run": run.name, "source": source.name}
             written = await asyncio.to_thread(
                 self._files.copy, source.folder, manifest, folder, attributes, progress
@@ -189,7 +207,7 @@ class CheckpointWork:
         )
 
     async def _export(
-        self, run: RunRecord, work: ExportWork, task_id: str, progress: Progress
+        self, run: RunRecord, work: ExportWork, attempt: str, progress: Progress
     ) -> ExportRecord:
         name = f"{work.checkpoint}/exports/{work.format}"
         await self.check_export(work)
@@ -198,8 +216,7 @@ class CheckpointWork:
             known = await self._ledger.get_export(name)
             if known is not None and known.expire_time_s > now_s:
                 return _renewed(known, now_s)
-            checkpoint_id = work.checkpoint.rpartition("/")[2]
-            folder = f"{run.name}/exports/{checkpoint_id}-{work.format}-{task_id}-e{run.epoch}"
+            folder = _export_folder(run, work, attempt)
             write = self._write_peft if work.format == "peft" else self._write_merged
             written = await asyncio.to_thread(write, record, folder, progress)
         return ExportRecord(
@@ -266,11 +283,11 @@ class CheckpointWork:
             )
 
     async def _import(
-        self, run: RunRecord, work: ImportWork, task_id: str, progress: Progress
+        self, run: RunRecord, work: ImportWork, attempt: str, progress: Progress
     ) -> CheckpointRecord:
         await self._checkpoints.make_way(work.checkpoint)
         upload, paths = await asyncio.to_thread(self._uploads.complete, work.upload)
-        folder = _folder(run, "sampler", work.checkpoint, task_id)
+        folder = _folder(run, "sampler", work.checkpoint, attempt)
         config, written = await asyncio.to_thread(
             self._write_import, run, upload.files, paths, folder, progress
         )
@@ -363,10 +380,24 @@ def _renewed(export: ExportRecord, now_s: float) -> ExportRecord:
     return replace(export, expire_time_s=now_s + EXPORT_LIFETIME_S)
 
 
-def _folder(run: RunRecord, kind: str, checkpoint: str, task_id: str) -> str:
-    # The epoch keeps a process that lost the run, and does the same task, away from these files.
-    name = f"{checkpoint.rpartition('/')[2]}-{task_id}-e{run.epoch}"
-    return f"{run.name}/checkpoints/{kind}/{name}"
+def _parents(run: RunRecord, work: TaskWork, task: str) -> Iterator[str]:
+    """Yield the folders that hold those of the attempts of a task."""
+    match work:
+        case ExportWork():
+            yield _export_folder(run, work, task)
+        case ImportWork():
+            yield _folder(run, "sampler", work.checkpoint, task)
+        case CopyWork():
+            for kind in ("training", "sampler"):
+                yield _folder(run, kind, work.checkpoint, task)
+
+
+def _folder(run: RunRecord, kind: str, checkpoint: str, below: str) -> str:
+    return f"{run.name}/checkpoints/{kind}/{checkpoint.rpartition('/')[2]}-{below}"
+
+
+def _export_folder(run: RunRecord, work: ExportWork, below: str) -> str:
+    return f"{run.name}/exports/{work.checkpoint.rpartition('/')[2]}-{work.format}-{below}"
 
 
 def _hash_of(path: Path) -> str:

@@ -3,33 +3,51 @@
 On a ledger of its own a trainer goes on with all runs of the ledger when it starts. On a shared one
 it begins with none: another process may hold them, and only the scheduler's epoch decides. A run
 that is adopted under a higher epoch is read anew, because another trainer may have written since.
+
+A run that nothing asks for sleeps: it is held, but only the ledger knows it. It sleeps once its
+session ended, or after ten minutes without a call, if it is out of the engine and has nothing to
+do. The next call for it takes it in again. So the runs of the past take no memory and no place.
+
+Runs are locked one by one, so that one that waits for the store holds up no other. Files that are
+no longer needed are removed in the background; the ledger remembers them until they are gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 from tinsmith_engine import AdapterConfig
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.adapters import adapter_to_json
 from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
+from tinsmith_runtime.keyed_locks import KeyedLocks
 from tinsmith_runtime.ledger import Ledger, RunRecord
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.records import ReleaseMode
-from tinsmith_runtime.shielded import see_through
+from tinsmith_runtime.shielded import see_through, start
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.ownership.run_registry import RunRegistry, run_moved, run_not_found
 from tinsmith_trainer.residency.manager import Residency
+from tinsmith_trainer.residency.weight_publisher import Publisher
 from tinsmith_trainer.runs.ledger_loader import RunLoader
 from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
 from tinsmith_trainer.runs.storage_cleanup import discard_folder
 
 logger = logging.getLogger(__name__)
+
+_RETRY_S = 10.0
+_IDLE_S = 600.0
+_IDLE_INTERVAL_S = 60.0
+_NUM_CHORES = 2
+"""Clean-ups at once: each may occupy a thread for as long as the store does not answer."""
 
 
 class RunAdoption:
@@ -42,6 +60,7 @@ class RunAdoption:
         store: Files of runs.
         registry: The runs that this trainer holds.
         residency: Brings runs into the engines and out of them.
+        publisher: Knows what was written for samplers.
         wire: The stored form of requests.
         has_work: Set when a run may have something to do.
         on_adopted: Called after a run was taken: what it left unfinished elsewhere goes on here.
@@ -55,6 +74,7 @@ class RunAdoption:
         store: ObjectStore,
         registry: RunRegistry,
         residency: Residency,
+        publisher: Publisher,
         wire: WireCodec,
         *,
         has_work: asyncio.Event,
@@ -66,21 +86,34 @@ class RunAdoption:
         self._store = store
         self._registry = registry
         self._residency = residency
+        self._publisher = publisher
         self._has_work = has_work
         self._on_adopted = on_adopted
         self._loader = RunLoader(ledger, store, wire)
-        self._changing = asyncio.Lock()
+        self._locks = KeyedLocks()
+        self._arriving: set[str] = set()
+        self._chores: set[asyncio.Task[Any]] = set()
+        self._chore_turns = asyncio.Semaphore(_NUM_CHORES)
+        registry.wake_by(self._wake)
+
+    async def stop(self) -> None:
+        """Stop cleaning up; the next process goes on."""
+        chores = list(self._chores)
+        for chore in chores:
+            chore.cancel()
+        await asyncio.gather(*chores, return_exceptions=True)
 
     async def remove_leftovers(self) -> None:
         """Remove the files of deleted runs, as of one whose trainer could not reach the store."""
-        async with self._changing:
-            for name in await self._ledger.list_deletions():
-                await self._try_delete_files(name)
+        for name in await self._ledger.list_deletions():
+            await self._remove_files(name)
 
     async def recover(self) -> None:
-        """Go on with all runs of the ledger, before anything is served."""
-        await self.remove_leftovers()
+        """Go on with what the runs of the ledger left unfinished, before anything is served."""
+        unsettled = await self._ledger.unsettled_runs()
         for record in await self._ledger.list_runs():
+            if record.name not in unsettled:
+                continue
             if record.base_model not in self._host.engines:
                 logger.warning(
                     "run waits for its base model, which this pod does not serve",
@@ -123,22 +156,34 @@ class RunAdoption:
                     )
 
     async def _adopt(self, name: str, base_model: str, adapter: AdapterConfig, epoch: int) -> int:
-        # One at a time, and not beside a deletion: a repeated call must not meet a run half-made.
-        async with self._changing:
-            return await self._adopt_alone(name, base_model, adapter, epoch)
+        # Not beside another call for it: a repeated call must not meet a run half-made.
+        async with self._locks.of(name):
+            version = await self._adopt_alone(name, base_model, adapter, epoch)
+        # Of a repeated call as well: the first one may have broken off here.
+        await self._on_adopted()
+        self._has_work.set()
+        return version
 
     async def _adopt_alone(
         self, name: str, base_model: str, adapter: AdapterConfig, epoch: int
     ) -> int:
         self._host.engine(base_model)
         held = self._registry.held(name)
-        if held is None and len(self._registry.runs) >= self._config.max_runs:
-            raise CapacityExhaustedError(
-                f"the trainer holds {self._config.max_runs} runs; delete one", run=name
-            )
-        if held is None and name in await self._ledger.list_deletions():
+        with self._place_for(name) if held is None else contextlib.nullcontext():
+            return await self._adopt_held(held, name, base_model, adapter, epoch)
+
+    async def _adopt_held(
+        self,
+        held: LiveRun | None,
+        name: str,
+        base_model: str,
+        adapter: AdapterConfig,
+        epoch: int,
+    ) -> int:
+        if held is None and await self._ledger.owes_deletion(name):
             # Its files would be taken for those of the new run.
-            await self._delete_files(name)
+            await asyncio.to_thread(self._store.delete_folder, name)
+            await self._ledger.forget_deletion(name)
         # A run that exists is never deleted for want of a slot: even one without operations may
         # have checkpoints, copied or imported.
         is_new = held is None and not await self._ledger.is_known(name)
@@ -156,7 +201,7 @@ class RunAdoption:
             )
         )
         failpoints.passing("trainer.adopted")
-        if held is None:
+        if held is None and (is_new or await self._ledger.unsettled_runs([name])):
             try:
                 run = await self._load(record)
             except Exception:
@@ -165,10 +210,60 @@ class RunAdoption:
                 raise
             if is_new:
                 await self._place(run, epoch)
-        # Of a repeated call as well: the first one may have broken off here.
-        await self._on_adopted()
-        self._has_work.set()
         return record.version if held is None else held.record.version
+
+    async def watch_idle(self) -> None:
+        """Put runs to sleep that were not asked for in a while, again and again."""
+        while True:
+            await asyncio.sleep(_IDLE_INTERVAL_S)
+            before_s = time.monotonic() - _IDLE_S
+            for run in self._registry.runs:
+                if run.is_at_rest and run.asked_s < before_s:
+                    await self._put_to_sleep(run)
+
+    async def _wake(self, name: str) -> LiveRun | None:
+        """Take in a run that sleeps; None if this trainer does not hold it.
+
+        Raises:
+            CapacityExhaustedError: If there is no place for another run.
+        """
+        if await self._ledger.get_held_run(name) is None:
+            return None
+        return await see_through(self._wake_alone(name))
+
+    async def _wake_alone(self, name: str) -> LiveRun | None:
+        async with self._locks.of(name):
+            held = self._registry.held(name)
+            if held is not None:
+                return held
+            record = await self._ledger.get_held_run(name)
+            if record is None or record.base_model not in self._host.engines:
+                return None
+            with self._place_for(name):
+                run = await self._load(record)
+        self._has_work.set()
+        return run
+
+    async def _put_to_sleep(self, run: LiveRun) -> None:
+        """Forget a run here that is at rest; the next call for it finds it in the ledger."""
+        async with self._locks.of(run.name), run.gate.closed():
+            if run.is_at_rest and self._registry.held(run.name) is run:
+                await self._let_go(run)
+
+    @contextlib.contextmanager
+    def _place_for(self, name: str) -> Iterator[None]:
+        """Keep a place for a run until it is in use."""
+        if len(self._registry.runs) + len(self._arriving) >= self._config.max_runs:
+            raise CapacityExhaustedError(
+                f"the trainer has {self._config.max_runs} runs in use; end a session or delete one",
+                retry_after_s=_RETRY_S,
+                run=name,
+            )
+        self._arriving.add(name)
+        try:
+            yield
+        finally:
+            self._arriving.discard(name)
 
     async def _give_back(self, record: RunRecord) -> None:
         """Let another trainer have a run that could not be loaded here."""
@@ -192,12 +287,13 @@ class RunAdoption:
 
     async def _load(self, record: RunRecord) -> LiveRun:
         """Hold a run as the ledger knows it, its unfinished operations queued."""
-        # What was published is written again on demand; readers hold it in memory.
-        await discard_folder(self._store, f"{record.name}/published")
         engine = self._host.engine(record.base_model)
         queue = await self._loader.load(record, engine.info.fingerprint)
         run = LiveRun(record, engine, queue, on_free=lambda: self._note_free(run))
         self._registry.add(run)
+        self._arriving.discard(run.name)
+        # What was published is written again on demand.
+        self._begin(lambda: self._publisher.note_leftovers(run))
         return run
 
     def _note_free(self, run: LiveRun) -> None:
@@ -210,7 +306,7 @@ class RunAdoption:
         if run is not None:
             held_epoch: int | None = run.record.epoch
         else:
-            held_epoch = await self._ledger.held_epoch(name) if self._ledger.is_shared else None
+            held_epoch = await self._ledger.held_epoch(name)
         if held_epoch is None:
             raise run_not_found(name)
         if epoch != held_epoch:
@@ -218,21 +314,32 @@ class RunAdoption:
         if run is None and mode is ReleaseMode.DELETE:
             # No trainer needs to hold it for that: one that still does is fenced off by its next
             # write.
-            async with self._changing:
+            async with self._locks.of(name):
                 await self._ledger.delete_run(name, epoch)
-                await self._try_delete_files(name)
+            self._begin(lambda: self._remove_files(name))
             return
         if run is None:
-            # This process was started again and does not have it back yet: it must not seem gone.
-            raise run_moved(name)
+            await self._release_asleep(name, epoch, mode)
+            return
         if mode is ReleaseMode.PARK:
             await self._park(run)
             return
-        async with self._changing:
+        async with self._locks.of(name):
             if mode is ReleaseMode.HAND_OVER:
                 await self._hand_over(run)
             else:
                 await self._delete(run, epoch)
+
+    async def _release_asleep(self, name: str, epoch: int, mode: ReleaseMode) -> None:
+        async with self._locks.of(name):
+            if self._registry.held(name) is not None or (
+                await self._ledger.get_held_run(name) is None
+            ):
+                # It woke meanwhile, or this process was started again and does not have it back
+                # yet: it must not seem gone.
+                raise run_moved(name)
+            if mode is ReleaseMode.HAND_OVER:
+                await self._ledger.release_run(name, epoch)
 
     async def _park(self, run: LiveRun) -> None:
         if run.queue:
@@ -241,6 +348,7 @@ class RunAdoption:
         async with run.lock:
             if not run.queue and not run.queue.running:
                 await self._residency.park(run)
+        await self._put_to_sleep(run)
 
     async def _hand_over(self, run: LiveRun) -> None:
         """Let another trainer go on: what is queued stays in the ledger."""
@@ -284,7 +392,7 @@ class RunAdoption:
                 # An earlier call deleted the rows and did not come to the rest.
             self._registry.remove(run)
             await self._residency.evict(run)
-            await self._try_delete_files(run.name)
+        self._begin(lambda: self._remove_files(run.name))
 
     async def _may_exist(self, name: str) -> bool:
         """Whether the ledger has a run, or cannot be asked: the caller will ask again."""
@@ -293,12 +401,17 @@ class RunAdoption:
         except TinsmithError:
             return True
 
-    async def _try_delete_files(self, name: str) -> None:
-        """Remove what a deleted run left, or leave it to the next start if the store is away."""
-        if await discard_folder(self._store, name):
-            await self._ledger.forget_deletion(name)
+    def _begin(self, chore: Callable[[], Awaitable[None]]) -> None:
+        """Clean up in the background; what fails is done by the sweeps, or after the next start."""
+        start(self._in_turn(chore), self._chores)
 
-    async def _delete_files(self, name: str) -> None:
-        """Remove what a deleted run left in the store; the ledger remembers it until then."""
-        await asyncio.to_thread(self._store.delete_folder, name)
-        await self._ledger.forget_deletion(name)
+    async def _in_turn(self, chore: Callable[[], Awaitable[None]]) -> None:
+        async with self._chore_turns:
+            await chore()
+
+    async def _remove_files(self, name: str) -> None:
+        """Remove what a deleted run left, unless it is in another store, or the store is away."""
+        async with self._locks.of(name):
+            # A new run of this name may have taken the place.
+            if await self._ledger.owes_deletion(name) and await discard_folder(self._store, name):
+                await self._ledger.forget_deletion(name)

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from weakref import WeakKeyDictionary
 
-from tinsmith_runtime.errors import TinsmithError
+from tinsmith_runtime.errors import CapacityExhaustedError, TinsmithError
 from tinsmith_runtime.ledger import Cutoffs, Ledger, OperationRecord, OperationState
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.storage import ObjectStore
@@ -33,6 +33,7 @@ REQUEST_RETENTION_S = 25 * 3600.0
 """How long after its end an operation answers a repeated request; the contract promises 24 h."""
 _INTERVAL_S = 60.0
 _FILES_INTERVAL_S = 3600.0
+_ASLEEP_INTERVAL_S = 3600.0
 _MIN_FILE_AGE_S = 3600.0
 """A younger file may belong to a request that is being accepted."""
 _FILES_PAGE = 100
@@ -65,11 +66,9 @@ class Retrievals:
         """Note again what could not be written."""
         self._times_s[run] = {**self._times_s[run], **times_s}
 
-    def keep_only(self, runs: Iterable[str]) -> None:
-        """Forget the notes of all other runs."""
-        kept = set(runs)
-        for name in [name for name in self._times_s if name not in kept]:
-            del self._times_s[name]
+    def runs(self) -> list[str]:
+        """Return the runs that have notes."""
+        return list(self._times_s)
 
 
 class RetentionSweeper:
@@ -108,6 +107,8 @@ class RetentionSweeper:
         self._clock = clock
         self._first_seen_s: WeakKeyDictionary[LiveRun, float] = WeakKeyDictionary()
         self._files_at_s: WeakKeyDictionary[LiveRun, float] = WeakKeyDictionary()
+        self._begin_s = clock()
+        self._asleep_at_s = self._begin_s + _ASLEEP_INTERVAL_S
 
     async def watch(self) -> None:
         """Sweep again and again.
@@ -126,6 +127,9 @@ class RetentionSweeper:
             FencedError: If another process holds a run.
         """
         await self.flush()
+        if self._clock() >= self._asleep_at_s:
+            self._asleep_at_s = self._clock() + _ASLEEP_INTERVAL_S
+            await self._wake_expirable()
         for run in self._registry.runs:
             try:
                 await self._sweep_run(run)
@@ -136,21 +140,32 @@ class RetentionSweeper:
             except (TinsmithError, OSError) as error:
                 logger.warning("not swept", extra={"run": run.name, "problem": str(error)})
 
+    async def _wake_expirable(self) -> None:
+        """Take in the runs that sleep and have something to drop."""
+        cutoffs = self._cutoffs_at(self._begin_s)
+        for record in await self._ledger.list_held_runs():
+            if self._registry.held(record.name) is None and await self._ledger.has_expirable(
+                record.name, cutoffs
+            ):
+                try:
+                    await self._registry.wake(record.name)
+                except CapacityExhaustedError:
+                    return
+
     async def flush(self) -> None:
         """Write down which results were retrieved."""
-        runs = self._registry.runs
-        self._retrievals.keep_only(run.name for run in runs)
-        for run in runs:
-            times_s = self._retrievals.take(run.name)
-            if not times_s:
-                continue
+        for name in self._retrievals.runs():
+            times_s = self._retrievals.take(name)
             try:
-                await self._ledger.note_retrieved(run.name, run.record.epoch, times_s)
+                # One that is gone from here needs no notes any more.
+                record = await self._ledger.get_held_run(name)
+                if record is not None:
+                    await self._ledger.note_retrieved(name, record.epoch, times_s)
+            except FencedError:
+                continue
             except (TinsmithError, OSError) as error:
-                self._retrievals.put_back(run.name, times_s)
-                logger.warning(
-                    "retrievals not noted", extra={"run": run.name, "problem": str(error)}
-                )
+                self._retrievals.put_back(name, times_s)
+                logger.warning("retrievals not noted", extra={"run": name, "problem": str(error)})
 
     async def _sweep_run(self, run: LiveRun) -> None:
         cutoffs = self._cutoffs(run)
@@ -162,9 +177,12 @@ class RetentionSweeper:
             await self._delete_files(run)
 
     def _cutoffs(self, run: LiveRun) -> Cutoffs:
+        return self._cutoffs_at(self._first_seen_s.setdefault(run, self._clock()))
+
+    def _cutoffs_at(self, first_seen_s: float) -> Cutoffs:
         now_s = self._clock()
         # A process before this one may have died with its notes of the last minutes.
-        is_known_since_s = now_s - self._first_seen_s.setdefault(run, now_s)
+        is_known_since_s = now_s - first_seen_s
         grace_s = self._retrieved_s if is_known_since_s < self._retrieved_s else 0.0
         return Cutoffs(
             retrieved_s=now_s - self._retrieved_s,

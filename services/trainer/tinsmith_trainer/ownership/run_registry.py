@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from tinsmith_runtime import failpoints
@@ -43,7 +43,7 @@ ResultT = TypeVar("ResultT")
 
 
 class RunRegistry:
-    """All runs that this trainer holds.
+    """The runs that this trainer holds and that are in use; others sleep in the ledger.
 
     Args:
         config: Limits.
@@ -78,6 +78,7 @@ class RunRegistry:
         self._on_fenced = on_fenced
         self.pace = Pace()
         self._admission = Admission(config, self.pace)
+        self._wakes: Callable[[str], Awaitable[LiveRun | None]] | None = None
         self.num_submits = 0
         """Calls that asked for an operation so far."""
 
@@ -103,16 +104,29 @@ class RunRegistry:
             self._admission.release(run, queued.load)
 
     def held(self, name: str) -> LiveRun | None:
-        """Return a run, or None if this pod does not hold it."""
+        """Return a run that is in use here, or None."""
         return self._runs.get(name)
 
-    def get(self, name: str) -> LiveRun:
+    def wake_by(self, wakes: Callable[[str], Awaitable[LiveRun | None]]) -> None:
+        """Say what takes in a run that this trainer holds and that sleeps."""
+        self._wakes = wakes
+
+    async def wake(self, name: str) -> LiveRun | None:
+        """Return a run, taken in again if it slept; None if this trainer does not hold it."""
+        run = self._runs.get(name)
+        if run is None and self._wakes is not None:
+            run = await self._wakes(name)
+        if run is not None:
+            run.note_asked()
+        return run
+
+    async def get(self, name: str) -> LiveRun:
         """Return a run.
 
         Raises:
             RunNotFoundError: If this pod does not hold it.
         """
-        run = self._runs.get(name)
+        run = await self.wake(name)
         if run is None:
             raise run_not_found(name)
         return run
@@ -124,7 +138,7 @@ class RunRegistry:
             RunMovedError: If another trainer holds it, or is to.
             RunNotFoundError: If there is none of this name.
         """
-        run = self._runs.get(name)
+        run = await self.wake(name)
         if run is not None:
             return run
         if self._ledger.is_shared and await self._ledger.is_known(name):

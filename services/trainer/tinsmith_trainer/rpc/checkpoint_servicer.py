@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 from google.longrunning import operations_pb2
 
 from tinsmith import names
 from tinsmith.v1 import checkpoint_pb2, checkpoint_pb2_grpc
+from tinsmith_runtime.keyed_locks import KeyedLocks
 from tinsmith_runtime.ledger import CheckpointChanges, CheckpointRecord, StoredFile, TaskRecord
 from tinsmith_runtime.rpc.auth import current_caller
 from tinsmith_runtime.rpc.requests import decode_page_size, parse_name
@@ -66,7 +66,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self._domain = domain
         self._checkpoints = domain.registry
         # Chunks of one upload are written one after the other, whatever a client does.
-        self._upload_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._upload_locks = KeyedLocks()
 
     async def GetCheckpoint(
         self, request: checkpoint_pb2.GetCheckpointRequest, context: Context
@@ -145,7 +145,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self, request: checkpoint_pb2.CopyCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         parent = parse_name(names.RunName, request.parent, "parent")
-        run = self._own_run(parent)
+        run = await self._own_run(parent)
         work = checkpoint_codec.decode_copy(request)
         task = self._task("copy", parent, work.checkpoint, request)
         return await self._accept(task, lambda: self._domain.work.check_copy(run.record, work))
@@ -164,7 +164,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self, request: checkpoint_pb2.ImportCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         name = _own_upload(request.upload)
-        self._own_run(name.run_name)
+        await self._own_run(name.run_name)
         task = self._task("import", name.run_name, "", request)
         known = await self._domain.tasks.find(task.name)
         if known is None:
@@ -186,6 +186,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self, request: checkpoint_pb2.DownloadCheckpointFileRequest, context: Context
     ) -> AsyncIterator[checkpoint_pb2.DownloadCheckpointFileResponse]:
         grant = self._domain.downloads.check(request.name, request.token)
+        await self._checkpoints.require_undeleted(grant.name, grant.path)
         offset = request.offset_bytes
         chunks = self._domain.downloads.chunks(grant, offset)
         try:
@@ -199,10 +200,10 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self, request: checkpoint_pb2.CreateCheckpointUploadRequest, context: Context
     ) -> checkpoint_pb2.CheckpointUpload:
         parent = parse_name(names.RunName, request.parent, "parent")
-        self._own_run(parent)
+        await self._own_run(parent)
         wanted = checkpoint_codec.decode_upload(parent, request)
         # By project, whose uploads are counted.
-        async with self._upload_lock(parent.project):
+        async with self._upload_locks.of(parent.project):
             upload = await asyncio.to_thread(self._domain.uploads.create, wanted)
         return checkpoint_codec.encode_upload(upload, self._domain.uploads.received(upload))
 
@@ -210,7 +211,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
         self, request: checkpoint_pb2.UploadCheckpointFileRequest, context: Context
     ) -> checkpoint_pb2.CheckpointUpload:
         name = _own_upload(request.upload)
-        async with self._upload_lock(str(name)):
+        async with self._upload_locks.of(str(name)):
             upload = await asyncio.to_thread(
                 self._domain.uploads.write,
                 str(name),
@@ -219,12 +220,6 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
                 request.data,
             )
         return checkpoint_codec.encode_upload(upload, self._domain.uploads.received(upload))
-
-    def _upload_lock(self, name: str) -> asyncio.Lock:
-        lock = self._upload_locks.get(name)
-        if lock is None:
-            lock = self._upload_locks[name] = asyncio.Lock()
-        return lock
 
     async def _change(
         self, name: names.CheckpointName, changes: CheckpointChanges
@@ -270,9 +265,9 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
             now_s=self._domain.clock(),
         )
 
-    def _own_run(self, name: names.RunName) -> LiveRun:
+    async def _own_run(self, name: names.RunName) -> LiveRun:
         current_caller().require_project(name.project, lambda: run_not_found(str(name)))
-        return self._runs.get(str(name))
+        return await self._runs.get(str(name))
 
 
 def caller_project() -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -63,6 +64,7 @@ class LiveRun:
         obstacle: What keeps the run from going on, in words, if it is not its own queue.
         lock: Held while the state in the engine is computed, restored, parked or published.
         gate: Passed by requests while they are made durable.
+        asked_s: When the run was asked for last, monotonic seconds.
 
     Args:
         on_free: Called when the run's state is no longer in use, and it may go on.
@@ -84,6 +86,7 @@ class LiveRun:
         self.obstacle = ""
         self.lock = RunLock(on_free)
         self.gate = Gate()
+        self.asked_s = time.monotonic()
 
     @property
     def name(self) -> str:
@@ -104,6 +107,21 @@ class LiveRun:
     def is_ready(self) -> bool:
         """Whether the run goes on here and its next operation can be computed."""
         return self.is_staying and self.queue.is_ready
+
+    def note_asked(self) -> None:
+        """Note that the run is used now."""
+        self.asked_s = time.monotonic()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing of the run is in the engine, waits, or is to be told by itself."""
+        return (
+            self.is_staying
+            and not self.queue
+            and not self.queue.running
+            and not self.state.is_resident
+            and not self.record.replay_diverged
+        )
 
     def close(self) -> None:
         """Note that the run is being deleted, and tell every caller that waits for it."""

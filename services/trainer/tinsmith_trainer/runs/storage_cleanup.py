@@ -10,6 +10,9 @@ from tinsmith_runtime.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
 
+READERS_GRACE_S = 60.0
+"""Files that are no longer named stay so long for samplers and downloads of other processes."""
+
 
 async def discard_folder(store: ObjectStore, folder: str) -> bool:
     """Remove a folder that nothing refers to; return whether it is gone.

@@ -1,0 +1,59 @@
+"""Pods in processes that speak TLS to each other, with certificates of the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.servers import BASE_MODEL, Deployment, pods
+
+import tinsmith
+
+
+def _make_certificates(folder: Path) -> str:
+    program = "from tinsmith.cli import main; main()"
+    command = [sys.executable, "-c", program, "certificates", "make", str(folder)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    assert "scheduler" in _make_certificates(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def deployment(
+    tmp_path_factory: pytest.TempPathFactory, model_dir: Path, certificates: Path
+) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("tls")
+    with pods(folder, model_dir, with_gateway=True, certificates=certificates) as (found, _):
+        yield found
+
+
+def test_a_client_trains_and_samples_through_the_gateway(
+    deployment: Deployment, certificates: Path
+) -> None:
+    with deployment.client() as client:
+        run = client.create_lora_training_run(BASE_MODEL, rank=4)
+        tokens = run.get_tokenizer().encode("Repeat: abc def")
+        datum = tinsmith.Datum(
+            tinsmith.ModelInput.from_ints(tokens[:-1]),
+            {"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+        )
+        for step in range(3):
+            run.forward_backward([datum])
+            update = run.optim_step(tinsmith.AdamParams(learning_rate=1e-3)).result()
+            assert update.version == step + 1
+            # Renewed under the pods' feet.
+            _make_certificates(certificates)
+        saved = run.save_state("one").result()
+        parameters = tinsmith.SamplingParams(max_tokens=4)
+        drawn = run.sampler().sample(tokens, sampling_params=parameters).result()
+        assert drawn.sequences[0].tokens
+        fixed = client.create_sampler(checkpoint=saved)
+        assert len(fixed.compute_logprobs(tokens).result()) == len(tokens)
