@@ -162,7 +162,6 @@ def run(deployment: Deployment, processes: dict[str, PodProcess], options: Any) 
         print(f"FAILED {failure}")
     if crashed:
         print(f"CRASHED {crashed}")
-    calm_ms, beside_ms = _p99_ms(before["times_s"]), _p99_ms(meanwhile["times_s"])
     return [
         Row(name="messages", value=sum(tally.statuses.values()), unit="", better="higher"),
         Row(name="duration", value=round(duration_s), unit="s", better="lower"),
@@ -170,15 +169,7 @@ def run(deployment: Deployment, processes: dict[str, PodProcess], options: Any) 
         Row(name="begun anew", value=half_open.num_begun, unit="", better="lower"),
         Row(name="crashes", value=len(crashed), unit="", better="lower", target=0),
         Row(name="untyped errors", value=len(tally.failures), unit="", better="lower", target=0),
-        Row(name="neighbour's p99 alone", value=calm_ms, unit="ms", better="lower"),
-        Row(name="neighbour's p99 beside", value=beside_ms, unit="ms", better="lower"),
-        Row(
-            name="neighbour's p99, more",
-            value=round(beside_ms - calm_ms, 1),
-            unit="ms",
-            better="lower",
-            target=_MAX_SLOWER_MS,
-        ),
+        *_latencies(before["times_s"], meanwhile["times_s"]),
         *(
             Row(
                 name=f"peak memory of the {pod}, more",
@@ -192,8 +183,26 @@ def run(deployment: Deployment, processes: dict[str, PodProcess], options: Any) 
     ]
 
 
-def _p99_ms(times_s: list[float]) -> float:
-    return round(statistics.quantiles(times_s, n=100)[98] * 1000, 1)
+def _latencies(alone: dict[str, list[float]], beside: dict[str, list[float]]) -> list[Row]:
+    rows = []
+    for how, title in (("native", "natively"), ("over_http", "by HTTP")):
+        for percent in (50, 99):
+            calm_ms, beside_ms = (_at_ms(times[how], percent) for times in (alone, beside))
+            name = f"neighbour {title}, p{percent}"
+            rows += [
+                Row(name=f"{name} alone", value=calm_ms, unit="ms", better="lower"),
+                Row(name=f"{name} beside", value=beside_ms, unit="ms", better="lower"),
+            ]
+        slower_ms = round(beside_ms - calm_ms, 1)
+        more = f"neighbour {title}, p99, more"
+        rows.append(
+            Row(name=more, value=slower_ms, unit="ms", better="lower", target=_MAX_SLOWER_MS)
+        )
+    return rows
+
+
+def _at_ms(times_s: list[float], percent: int) -> float:
+    return round(statistics.quantiles(times_s, n=100)[percent - 1] * 1000, 1)
 
 
 def main() -> int:

@@ -149,7 +149,7 @@ class Calls:
     def _body(self, method: Method, chance: random.Random) -> bytes:
         service, _, name = method.path[1:].rpartition("/")
         described = Default().FindServiceByName(service).methods_by_name[name].input_type
-        body = self.message(described, chance).SerializePartialToString()
+        body: bytes = self.message(described, chance).SerializePartialToString()
         if chance.random() < 0.3:
             body = batches.damaged_bytes(body, chance)
         return body

@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -24,20 +24,20 @@ _PAUSE_S, _TIMEOUT_S = 0.02, 30.0
 async def main(address: str, key: str, parent: str) -> None:
     """Measure until the input ends."""
     ended = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-    times_s: list[float] = []
+    times_s: dict[str, list[float]] = {"native": [], "over_http": []}
     failures: list[str] = []
     async with (
         grpc.aio.insecure_channel(address) as channel,
         httpx.AsyncClient(base_url=f"http://{address}", headers={"x-api-key": key}) as http,
     ):
-        list_models = channel.unary_unary(
+        get_capabilities: Any = channel.unary_unary(
             "/tinsmith.v1.SchedulerService/GetCapabilities",
             request_serializer=scheduler_pb2.GetCapabilitiesRequest.SerializeToString,
         )
 
         async def native() -> None:
             metadata = (("authorization", f"Bearer {key}"),)
-            await list_models(
+            await get_capabilities(
                 scheduler_pb2.GetCapabilitiesRequest(parent=parent),
                 metadata=metadata,
                 timeout=_TIMEOUT_S,
@@ -47,7 +47,7 @@ async def main(address: str, key: str, parent: str) -> None:
             answer = await http.get("/v1/models", timeout=_TIMEOUT_S)
             answer.raise_for_status()
 
-        calls: list[Callable[[], Awaitable[None]]] = [native, over_http]
+        calls = [native, over_http]
         for call in calls:
             await call()
         while not ended.done():
@@ -57,7 +57,7 @@ async def main(address: str, key: str, parent: str) -> None:
                     await call()
                 except (grpc.aio.AioRpcError, httpx.HTTPError) as error:
                     failures.append(repr(error)[:300])
-                times_s.append(time.perf_counter() - begin_s)
+                times_s[call.__name__].append(time.perf_counter() - begin_s)
             await asyncio.sleep(_PAUSE_S)
     json.dump({"times_s": times_s, "failures": failures[:20]}, sys.stdout)
 

@@ -20,7 +20,6 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
-from grpc_status import rpc_status
 
 from tinsmith.rpc.error_codec import decode_status, encode_status, status_of
 from tinsmith_gateway.access.authentication import Callers, Credential
@@ -52,7 +51,7 @@ from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, first_of
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
-from tinsmith_runtime.rpc.interceptors import CLIENT_GONE
+from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodRole
 
@@ -434,7 +433,7 @@ async def _abort(context: Context, path: str, error: Exception) -> None:
         logger.error("call failed by a bug", exc_info=error, extra={"method": path})
         error = internal_error()
     NATIVE_ERRORS.labels(path, error.reason).inc()
-    await context.abort_with_status(rpc_status.to_status(encode_status(error, domain=DOMAIN)))
+    await end_with(context, encode_status(error, domain=DOMAIN))
 
 
 async def _abort_with(
@@ -455,7 +454,10 @@ async def _abort_with(
                 method.path,
                 WorkerUnavailableError(f"{what} cannot be reached; send the request again"),
             )
-    await context.abort(error.code(), error.details() or "", trailing)
+    try:
+        await context.abort(error.code(), error.details() or "", trailing)
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError(CLIENT_GONE) from gone
 
 
 def _onward(context: Context, credential: Credential) -> MetadataItems:

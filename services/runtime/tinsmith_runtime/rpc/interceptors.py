@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
+from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from tinsmith.rpc.error_codec import encode_status
@@ -140,9 +141,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             logger.error("call failed by a bug", exc_info=error, extra={"method": method})
             error = internal_error()
         RPC_ERRORS.labels(method, error.reason).inc()
-        status = rpc_status.to_status(encode_status(error, domain=self._domain))
-        await context.abort_with_status(status)
-        raise AssertionError("abort_with_status returned")
+        await end_with(context, encode_status(error, domain=self._domain))
 
 
 def _require_peer(caller: Caller, context: Context) -> None:
@@ -168,6 +167,15 @@ def _require_peer(caller: Caller, context: Context) -> None:
             f"the certificate of the connection is of {role or 'no role'} in {namespace!r}, and "
             f"the key needs that of {expected}"
         )
+
+
+async def end_with(context: Context, status: status_pb2.Status) -> NoReturn:
+    """End a call with a status, unless its client is gone."""
+    try:
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError(CLIENT_GONE) from error
+    raise AssertionError("abort_with_status returned")
 
 
 class _Call:
