@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.fakes.trainer_harness import (
@@ -439,12 +438,12 @@ async def test_files_of_a_deletion_that_broke_off_are_removed_at_the_next_start(
         raise OSError("the store is away")
 
     monkeypatch.setattr(rig.pod._store, "delete_folder", away)
-    with pytest.raises(grpc.aio.AioRpcError):
-        await release(run, DELETE)
+    await release(run, DELETE)
     assert folder.exists()
     await rig.restart()
+    query = "SELECT * FROM deletions"
+    await eventually(lambda: query_ledger(rig.config.data_dir, query) == [])
     assert not folder.exists()
-    assert query_ledger(rig.config.data_dir, "SELECT * FROM deletions") == []
 
 
 async def test_a_name_used_again_does_not_find_files_of_the_run_before(
@@ -455,8 +454,7 @@ async def test_a_name_used_again_does_not_find_files_of_the_run_before(
     stale = rig.config.data_dir / "store" / run.name / "checkpoints"
     with monkeypatch.context() as patch:
         patch.setattr(rig.pod._store, "delete_folder", lambda _: 1 / 0)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await release(run, DELETE)
-    assert stale.exists()
+        await release(run, DELETE)
+        assert stale.exists()
     await rig.adopt(run.name, epoch=2)
     assert not stale.exists()

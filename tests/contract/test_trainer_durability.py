@@ -440,4 +440,4 @@ async def test_payload_files_of_a_deleted_run_are_removed(rig: TrainerRig) -> No
         run=run.name, epoch=1, mode=trainer_control_pb2.ReleaseRunRequest.MODE_DELETE
     )
     await rig.stub.ReleaseRun(request, metadata=pod("scheduler"), timeout=TIMEOUT_S)
-    assert not folder.exists()
+    await eventually(lambda: not folder.exists())

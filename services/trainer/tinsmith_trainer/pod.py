@@ -25,6 +25,7 @@ from tinsmith_engine import Published
 from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints, storage
+from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger, store_id
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.pod.base import WorkerPod
@@ -60,6 +61,9 @@ from tinsmith_trainer.runs.operations import WireCodec
 from tinsmith_trainer.runs.run import LiveRun
 
 logger = logging.getLogger(__name__)
+
+_STOP_PATIENCE_S = 5.0
+"""How long a stop waits for a database that is away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +331,7 @@ class TrainerPod(WorkerPod):
         if not self._has_ledger:
             return
         self._has_ledger = False
+        self._ledger.hurry(_STOP_PATIENCE_S)
         await self._sweeper.stop()
         await self._tasks.stop()
         await self._adoption.stop()
@@ -335,7 +340,12 @@ class TrainerPod(WorkerPod):
         await self._adoption.park_all()
         if self._ledger.is_shared:
             failpoints.passing("trainer.leave")
-            await self._ledger.leave()
+            try:
+                await self._ledger.leave()
+            except TinsmithError as error:
+                logger.warning(
+                    "lease not given up; others wait for its end", extra={"problem": error.message}
+                )
             failpoints.passing("trainer.left")
             if self._registration is not None:
                 await self._registration.leave()

@@ -25,6 +25,7 @@ from tinsmith_runtime.errors import (
     SequenceNumberReusedError,
 )
 from tinsmith_runtime.ledger import (
+    Attempts,
     CheckpointChanges,
     CheckpointRecord,
     Commit,
@@ -50,6 +51,10 @@ KEY = "key-1"
 
 def run_record(name: str = RUN, epoch: int = 1, **fields: Any) -> RunRecord:
     return RunRecord(name=name, base_model="tiny", adapter="{}", epoch=epoch, **fields)
+
+
+def attempts(numbers: dict[int, int], run: str = RUN, *, epoch: int = 1) -> Attempts:
+    return Attempts(run=run, epoch=epoch, numbers=numbers)
 
 
 def operation(number: int, request_id: str = "", digest: bytes = b"d", **fields: Any) -> Any:
@@ -196,7 +201,7 @@ class LedgerSuite:
 
     async def test_a_divergence_is_remembered(self, ledger: Ledger) -> None:
         await ledger.adopt_run(run_record(OTHER))
-        await ledger.mark_diverged(RUN)
+        await ledger.mark_diverged(RUN, 1)
         found = {run.name: run.replay_diverged for run in await ledger.list_runs()}
         assert found == {RUN: True, OTHER: False}
 
@@ -261,9 +266,9 @@ class LedgerSuite:
     async def test_attempts_are_counted(self, ledger: Ledger) -> None:
         for number in (1, 2, 3):
             await ledger.submit(operation(number))
-        await ledger.start_all({RUN: {1: 1, 2: 1}})
-        await ledger.start_all({RUN: {1: 2}})
-        await ledger.start_all({RUN: {1: 2}})  # a repeat
+        await ledger.start_all([attempts({1: 1, 2: 1})])
+        await ledger.start_all([attempts({1: 2})])
+        await ledger.start_all([attempts({1: 2})])  # a repeat
         found = [record.num_attempts for record in await ledger.operations_from(RUN, 1)]
         assert found == [2, 1, 0]
 
@@ -297,7 +302,7 @@ class LedgerSuite:
         for run in (RUN, OTHER):
             for number in (1, 2):
                 await ledger.submit(operation(number, run=run))
-        await ledger.start_all({RUN: {1: 1, 2: 1}, OTHER: {1: 1}})
+        await ledger.start_all([attempts({1: 1, 2: 1}), attempts({1: 1}, OTHER)])
         found = {
             run: [o.num_attempts for o in await ledger.operations_from(run, 1)]
             for run in (RUN, OTHER)
@@ -878,7 +883,7 @@ class LedgerSuite:
         await first.adopt_run(run_record(epoch=3))
         for number in (1, 2):
             await first.submit(operation(number, epoch=3))
-        await first.start_all({RUN: {1: 1, 2: 1}})
+        await first.start_all([attempts({1: 1, 2: 1})])
         await first.finish(RUN, 3, [outcome(1)], checkpoints=[checkpoint("a")])
         await first.add_snapshot(snapshot(1), 3)
         publish = CheckpointChanges(is_published=True)

@@ -32,6 +32,7 @@ from tinsmith_runtime.errors import (
     TinsmithError,
 )
 from tinsmith_runtime.ledger import (
+    Attempts,
     CheckpointChanges,
     Holder,
     Ledger,
@@ -173,7 +174,7 @@ class LedgerMachine(RuleBasedStateMachine):
             n: self.entries[n].num_attempts + 1 if n in self.entries else 1 for n in numbers
         }
         for _ in range(2):
-            self.run(self.ledger.start_all({RUN: attempts}))
+            self.run(self.ledger.start_all([Attempts(run=RUN, epoch=1, numbers=attempts)]))
         for number in numbers & self.entries.keys():
             self.entries[number].num_attempts += 1
 

@@ -16,6 +16,7 @@ from typing import Protocol
 from tinsmith_runtime.ledger.deletion_statements import store_id
 from tinsmith_runtime.ledger.postgres import PostgresLedger
 from tinsmith_runtime.ledger.records import (
+    Attempts,
     CheckpointChanges,
     CheckpointRecord,
     Commit,
@@ -37,6 +38,7 @@ from tinsmith_runtime.ledger.sqlite import SqliteLedger
 from tinsmith_runtime.records import AuditEvent
 
 __all__ = [
+    "Attempts",
     "CheckpointChanges",
     "CheckpointRecord",
     "Commit",
@@ -84,6 +86,14 @@ class Ledger(Protocol):
     @property
     def is_shared(self) -> bool:
         """Whether other processes write to the same database, and runs move between them."""
+        ...
+
+    def hurry(self, within_s: float) -> None:
+        """Let no statement wait longer for a database that is away, because the process stops.
+
+        What was sent and not answered then raises `OutcomeUnknownError`. The rows tell the next
+        process what became of it.
+        """
         ...
 
     async def adopt_run(self, run: RunRecord) -> RunRecord:
@@ -194,12 +204,11 @@ class Ledger(Protocol):
         """
         ...
 
-    async def start_all(self, attempts: Mapping[str, Mapping[int, int]]) -> None:
+    async def start_all(self, attempts: Sequence[Attempts]) -> None:
         """Note that operations are about to be computed.
 
-        Args:
-            attempts: For each run, which attempt of each sequence number begins, from 1. A number
-                is never lowered, so that repeating the call changes nothing.
+        A number is never lowered, so that repeating the call changes nothing. A run that another
+        process holds is left out: the commit of its results is refused in any case.
         """
         ...
 
@@ -247,8 +256,12 @@ class Ledger(Protocol):
         """Return where a run goes on after a restart."""
         ...
 
-    async def mark_diverged(self, run: str) -> None:
-        """Record that a replay gave other bits than the first execution."""
+    async def mark_diverged(self, run: str, epoch: int) -> None:
+        """Record that a replay gave other bits than the first execution.
+
+        Raises:
+            FencedError: If the epoch no longer holds.
+        """
         ...
 
     async def get_operation(self, run: str, sequence_number: int) -> OperationRecord | None:

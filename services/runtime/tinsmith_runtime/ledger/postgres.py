@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tinsmith_runtime.errors import OutcomeUnknownError, RunNotFoundError
 from tinsmith_runtime.ledger import postgres_statements, statements
 from tinsmith_runtime.ledger.records import (
+    Attempts,
     CheckpointRecord,
     Commit,
     FencedError,
@@ -55,7 +56,7 @@ class PostgresLedger(SqlLedger):
         self._identity = ""
         self._pool = RepeatableStatements(target)
         self._submits: Batcher[NewOperation, OperationRecord] = Batcher(self._submit_all)
-        self._starts: Batcher[Mapping[str, Mapping[int, int]], None] = Batcher(self._count_all)
+        self._starts: Batcher[Sequence[Attempts], None] = Batcher(self._count_all)
         self._commits: Batcher[Commit, list[OperationRecord]] = Batcher(self._commit_all)
 
     async def open(self) -> None:
@@ -79,7 +80,7 @@ class PostgresLedger(SqlLedger):
         """Accept an operation; see `Ledger`."""
         return await self._submits.add(operation)
 
-    async def start_all(self, attempts: Mapping[str, Mapping[int, int]]) -> None:
+    async def start_all(self, attempts: Sequence[Attempts]) -> None:
         """Count an attempt of operations of several runs; see `Ledger`."""
         await self._starts.add(attempts)
 
@@ -127,6 +128,12 @@ class PostgresLedger(SqlLedger):
                 changed()
 
         await self._pool.listen(statements.LEASES_CHANNEL, note)
+
+    def hurry(self, within_s: float) -> None:
+        """Wait for a database that is away this long at most; see `Ledger`."""
+        self._pool.hurry(within_s)
+        if isinstance(self._opened, PostgresDatabase):
+            self._opened.hurry(within_s)
 
     async def close(self) -> None:
         """Finish what waits and release the database."""
@@ -182,16 +189,14 @@ class PostgresLedger(SqlLedger):
         except Exception as error:
             return error
 
-    async def _count_all(
-        self, batch: Sequence[Mapping[str, Mapping[int, int]]]
-    ) -> list[BaseException | None]:
+    async def _count_all(self, batch: Sequence[Sequence[Attempts]]) -> list[BaseException | None]:
         counts = [
-            (run, number, num_attempts)
+            (each.run, each.epoch, number, num_attempts)
             for attempts in batch
-            for run, numbers in attempts.items()
-            for number, num_attempts in numbers.items()
+            for each in attempts
+            for number, num_attempts in each.numbers.items()
         ]
-        await self._pool.fetch(postgres_statements.START, *_columns(counts, 3))
+        await self._pool.fetch(postgres_statements.START, *_columns(counts, 4))
         return [None] * len(batch)
 
     async def _commit_all(

@@ -50,9 +50,17 @@ ORDER BY i.position
 """
 
 START = """
+WITH input AS (
+  SELECT * FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::int[])
+    AS i(run, epoch, sequence_number, num_attempts)
+), held AS (
+  SELECT l.run, l.epoch
+  FROM leases l JOIN (SELECT DISTINCT run, epoch FROM input) w USING (run, epoch)
+  FOR SHARE OF l
+)
 UPDATE operations o
 SET num_attempts = greatest(o.num_attempts, i.num_attempts)
-FROM unnest($1::text[], $2::bigint[], $3::int[]) AS i(run, sequence_number, num_attempts)
+FROM input i JOIN held h USING (run, epoch)
 WHERE o.run = i.run AND o.sequence_number = i.sequence_number
 """
 

@@ -196,6 +196,21 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Attempts:
+    """Which attempts of a run's operations begin.
+
+    Attributes:
+        run: Its name.
+        epoch: Under which the run is held.
+        numbers: The attempt, from 1, of each sequence number.
+    """
+
+    run: str
+    epoch: int
+    numbers: Mapping[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
     """The results of consecutive operations of one run, which become durable all or none.
 

@@ -19,6 +19,7 @@ from tinsmith_runtime.ledger import (
 )
 from tinsmith_runtime.ledger.records import (
     GIVEN_UP_KIND,
+    Attempts,
     CheckpointRecord,
     Commit,
     Cutoffs,
@@ -78,6 +79,9 @@ class SqlLedger(SqlCheckpoints):
     def is_shared(self) -> bool:
         """Whether other processes write to the same database, and runs move between them."""
         return self._holder is not None
+
+    def hurry(self, within_s: float) -> None:
+        """Wait for a database that is away this long at most; a file is never away."""
 
     async def adopt_run(self, run: RunRecord) -> RunRecord:
         """Create a run or raise its epoch; see `Ledger`."""
@@ -236,13 +240,15 @@ class SqlLedger(SqlCheckpoints):
 
         return await self._database.write(consume)
 
-    async def start_all(self, attempts: Mapping[str, Mapping[int, int]]) -> None:
+    async def start_all(self, attempts: Sequence[Attempts]) -> None:
         """Count an attempt of operations of several runs; see `Ledger`."""
 
         def count(connection: sa.Connection) -> None:
-            for run, numbers in attempts.items():
-                for number, num_attempts in numbers.items():
-                    connection.execute(statements.count_attempt(run, number, num_attempts))
+            for each in attempts:
+                if statements.epoch_of(connection, each.run) != each.epoch:
+                    continue
+                for number, num_attempts in each.numbers.items():
+                    connection.execute(statements.count_attempt(each.run, number, num_attempts))
 
         await self._database.write(count)
 
@@ -316,10 +322,16 @@ class SqlLedger(SqlCheckpoints):
 
         return await self._database.read(resume)
 
-    async def mark_diverged(self, run: str) -> None:
-        """Record that a replay gave other bits than the first execution."""
-        statement = sa.update(runs).where(runs.c.name == run).values(replay_diverged=True)
-        await self._database.write(lambda connection: connection.execute(statement))
+    async def mark_diverged(self, run: str, epoch: int) -> None:
+        """Record that a replay gave other bits than the first execution; see `Ledger`."""
+
+        def mark(connection: sa.Connection) -> None:
+            statements.check_fence(connection, run, epoch)
+            connection.execute(
+                sa.update(runs).where(runs.c.name == run).values(replay_diverged=True)
+            )
+
+        await self._database.write(mark)
 
     async def get_operation(self, run: str, sequence_number: int) -> OperationRecord | None:
         """Return an operation."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import uuid
 from collections import deque
@@ -72,6 +73,8 @@ class GroupCommitWriter:
         self._queue: deque[list[Write[Any]]] = deque()
         self._event = asyncio.Event()
         self._is_closing = False
+        self._latest_s = math.inf
+        """When writes that were queued before `hurry` give up."""
         self._end: Exception | None = None
         self._task = asyncio.create_task(self._run(), name=f"sql-write {name}")
 
@@ -96,6 +99,11 @@ class GroupCommitWriter:
             self._queue.append(cast(list[Write[Any]], writes))
             self._event.set()
         return writes
+
+    def hurry(self, within_s: float) -> None:
+        """Let writes wait for the server this long at most from now on; the process stops."""
+        self._reconnect_timeout_s = min(self._reconnect_timeout_s, within_s)
+        self._latest_s = time.monotonic() + within_s
 
     async def close(self) -> None:
         """Finish what waits, and close the session."""
@@ -228,8 +236,9 @@ class GroupCommitWriter:
     def _expire(self, group: list[Write[Any]], error: Exception, *, is_doubtful: bool) -> None:
         """Tell the callers whose time is over, and drop their writes from the group."""
         now_s = time.monotonic()
-        expired = [write for write in group if write.deadline_s <= now_s]
-        group[:] = [write for write in group if write.deadline_s > now_s]
+        is_late = now_s >= self._latest_s
+        expired = [write for write in group if is_late or write.deadline_s <= now_s]
+        group[:] = [write for write in group if not is_late and write.deadline_s > now_s]
         self._fail(expired, self._unavailable(error, is_doubtful=is_doubtful))
 
     def _fail(self, group: Sequence[Write[Any]], error: Exception) -> None:

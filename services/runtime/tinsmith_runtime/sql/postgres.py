@@ -192,6 +192,11 @@ class PostgresDatabase:
             raise end
         return await self._retry(lambda: self._read(statements))
 
+    def hurry(self, within_s: float) -> None:
+        """Let calls wait for a server that is away this long at most; the process stops."""
+        self._reconnect_timeout_s = min(self._reconnect_timeout_s, within_s)
+        self._open_writer().hurry(within_s)
+
     async def close(self) -> None:
         """Finish the writes that wait, and release the database."""
         if self._writer is not None:

@@ -6,6 +6,9 @@ on another one until an answer arrives. It is for what every operation does, whe
 of `group_commit` would cost three round trips for one, and hold locks between them. What cannot be
 repeated goes there. Nothing is ever cancelled from here: a cancelled commit that waits for its
 standby would report as done what only the primary has.
+
+A process that stops cannot wait for ever: from `hurry` on an outcome that stays unknown is an
+error. The next process, or the same request sent again, finds it out.
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ from typing import Any
 import asyncpg
 
 from tinsmith.backoff import backoff
-from tinsmith_runtime.errors import StorageFullError, StorageUnavailableError
+from tinsmith_runtime.errors import (
+    OutcomeUnknownError,
+    StorageFullError,
+    StorageUnavailableError,
+)
 from tinsmith_runtime.sql.postgres_sessions import (
     Connection,
     PassingError,
@@ -51,7 +58,10 @@ class RepeatableStatements:
         self._target = target
         self._patience_s = patience_s
         self._idle: list[Connection] = []
+        self._busy: dict[Connection, float] = {}
         self._is_closed = False
+        self._hurry_s: float | None = None
+        self._is_away = False
 
     async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         """Run a repeatable statement until its outcome is known, and return its rows.
@@ -59,21 +69,20 @@ class RepeatableStatements:
         Raises:
             StorageUnavailableError: If no server took it in time; it was never sent.
             StorageFullError: If the server has no room; nothing was written.
+            OutcomeUnknownError: If it was sent and not answered, and the process stops.
         """
         begin_s = time.monotonic()
         was_sent = False
+        if self._is_away:
+            raise self._unavailable()
         pauses = backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
                 session = await self._take()
             except PassingError as error:
                 is_over = time.monotonic() - begin_s >= self._patience_s
-                if self._is_closed or (is_over and not was_sent):
-                    raise StorageUnavailableError(
-                        f"the database {self._target.name} cannot be reached; send the request "
-                        "again",
-                        retry_after_s=_RETRY_AFTER_S,
-                    ) from error
+                if not was_sent and (self._is_closed or is_over or self._gives_up(begin_s)):
+                    raise self._unavailable() from error
                 problem = str(error)
             else:
                 was_sent = True
@@ -88,8 +97,41 @@ class RepeatableStatements:
                     if not is_passing(error, session):
                         raise
                     problem = str(error)
+            if was_sent and self._gives_up(begin_s):
+                raise OutcomeUnknownError(
+                    f"the database {self._target.name} did not answer before this process "
+                    "stopped; send the same request again",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
             logger.warning("a statement is sent again", extra={"problem": problem[:300]})
             await asyncio.sleep(next(pauses))
+
+    def hurry(self, within_s: float) -> None:
+        """Let each statement wait this long at most from now on, because the process stops.
+
+        Once one waited in vain the database counts as away, and later ones do not wait at all.
+        """
+        self._hurry_s = within_s
+        asked_s = time.monotonic()
+
+        def cut() -> None:
+            for session, begin_s in list(self._busy.items()):
+                if begin_s <= asked_s:
+                    session.terminate()
+
+        asyncio.get_running_loop().call_later(within_s, cut)
+
+    def _gives_up(self, begin_s: float) -> bool:
+        """Whether a statement that failed is not to be sent again."""
+        if self._hurry_s is not None and time.monotonic() - begin_s >= self._hurry_s:
+            self._is_away = True
+        return self._is_away
+
+    def _unavailable(self) -> StorageUnavailableError:
+        return StorageUnavailableError(
+            f"the database {self._target.name} cannot be reached; send the request again",
+            retry_after_s=_RETRY_AFTER_S,
+        )
 
     async def listen(self, channel: str, callback: Callable[[str], None]) -> None:
         """Call `callback(payload)` for each notification, until the task is cancelled.
@@ -137,6 +179,9 @@ class RepeatableStatements:
         session.add_log_listener(note)
         is_usable = False
         timeout_s = self._target.answer_timeout_s
+        if self._hurry_s is not None:
+            timeout_s = min(timeout_s, self._hurry_s)
+        self._busy[session] = time.monotonic()
         try:
             # In a task of its own: a caller that goes away must not cancel it on the server.
             call = asyncio.ensure_future(
@@ -156,6 +201,7 @@ class RepeatableStatements:
             is_usable = not is_session_over(error, session)
             raise
         finally:
+            self._busy.pop(session, None)
             session.remove_log_listener(note)
             if is_usable and not self._is_closed and len(self._idle) < _MAX_IDLE:
                 self._idle.append(session)

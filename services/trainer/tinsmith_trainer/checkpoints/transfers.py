@@ -1,8 +1,8 @@
 """What copies, exports and imports do: from files of the store, or an upload, to other files.
 
-Each attempt writes into a folder of its own, below one of its task, so that what was cut off is
-just done again, and an attempt that ends late touches no files of another. Nothing counts before
-the ledger has the row, which names the folder. What other attempts left is removed after that.
+Each attempt writes into a folder of its own, below one of its task. What was cut off is just done
+again, and an attempt that ends late touches no files of another. Nothing counts before the ledger
+has the row, which names the folder. What other attempts left is removed after that.
 """
 
 from __future__ import annotations

@@ -17,12 +17,14 @@ from typing import TypeVar
 from tinsmith_engine import BatchResult, OptimStepResult
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
+    OutcomeUnknownError,
     StorageBusyError,
     StorageFullError,
     StorageUnavailableError,
     TinsmithError,
 )
 from tinsmith_runtime.ledger import (
+    Attempts,
     CheckpointRecord,
     Commit,
     Ledger,
@@ -80,10 +82,14 @@ class Committer:
         Raises:
             StoppedError: If the pod stops while the disk is full.
         """
-        attempts = {
-            run.name: {each.sequence_number: each.record.num_attempts + 1 for each in queued}
+        attempts = [
+            Attempts(
+                run=run.name,
+                epoch=run.record.epoch,
+                numbers={each.sequence_number: each.record.num_attempts + 1 for each in queued},
+            )
             for run, queued in operations
-        }
+        ]
         runs = [run for run, _ in operations]
         failpoints.passing("trainer.intend")
         await self.durably(runs, lambda: self._ledger.start_all(attempts))
@@ -115,6 +121,8 @@ class Committer:
                     settle(result, None)
                 elif not isinstance(answer, Exception):
                     raise answer
+                elif isinstance(answer, OutcomeUnknownError) and self._is_stopping:
+                    settle(result, StoppedError())
                 elif not isinstance(answer, _PASSING):
                     settle(result, answer)
                 elif self._waits([run], answer):
@@ -185,6 +193,11 @@ class Committer:
                 if not self._waits(runs, error):
                     raise StoppedError from error
                 await asyncio.sleep(STORAGE_RETRY_S)
+            except OutcomeUnknownError as error:
+                # The next process finds out.
+                if self._is_stopping:
+                    raise StoppedError from error
+                raise
             else:
                 for run in runs:
                     run.unblock()

@@ -116,7 +116,7 @@ class Replayer:
                 "replay gave other bits than the first execution",
                 extra={"run": run.name, "sequence_number": record.sequence_number},
             )
-            await self._ledger.mark_diverged(run.name)
+            await self._ledger.mark_diverged(run.name, run.record.epoch)
             run.note_divergence()
 
     async def _load_again(self, run: LiveRun, record: OperationRecord) -> None:

@@ -407,7 +407,12 @@ class RunAdoption:
 
     async def _in_turn(self, chore: Callable[[], Awaitable[None]]) -> None:
         async with self._chore_turns:
-            await chore()
+            try:
+                await chore()
+            except (TinsmithError, OSError) as error:
+                logger.warning("files not removed", extra={"problem": str(error)})
+            except Exception:
+                logger.exception("files not removed, by a bug")
 
     async def _remove_files(self, name: str) -> None:
         """Remove what a deleted run left, unless it is in another store, or the store is away."""

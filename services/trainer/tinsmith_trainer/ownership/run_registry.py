@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
+    OutcomeUnknownError,
     RunClosedError,
     RunMovedError,
     RunNotFoundError,
@@ -163,13 +164,32 @@ class RunRegistry:
             looks_around=looks_around,
         )
 
-    async def submit(self, submission: Submission, work: Work) -> OperationRecord:
+    async def submit(
+        self, submission: Submission, work: Work, *, timeout_s: float | None = None
+    ) -> OperationRecord:
         """Make an operation durable and queue it; a repeated request returns its operation.
 
+        Args:
+            submission: The request.
+            work: What it asks for.
+            timeout_s: How long its caller waits. What is under way then goes on without it.
+
         Raises:
+            OutcomeUnknownError: If the ledger did not answer in that time.
             TinsmithError: If it is refused; see `TrainerService`.
         """
-        return await see_through(self._submit(submission, work))
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return await see_through(self._submit(submission, work))
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise OutcomeUnknownError(
+                f"the ledger did not say in time whether {submission.run} has operation "
+                f"{submission.sequence_number}; send the same request again",
+                run=submission.run,
+                sequence_number=submission.sequence_number,
+            ) from error
 
     async def _submit(self, submission: Submission, work: Work) -> OperationRecord:
         run = await self.find(submission.run)

@@ -16,6 +16,7 @@ from tinsmith_engine.contract.model_catalog import ModelCatalog
 from tinsmith_runtime.errors import (
     BatchTooLargeError,
     InvalidFieldError,
+    OutcomeUnknownError,
     RequestIdReusedError,
     TinsmithError,
 )
@@ -33,6 +34,8 @@ from tinsmith_trainer.runs.operations import ForwardWork, Kind, LoadCheckpointWo
 from tinsmith_trainer.runs.run import LiveRun
 
 MAX_WAIT_S = 20.0
+_MAX_ANSWER_S = 1.0
+"""What a refusal needs at most to reach its caller."""
 _LARGE_BYTES = 64 * 1024
 
 Context = Any
@@ -91,34 +94,34 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         self, request: trainer_pb2.ForwardRequest, context: Context
     ) -> operations_pb2.Operation:
         return await self._submit(
-            Kind.FORWARD, parse_name(names.RunName, request.run, "run"), request
+            context, Kind.FORWARD, parse_name(names.RunName, request.run, "run"), request
         )
 
     async def ForwardBackward(
         self, request: trainer_pb2.ForwardBackwardRequest, context: Context
     ) -> operations_pb2.Operation:
         return await self._submit(
-            Kind.FORWARD_BACKWARD, parse_name(names.RunName, request.run, "run"), request
+            context, Kind.FORWARD_BACKWARD, parse_name(names.RunName, request.run, "run"), request
         )
 
     async def OptimStep(
         self, request: trainer_pb2.OptimStepRequest, context: Context
     ) -> operations_pb2.Operation:
         return await self._submit(
-            Kind.OPTIM_STEP, parse_name(names.RunName, request.run, "run"), request
+            context, Kind.OPTIM_STEP, parse_name(names.RunName, request.run, "run"), request
         )
 
     async def SaveCheckpoint(
         self, request: trainer_pb2.SaveCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         run = parse_name(names.RunName, request.parent, "parent")
-        return await self._submit(Kind.SAVE_CHECKPOINT, run, request)
+        return await self._submit(context, Kind.SAVE_CHECKPOINT, run, request)
 
     async def LoadCheckpoint(
         self, request: trainer_pb2.LoadCheckpointRequest, context: Context
     ) -> operations_pb2.Operation:
         return await self._submit(
-            Kind.LOAD_CHECKPOINT, parse_name(names.RunName, request.run, "run"), request
+            context, Kind.LOAD_CHECKPOINT, parse_name(names.RunName, request.run, "run"), request
         )
 
     async def WaitOperations(
@@ -136,7 +139,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
         )
 
     async def _submit(
-        self, kind: Kind, name: names.RunName, request: Any
+        self, context: Context, kind: Kind, name: names.RunName, request: Any
     ) -> operations_pb2.Operation:
         """Accept an ordered call, or consume its number with the reason of the refusal."""
         run = await self._owned_run(name)
@@ -151,7 +154,9 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
             work = await _aside(is_large, self._validate, run, work)
             if isinstance(work, LoadCheckpointWork):
                 await self._check_foreign(work)
-            record = await self._registry.submit(submission, work)
+            record = await self._registry.submit(submission, work, timeout_s=_time_left(context))
+        except OutcomeUnknownError:
+            raise
         except TinsmithError as error:
             known = await self._reader.find(submission)
             if known is not None:
@@ -205,6 +210,12 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     async def _owned_run(self, name: names.RunName) -> LiveRun:
         """Return a run of the caller's project."""
         return await owned_run(self._registry, name)
+
+
+def _time_left(context: Context) -> float | None:
+    """Return how long a call may take so that its answer still reaches the caller."""
+    remaining_s: float | None = context.time_remaining()
+    return None if remaining_s is None else remaining_s - min(0.1 * remaining_s, _MAX_ANSWER_S)
 
 
 async def _aside(
