@@ -87,6 +87,18 @@ def test_secrets_may_be_made_without_cert_manager() -> None:
     assert "certificates" in volumes
 
 
+def test_no_job_may_read_the_token_of_the_hub() -> None:
+    changes = {
+        "models": {"hubToken": {"token": "t"}},
+        "controller": {"settings": {"protected_secret_names": "mine,yours"}},
+    }
+    [controller] = [
+        t for t in pod_templates(render(merge(EXTERNAL, changes))) if t.component == "controller"
+    ]
+    env = {entry["name"]: entry.get("value") for entry in controller.containers[0]["env"]}
+    assert env["TINSMITH_PROTECTED_SECRET_NAMES"].endswith("-hub,mine,yours")
+
+
 def test_without_tls_nothing_of_it_is_left() -> None:
     text = str(render(merge(EXTERNAL, {"tls": {"enabled": False}})))
     assert "ertificate" not in text

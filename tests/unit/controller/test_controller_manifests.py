@@ -300,6 +300,12 @@ def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:
     assert env_of(trainer)["AWS_ACCESS_KEY_ID"] == {"secretKeyRef": reference}
 
 
+def test_no_job_may_ask_for_the_certificate_of_a_pod() -> None:
+    deployment = dataclasses.replace(DEPLOYMENT, certificate_secrets="tinsmith-pods")
+    assert {"tinsmith-keys", "s3", "tinsmith-pods-trainer"} <= set(deployment.own_secrets())
+    assert not [name for name in DEPLOYMENT.own_secrets() if name.startswith("-")]
+
+
 def test_pods_that_serve_show_the_certificate_of_their_role() -> None:
     owner = owner_of(
         {"method": {"type": "rl"}, "roles": {"trainer": {"gpus": 1}, "sampler": {"gpus": 1}}}

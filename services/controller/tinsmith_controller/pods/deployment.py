@@ -70,3 +70,14 @@ class Deployment:
     device: str = "cuda"
     has_grpc_probes: bool = True
     requests: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: DEFAULT_REQUESTS)
+
+    def own_secrets(self) -> tuple[str, ...]:
+        """Return the names of the Secrets that no job may ask for."""
+        prefix = self.certificate_secrets
+        return (
+            self.database_secret,
+            self.storage_secret,
+            *self.pull_secrets,
+            *self.protected_secrets,
+            *(f"{prefix}-{kind}" for kind in PORTS if prefix),
+        )
