@@ -93,8 +93,8 @@ def list_creating(connection: sa.Connection) -> list[Run]:
 
 
 def list_moving(connection: sa.Connection) -> list[Run]:
-    """Return the runs that have lost their trainer and are not adopted by another, oldest first."""
-    return _list_in_state(connection, RunState.MOVING)
+    """Return the runs that lost their trainer and were not adopted by another, live ones first."""
+    return _live_first(connection, _list_in_state(connection, RunState.MOVING))
 
 
 def list_holders(connection: sa.Connection) -> set[tuple[str, str]]:
@@ -106,7 +106,10 @@ def list_holders(connection: sa.Connection) -> set[tuple[str, str]]:
 
 
 def begin_moves(connection: sa.Connection, worker: str, incarnation: str) -> list[Run]:
-    """Note that a trainer process is gone; return its runs, which are to be placed anew."""
+    """Note that a trainer process is gone; return its runs, which are placed anew in that order.
+
+    Live ones are first: those of the past may be very many.
+    """
     statement = (
         sa.update(runs)
         .where(
@@ -118,7 +121,8 @@ def begin_moves(connection: sa.Connection, worker: str, incarnation: str) -> lis
         .values(state=RunState.MOVING.value)
         .returning(*runs.c)
     )
-    return sorted(map(_run, connection.execute(statement)), key=lambda run: run.serial)
+    moved = sorted(map(_run, connection.execute(statement)), key=lambda run: run.serial)
+    return _live_first(connection, moved)
 
 
 def count_project_runs(connection: sa.Connection, project: str) -> int:
@@ -340,6 +344,13 @@ def _select_live(*columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
     )
 
 
+def _live_first(connection: sa.Connection, found: list[Run]) -> list[Run]:
+    """Return runs in their order, but those whose session goes on before the others."""
+    query = sa.select(sessions.c.name).where(sessions.c.state == SessionState.ACTIVE.value)
+    active = set(connection.execute(query).scalars())
+    return sorted(found, key=lambda run: run.session not in active)
+
+
 def _list_in_state(connection: sa.Connection, state: RunState) -> list[Run]:
     query = sa.select(runs).where(runs.c.state == state.value).order_by(runs.c.serial)
     return [_run(row) for row in connection.execute(query)]
@@ -380,6 +391,7 @@ def _update(connection: sa.Connection, run: Run) -> None:
 
 def _run(row: sa.Row[tuple[object, ...]]) -> Run:
     values = dict(row._mapping)
+    del values["end_time_s"]
     return Run(
         **{
             **values,
