@@ -5,14 +5,19 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import grpc
 import helm_python
 
 from tests.e2e.cluster import Json, TestCluster, path
 from tests.fakes.chart_harness import CHART, ROOT, merge
+from tinsmith_local.certificates import make_certificates
+from tinsmith_runtime.rpc.pod_tls import PodTls
 
 CEL_VERSION = (1, 25)
 """Helm applies definitions on the server, and before this version servers refuse rules in CEL."""
@@ -29,6 +34,7 @@ class Release:
     cluster: TestCluster
     config: helm_python.Config
     namespace: str
+    certificates: Path
     name: str = "tinsmith"
 
     @property
@@ -38,10 +44,36 @@ class Release:
     def values(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return values with the namespace of jobs."""
         entry = {"name": self.jobs_namespace, "project": "default", "create": True}
-        return merge({"jobs": {"namespaces": [entry]}}, changes)
+        # No cert-manager is here.
+        tls = {"certManager": False}
+        return merge({"jobs": {"namespaces": [entry]}, "tls": tls}, changes)
 
     def install(self, changes: Mapping[str, Any]) -> None:
-        """Do what `helm install` does, on older servers with `--skip-crds` as README.md says."""
+        """Do what `helm install` does, on older servers with `--skip-crds` as README.md says.
+
+        With certificates of pods, as docs/tls.md makes them.
+        """
+        self._make_certificates(self.namespace)
+        self._install(changes)
+        self._make_certificates(self.jobs_namespace)
+
+    def _make_certificates(self, namespace: str) -> None:
+        """Make the Secrets with the certificates of the pods in a namespace."""
+        for issued in make_certificates(self.certificates, namespace=namespace):
+            name = f"{self.name}-pods-{issued.role}"
+            self.cluster.api.delete(path("v1", "secrets", namespace, name))
+            self.cluster.kubectl(
+                *("create", "secret", "generic", name, "-n", namespace),
+                f"--from-file={issued.folder}",
+            )
+
+    def open_channel(self, address: str, role: str) -> grpc.Channel:
+        """Return a channel to a pod, with the certificate of a gateway."""
+        folder = self.certificates / "gateway"
+        tls = PodTls(folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
+        return tls.open_blocking_channel(address, role)
+
+    def _install(self, changes: Mapping[str, Any]) -> None:
         if self.cluster.version >= CEL_VERSION:
             chart = str(CHART)
             self.config.install(chart, self.name, self.values(changes), namespace=self.namespace)
@@ -92,9 +124,10 @@ def new_release(cluster: TestCluster) -> Iterator[Release]:
     """Yield a release that is not installed yet, and is uninstalled in the end."""
     with (
         cluster.namespace() as namespace,
+        tempfile.TemporaryDirectory() as folder,
         helm_python.Config(kubeconfig_path=cluster.kubeconfig, namespace=namespace) as config,
     ):
-        release = Release(cluster, config, namespace)
+        release = Release(cluster, config, namespace, Path(folder))
         try:
             yield release
         finally:

@@ -14,8 +14,10 @@ from typing import Any
 import grpc
 import pytest
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import tinsmith
+from tests.e2e.cert_manager import install_kinds
 from tests.e2e.cluster import FakeNode, Image, TestCluster, path
 from tests.e2e.release import CEL_VERSION, DEPLOYMENTS, Release, new_release
 from tests.fakes.chart_harness import (
@@ -33,6 +35,11 @@ RENDERED_VERSION = (1, 24)
 """What `k8s/install.yaml` is for."""
 TAINT = {"key": "tinsmith.dev/test", "value": "chart", "effect": "NoSchedule"}
 """Keeps the pods of other releases off the node of the test that runs them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cert_manager(cluster: TestCluster) -> None:
+    install_kinds(cluster)
 
 
 @pytest.fixture
@@ -251,6 +258,7 @@ def test_the_pods_of_a_release_come_up_and_are_replaced_by_an_upgrade(
                 release.wait_for_rollout(pod)
             before = _pods(release)
             _play(release)
+            _knock(release)
 
             # One works, a second stands by: the new one is ready only once the old one has ended.
             changes = {pod: {"podAnnotations": {"example.com/round": "2"}} for pod in DEPLOYMENTS}
@@ -280,6 +288,24 @@ def _pods(release: Release) -> dict[str, str]:
         for pod in pods
         if "deletionTimestamp" not in pod["metadata"]
     }
+
+
+def _knock(release: Release) -> None:
+    """Speak to a pod behind the gateway: with a certificate it answers, without one it does not."""
+    service = release.find("v1", "services", "tinsmith-scheduler")
+    assert service is not None
+    address = f"{service['spec']['clusterIP']}:7070"
+    channels = [release.open_channel(address, "scheduler"), grpc.insecure_channel(address)]
+    answers = []
+    for channel in channels:
+        try:
+            request = health_pb2.HealthCheckRequest()
+            health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+            answers.append("answered")
+        except grpc.RpcError:
+            answers.append("refused")
+        channel.close()
+    assert answers == ["answered", "refused"]
 
 
 def _play(release: Release) -> None:

@@ -71,6 +71,10 @@ class PodTemplate:
         return str(self.owner["spec"]["template"]["metadata"]["labels"][COMPONENT])
 
     @property
+    def namespace(self) -> str:
+        return str(self.owner["metadata"]["namespace"])
+
+    @property
     def labels(self) -> dict[str, str]:
         return dict(self.owner["spec"]["template"]["metadata"]["labels"])
 

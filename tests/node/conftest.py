@@ -82,6 +82,8 @@ def release(cluster: TestCluster, node: ContainerNode) -> Iterator[Release]:
             store.create_bucket("tinsmith")
             values: dict[str, Any] = {
                 "image": {"repository": REPOSITORY, "tag": TAG},
+                # Nothing here issues certificates.
+                "tls": {"enabled": False},
                 "database": {"url": database.create_database()},
                 "storage": {"uri": store.uri("tinsmith"), "env": CREDENTIALS},
                 "environment": {"settings": {"num_workers": 1}},

@@ -94,6 +94,11 @@ volumeMounts:
   - name: settings
     mountPath: /etc/tinsmith/settings
     readOnly: true
+  {{- if $root.Values.tls.enabled }}
+  - name: certificates
+    mountPath: /etc/tinsmith/certificates
+    readOnly: true
+  {{- end }}
 {{- end }}
 
 {{- define "tinsmith.containerSecurityContext" -}}
@@ -116,6 +121,11 @@ capabilities:
 - name: settings
   configMap:
     name: {{ include "tinsmith.name" (list $root "settings") }}
+{{- if $root.Values.tls.enabled }}
+- name: certificates
+  secret:
+    secretName: {{ include "tinsmith.name" (list $root "pods") }}-{{ ternary "trainer" (index . 1) (eq (index . 1) "checkpoints") }}
+{{- end }}
 {{- end }}
 
 {{/* Variables of every pod. */}}
@@ -134,6 +144,14 @@ capabilities:
   value: $(POD_IP):9090
 - name: TINSMITH_TERMINATION_LOG
   value: /dev/termination-log
+{{- if $root.Values.tls.enabled }}
+- name: TINSMITH_POD_CERTIFICATE
+  value: /etc/tinsmith/certificates/tls.crt
+- name: TINSMITH_POD_CERTIFICATE_KEY
+  value: /etc/tinsmith/certificates/tls.key
+- name: TINSMITH_POD_AUTHORITY
+  value: /etc/tinsmith/certificates/ca.crt
+{{- end }}
 {{- $roots := list "scheduler" "controller" }}
 - name: TINSMITH_POD_KEY
   valueFrom:
@@ -179,9 +197,14 @@ capabilities:
 {{- end }}
 
 {{/* How gRPC's health check is asked. Takes (list . PORT). Kubernetes does it itself from 1.24 on; before, a
-     program in the pod does. */}}
+     program in the pod does. Pods that ask for a certificate, which Kubernetes has not, say it beside their
+     metrics. */}}
 {{- define "tinsmith.grpcProbe" -}}
-{{- if include "tinsmith.isFrom" (list (index . 0) "1.24") -}}
+{{- if (index . 0).Values.tls.enabled -}}
+httpGet:
+  path: /healthz
+  port: metrics
+{{- else if include "tinsmith.isFrom" (list (index . 0) "1.24") -}}
 grpc:
   port: {{ index . 1 }}
 {{- else -}}

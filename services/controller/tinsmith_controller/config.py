@@ -50,6 +50,9 @@ class ControllerConfig(CertificateConfig):
     """Secret, in each namespace of jobs, with `database-url`; empty if there is none."""
     storage_uri: str
     """Where checkpoints go."""
+    pod_certificate_secrets: str = ""
+    """Secrets `<this>-<role>` in each namespace of jobs, with `tls.crt`, `tls.key` and `ca.crt` of
+    the pods of a role; empty where pods speak in clear."""
     storage_secret_name: str = ""
     """Secret with the variables of an S3 client; empty if none are needed."""
     image_repository: str

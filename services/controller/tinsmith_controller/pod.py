@@ -239,6 +239,7 @@ def _deployment(config: ControllerConfig, cluster: Cluster) -> Deployment:
         gateway_address=config.gateway_address,
         pod_root=config.pod_key,
         database_secret=config.database_secret_name,
+        certificate_secrets=config.pod_certificate_secrets,
         storage_uri=config.storage_uri,
         storage_secret=config.storage_secret_name,
         image_repository=config.image_repository,

@@ -269,12 +269,7 @@ class Reconciler:
         ) or check_images(
             item.spec,
             deployment.trusted_images,
-            (
-                deployment.database_secret,
-                deployment.storage_secret,
-                *deployment.pull_secrets,
-                *deployment.protected_secrets,
-            ),
+            deployment.own_secrets(),
         )
 
     def _observe(self, record: WorkloadRecord, memory: _Memory) -> Observed:

@@ -29,6 +29,7 @@ from tinsmith_runtime.errors import TinsmithError
 from tinsmith_runtime.ledger import Holder, Ledger, PostgresLedger, SqliteLedger, store_id
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_runtime.pod.base import WorkerPod
+from tinsmith_runtime.rpc.scheduler_client import SchedulerClient
 from tinsmith_runtime.storage import ObjectStore
 from tinsmith_trainer.checkpoints.audit import AuditTrail
 from tinsmith_trainer.checkpoints.downloads import Downloads
@@ -150,7 +151,9 @@ def build_runs(base: Foundation, *, on_fenced: Callable[[Exception], None]) -> R
     return Runs(registry, lease, residency, has_work)
 
 
-def build_checkpoints(base: Foundation, registry: RunRegistry) -> CheckpointDomain:
+def build_checkpoints(
+    base: Foundation, registry: RunRegistry, scheduler: SchedulerClient
+) -> CheckpointDomain:
     """Return what the checkpoint calls are mapped onto."""
     config, clock = base.config, base.clock
     files = CheckpointFiles(base.store, config.data_dir / "scratch")
@@ -172,7 +175,9 @@ def build_checkpoints(base: Foundation, registry: RunRegistry) -> CheckpointDoma
             base.ledger, work, StoredTasks(base.store.uri), find_run=registry.wake, clock=clock
         ),
         uploads=uploads,
-        downloads=Downloads(files, config.pod_key, clock),
+        downloads=Downloads(
+            files, config.pod_key, clock, lambda key_id: scheduler.verify_key(key_id, b"")
+        ),
         audit=AuditTrail(base.ledger, clock),
         store_uri=base.store.uri,
         clock=clock,
@@ -242,7 +247,7 @@ class TrainerPod(WorkerPod):
         self._ledger, self._store = base.ledger, base.store
         runs = build_runs(base, on_fenced=self._note_end)
         self._registry, self._residency, self._lease = runs.registry, runs.residency, runs.lease
-        checkpoints = build_checkpoints(base, runs.registry)
+        checkpoints = build_checkpoints(base, runs.registry, self._scheduler)
         self._tasks = checkpoints.tasks
         self._publisher = Publisher(host, base.ledger, base.store, runs.residency, wall_clock)
         self._adoption = RunAdoption(

@@ -298,3 +298,30 @@ def test_a_store_of_ones_own_is_reached_with_ones_own_secret() -> None:
     assert "envFrom" not in container(trainer)
     reference = {"name": "mine", "key": "AWS_ACCESS_KEY_ID", "optional": True}
     assert env_of(trainer)["AWS_ACCESS_KEY_ID"] == {"secretKeyRef": reference}
+
+
+def test_no_job_may_ask_for_the_certificate_of_a_pod() -> None:
+    deployment = dataclasses.replace(DEPLOYMENT, certificate_secrets="tinsmith-pods")
+    assert {"tinsmith-keys", "s3", "tinsmith-pods-trainer"} <= set(deployment.own_secrets())
+    assert not [name for name in DEPLOYMENT.own_secrets() if name.startswith("-")]
+
+
+def test_pods_that_serve_show_the_certificate_of_their_role() -> None:
+    owner = owner_of(
+        {"method": {"type": "rl"}, "roles": {"trainer": {"gpus": 1}, "sampler": {"gpus": 1}}}
+    )
+    deployment = dataclasses.replace(DEPLOYMENT, certificate_secrets="tinsmith-pods")
+    for assignment in owner.assignments:
+        kind = owner.role(assignment.role).kind
+        for given in (DEPLOYMENT, deployment):
+            spec = make_pod(owner, assignment, given)["spec"]
+            [container] = spec["containers"]
+            volumes = {volume["name"]: volume for volume in spec["volumes"]}
+            env = {entry["name"]: entry.get("value") for entry in container["env"]}
+            if given is DEPLOYMENT or kind == "driver":
+                assert "certificates" not in volumes
+                assert "TINSMITH_POD_CERTIFICATE" not in env
+                continue
+            assert volumes["certificates"]["secret"]["secretName"] == f"tinsmith-pods-{kind}"
+            assert env["TINSMITH_POD_CERTIFICATE_KEY"] == "/certificates/tls.key"
+            assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": 9090}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime
 import shutil
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,12 @@ def folder(certificates: Path, tmp_path: Path) -> Path:
 @pytest_asyncio.fixture
 async def server(folder: Path) -> AsyncIterator[PodServer]:
     server = PodServer(
-        ServerConfig(listen_address="127.0.0.1:0", drain_timeout_s=0.1, tls=_tls(folder)),
+        ServerConfig(
+            listen_address="127.0.0.1:0",
+            metrics_address="127.0.0.1:0",
+            drain_timeout_s=0.1,
+            tls=_tls(folder),
+        ),
         domain="scheduler.tinsmith",
         authenticator=Authenticator(_Keys(), roots=(POD_KEY,)),
     )
@@ -215,13 +222,33 @@ async def test_the_probe_shows_the_pods_own_certificate(server: PodServer, folde
     assert not await asyncio.to_thread(is_serving, server.address, timeout_s=2.0)
 
 
+async def test_health_is_told_without_a_certificate_beside_the_metrics(server: PodServer) -> None:
+    def ask(path: str) -> tuple[int, bytes]:
+        try:
+            with urllib.request.urlopen(f"http://{server.metrics_address}{path}") as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    assert await asyncio.to_thread(ask, "/healthz") == (200, b"ok\n")
+    assert b"tinsmith_rpc_duration_seconds" in (await asyncio.to_thread(ask, "/metrics"))[1]
+    await server.report_unhealthy()
+    assert (await asyncio.to_thread(ask, "/healthz"))[0] == 503
+
+
 def test_files_are_named_all_or_none(folder: Path, tmp_path: Path) -> None:
     assert PodTls.from_settings(None, None, None) is None
     place = folder / "trainer"
     with pytest.raises(ConfigError, match="belong together"):
         PodTls.from_settings(place / "tls.crt", None, place / "ca.crt")
+    absent = PodTls.from_settings(place / "tls.crt", place / "tls.key", tmp_path / "none")
+    assert absent is not None
     with pytest.raises(ConfigError, match="cannot be read"):
-        PodTls.from_settings(place / "tls.crt", place / "tls.key", tmp_path / "none")
+        absent.server_credentials()
+    # A key of another certificate is not taken.
+    mixed = PodTls(place / "tls.crt", folder / "sampler" / "tls.key", place / "ca.crt")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        mixed.open_blocking_channel("127.0.0.1:1", "trainer")
 
 
 def test_an_authority_is_kept_and_not_outlived(folder: Path) -> None:

@@ -1423,7 +1423,11 @@ class VerifyKeyRequest(_message.Message):
     key_id: _builtins.str
     """Gives the public part of the key: the id of a key of users, or `tsp_<role>_<namespace>_<pool>`."""
     secret_sha256: _builtins.bytes
-    """Gives the SHA-256 of the secret part."""
+    """Gives the SHA-256 of the secret part.
+
+    Left out, the answer says whether a key of users is still good, for a pod that has granted
+    something to its holder. A key of a pod is unknown then.
+    """
     def __init__(
         self,
         *,

@@ -37,6 +37,8 @@ class Deployment:
         pod_root: The root secret that keys of pods are derived from.
         database_secret: Secret, in each namespace of jobs, with `database-url`; empty if there is
             none. A trainer's ledger is a file then, and is lost with its pod.
+        certificate_secrets: Secrets `<this>-<kind>`, in each namespace of jobs, with those
+            of pods; empty where they speak in clear.
         storage_uri: Where checkpoints go.
         storage_secret: Secret with the variables of an S3 client; empty if none are needed.
         image_repository: Images are `<repository>/<pod>:<tag>`.
@@ -64,6 +66,18 @@ class Deployment:
     protected_secrets: tuple[str, ...] = ()
     author_policy: AuthorPolicy = field(default_factory=AuthorPolicy)
     service_account: str = ""
+    certificate_secrets: str = ""
     device: str = "cuda"
     has_grpc_probes: bool = True
     requests: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: DEFAULT_REQUESTS)
+
+    def own_secrets(self) -> tuple[str, ...]:
+        """Return the names of the Secrets that no job may ask for."""
+        prefix = self.certificate_secrets
+        return (
+            self.database_secret,
+            self.storage_secret,
+            *self.pull_secrets,
+            *self.protected_secrets,
+            *(f"{prefix}-{kind}" for kind in PORTS if prefix),
+        )

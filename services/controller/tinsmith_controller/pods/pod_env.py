@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from tinsmith_controller.pods.deployment import METRICS_PORT, PORTS, Deployment
-from tinsmith_controller.pods.pod_volumes import CACHE, DATA, data_path, model_path
+from tinsmith_controller.pods.pod_volumes import (
+    CACHE,
+    CERTIFICATES,
+    DATA,
+    data_path,
+    model_path,
+)
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.method import describe_method
 from tinsmith_jobs.naming import job_resource, pod_keys_name, secret_name, worker_id
@@ -78,6 +84,12 @@ def _server_env(
             worker_id(owner.key.name, owner.uid, role.name, assignment.index),
         ),
     ]
+    if deployment.certificate_secrets:
+        env += [
+            _value("TINSMITH_POD_CERTIFICATE", f"{CERTIFICATES}/tls.crt"),
+            _value("TINSMITH_POD_CERTIFICATE_KEY", f"{CERTIFICATES}/tls.key"),
+            _value("TINSMITH_POD_AUTHORITY", f"{CERTIFICATES}/ca.crt"),
+        ]
     is_serving = isinstance(spec, JobSpec) and spec.is_serving
     if isinstance(spec, JobSpec) and is_serving and role.kind == SAMPLER:
         env.append(_value("TINSMITH_DEDICATED_PROJECT", owner.project))

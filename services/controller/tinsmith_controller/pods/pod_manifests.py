@@ -86,7 +86,7 @@ def make_pod(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(owner, role, assignment, deployment)],
-        "volumes": volumes_of(owner, role),
+        "volumes": volumes_of(owner, role, deployment),
         "tolerations": [dict(entry) for entry in owner.spec.scheduling.tolerations],
     }
     # An account may be an identity at the object store, which no program of an author's gets.
@@ -244,7 +244,7 @@ def _container(
         or f"{deployment.image_repository}/{_image(role)}:{deployment.image_tag}",
         "env": variables_of(owner, role, assignment, deployment),
         "resources": _resources(role, assignment, deployment),
-        "volumeMounts": mounts_of(volumes_of(owner, role)),
+        "volumeMounts": mounts_of(volumes_of(owner, role, deployment)),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -265,7 +265,7 @@ def _container(
             {"name": "grpc", "containerPort": port},
             {"name": "metrics", "containerPort": METRICS_PORT},
         ]
-        container |= _probes(port, has_grpc=deployment.has_grpc_probes)
+        container |= _probes(port, deployment)
     is_own = isinstance(owner.spec, JobSpec) and owner.spec.checkpoint.secret
     if deployment.storage_secret and not is_own and role.kind in MODEL_KINDS:
         container["envFrom"] = [{"secretRef": {"name": deployment.storage_secret}}]
@@ -280,11 +280,16 @@ def _is_follower(owner: WorkloadContext, role: Role, assignment: Assignment) -> 
     return is_group(owner.spec, role) and assignment.index > 0
 
 
-def _probes(port: int, *, has_grpc: bool) -> dict[str, Any]:
+def _probes(port: int, deployment: Deployment) -> dict[str, Any]:
     """Return probes: a port that is open means that models are loaded and calls are served."""
-    check: dict[str, Any] = {"grpc": {"port": port}} if has_grpc else {"tcpSocket": {"port": port}}
+    check: dict[str, Any] = {"tcpSocket": {"port": port}}
+    if deployment.certificate_secrets:
+        # Kubernetes has no certificate to show.
+        check = {"httpGet": {"path": "/healthz", "port": METRICS_PORT}}
+    elif deployment.has_grpc_probes:
+        check = {"grpc": {"port": port}}
     probes = {"readinessProbe": {**check, "periodSeconds": 5, "timeoutSeconds": 3}}
-    if has_grpc:
+    if "tcpSocket" not in check:
         # Not before the first readiness, which may take as long as a model takes to load.
         probes["startupProbe"] = {**check, "periodSeconds": 5, "failureThreshold": 720}
         probes["livenessProbe"] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tinsmith_controller.pods.deployment import PORTS, Deployment
 from tinsmith_controller.pods.workload_context import WorkloadContext
 from tinsmith_jobs.spec import (
     COORDINATOR,
@@ -22,6 +23,8 @@ CACHE = "/cache"
 """What was fetched from a hub."""
 _MODELS = "/models"
 _JOB_DATA = "/job-data"
+CERTIFICATES = "/certificates"
+"""What a pod shows to other pods."""
 _PATHS = {
     "tmp": "/tmp",
     "data": DATA,
@@ -29,8 +32,9 @@ _PATHS = {
     "cache": CACHE,
     "shm": "/dev/shm",
     "job-data": _JOB_DATA,
+    "certificates": CERTIFICATES,
 }
-_READ_ONLY = ("models", "job-data")
+_READ_ONLY = ("models", "job-data", "certificates")
 
 
 def model_path(model: Model) -> str:
@@ -50,9 +54,12 @@ def data_path(data: Data) -> str:
     return data.name
 
 
-def volumes_of(owner: WorkloadContext, role: Role) -> list[dict[str, Any]]:
+def volumes_of(owner: WorkloadContext, role: Role, deployment: Deployment) -> list[dict[str, Any]]:
     """Return the volumes of a pod."""
     volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
+    if deployment.certificate_secrets and role.kind in PORTS:
+        name = f"{deployment.certificate_secrets}-{role.kind}"
+        volumes.append({"name": "certificates", "secret": {"secretName": name}})
     if role.kind in (TRAINER, COORDINATOR):
         volumes.append({"name": "data", "emptyDir": {}})
     model = owner.spec.model

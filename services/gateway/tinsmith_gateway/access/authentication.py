@@ -95,6 +95,14 @@ class Callers:
         self._on_known(current_peer())
         return credential
 
+    async def require_good(self, key_id: str) -> None:
+        """Raise unless a key of users is still good, by which something was granted.
+
+        Raises:
+            UnauthenticatedError: If it was revoked, or has expired.
+        """
+        await self._authenticator.require_good(key_id)
+
     async def _find(self, headers: Mapping[str, str]) -> Credential:
         key = headers.get("x-api-key", "") or _authorized_key(headers.get("authorization", ""))
         if not key:

@@ -29,7 +29,7 @@ from tinsmith_gateway.services import Services
 from tinsmith_gateway.tinker import age_encryption, ids
 from tinsmith_gateway.tinker.contract_calls import Native, iso_time, user_native
 from tinsmith_gateway.upstream.routing import CHECKPOINT_SERVICE
-from tinsmith_runtime.errors import DownloadTokenInvalidError
+from tinsmith_runtime.errors import DownloadTokenInvalidError, UnauthenticatedError
 
 DOWNLOADS_PATH = "/api/v1/downloads"
 
@@ -123,7 +123,7 @@ class Downloads:
 
     async def fetch(self, call: Call) -> Response:
         """Stream a file to the holder of its URL."""
-        name, token, *names = self.opened(call.request.path_params["ticket"], _FILE)
+        name, token, *names = await self.opened(call.request.path_params["ticket"], _FILE)
         ticket = Ticket(name, token, tuple(names))
         chunks = self._read(ticket)
         # The first piece before the status: an expired token is an error and no empty file.
@@ -147,7 +147,9 @@ class Downloads:
             yield piece.data
 
     def link(self, call: Call, path: str, purpose: str, *content: str) -> str:
-        """Return a link for a quarter of an hour; only this deployment can have written its words.
+        """Return a link for a quarter of an hour, or until the caller's key is no good any more.
+
+        Only this deployment can have written its words.
 
         Args:
             call: Whose client is to fetch it.
@@ -156,16 +158,17 @@ class Downloads:
             *content: What the endpoint is to know.
         """
         base = self._services.config.public_url or str(call.request.base_url)
-        words = [purpose, str(int(time.time() + _LINK_LIFETIME_S)), *content]
+        key_id = call.credential.caller.key_id
+        words = [purpose, str(int(time.time() + _LINK_LIFETIME_S)), key_id, *content]
         body = base64.urlsafe_b64encode(json.dumps(words).encode()).decode()
         return f"{base.rstrip('/')}{path}/{body}.{self._signature(body)}"
 
-    def opened(self, ticket: str, purpose: str) -> list[str]:
+    async def opened(self, ticket: str, purpose: str) -> list[str]:
         """Return the content of a link; see `link`.
 
         Raises:
             DownloadTokenInvalidError: If it is not of this deployment, for something else, or too
-                old.
+                old, or its key is no good any more.
         """
         body, _, signature = ticket.rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._signature(body).encode()):
@@ -173,11 +176,17 @@ class Downloads:
                 "the link is not one of this deployment; ask for a new one"
             )
         content: list[str]
-        meant, expire_time_s, *content = json.loads(base64.urlsafe_b64decode(body))
+        meant, expire_time_s, key_id, *content = json.loads(base64.urlsafe_b64decode(body))
         if meant != purpose or int(expire_time_s) <= time.time():
             raise DownloadTokenInvalidError(
                 "the link is for something else, or too old; ask for a new one"
             )
+        try:
+            await self._services.callers.require_good(key_id)
+        except UnauthenticatedError as error:
+            raise DownloadTokenInvalidError(
+                "the link was given to a key that is no good any more; ask for a new one"
+            ) from error
         return content
 
     def _signature(self, body: str) -> str:

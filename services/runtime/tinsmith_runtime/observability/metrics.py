@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from wsgiref.simple_server import WSGIServer
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
+from prometheus_client import Counter, Gauge, Histogram, make_wsgi_app
 
 from tinsmith_runtime.errors import ConfigError
 
@@ -43,26 +46,54 @@ LEDGER_COMMIT_WRITES = Histogram(
 )
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, *arguments: Any) -> None:
+        """Write no line for each request."""
+
+
 @dataclass(slots=True)
 class MetricsServer:
-    """The HTTP endpoint that Prometheus reads."""
+    """The HTTP endpoint of Prometheus, and of health checks that have no certificate."""
 
     address: str
     _server: WSGIServer
     _thread: threading.Thread
 
     @classmethod
-    def start(cls, address: str) -> MetricsServer:
-        """Serve `/metrics` on `host:port`; port 0 picks a free one.
+    def start(cls, address: str, is_serving: Callable[[], bool] | None = None) -> MetricsServer:
+        """Serve `/metrics`, and `/healthz` if it is known whether the pod serves.
+
+        Args:
+            address: `host:port`; port 0 picks a free one.
+            is_serving: Whether the pod answers calls; asked by a thread of the endpoint.
 
         Raises:
             ConfigError: If the address cannot be bound.
         """
         host, _, port = address.rpartition(":")
+        metrics = make_wsgi_app()
+
+        def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+            if environ["PATH_INFO"] == "/healthz" and is_serving is not None:
+                is_well = is_serving()
+                status = "200 OK" if is_well else "503 Service Unavailable"
+                start_response(status, [("Content-Type", "text/plain")])
+                return [b"ok\n" if is_well else b"not serving\n"]
+            page: Iterable[bytes] = metrics(environ, start_response)
+            return page
+
         try:
-            server, thread = start_http_server(int(port), addr=host)
+            server = make_server(
+                host, int(port), serve, server_class=_Server, handler_class=_Handler
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(f"metrics_address {address!r} cannot be bound: {error}") from error
+        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread.start()
         return cls(f"{host}:{server.server_port}", server, thread)
 
     def stop(self) -> None:

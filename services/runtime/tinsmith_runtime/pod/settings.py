@@ -31,7 +31,7 @@ class CertificateConfig:
         """Return the certificate of the pod; None if it has none.
 
         Raises:
-            ConfigError: If a part of it is missing, or cannot be read.
+            ConfigError: If a part of it is missing.
         """
         return PodTls.from_settings(
             self.pod_certificate, self.pod_certificate_key, self.pod_authority

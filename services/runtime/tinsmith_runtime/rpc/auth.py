@@ -199,6 +199,14 @@ class Authenticator:
         self._verifier = verifier
         self._roots = tuple(roots)
 
+    async def require_good(self, key_id: str) -> None:
+        """Raise unless a key of users is still good, by which something was granted.
+
+        Raises:
+            UnauthenticatedError: If it was revoked, or has expired.
+        """
+        await self._verifier.verify(key_id, b"")
+
     async def authenticate(self, authorization: str | None) -> Caller:
         """Return the caller of a call.
 

@@ -26,14 +26,18 @@ class Health(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self._servicer = health_aio.HealthServicer()
+        self.is_serving = False
+        """Whether calls are answered."""
 
     async def report(self, *, is_serving: bool) -> None:
         """Answer with this status from now on."""
+        self.is_serving = is_serving
         status = health_pb2.HealthCheckResponse
         await self._servicer.set("", status.SERVING if is_serving else status.NOT_SERVING)
 
     async def enter_graceful_shutdown(self) -> None:
         """Answer with NOT_SERVING for good."""
+        self.is_serving = False
         await self._servicer.enter_graceful_shutdown()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:

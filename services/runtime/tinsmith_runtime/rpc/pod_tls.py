@@ -71,7 +71,7 @@ class PodTls:
         """Return what the settings of a pod say; None if they name no file.
 
         Raises:
-            ConfigError: If they name some files only, or one that cannot be read.
+            ConfigError: If they name some of the files only.
         """
         if certificate is None and key is None and authority is None:
             return None
@@ -80,14 +80,7 @@ class PodTls:
                 "pod_certificate, pod_certificate_key and pod_authority belong together: set all "
                 "or none"
             )
-        tls = cls(certificate, key, authority)
-        try:
-            tls.read()
-        except OSError as error:
-            raise ConfigError(
-                f"a certificate of the pods cannot be read: {error}; is the Secret mounted?"
-            ) from error
-        return tls
+        return cls(certificate, key, authority)
 
     def read(self) -> _Files:
         """Return key, certificate and authority.
@@ -100,7 +93,11 @@ class PodTls:
         return self.key.read_bytes(), self.certificate.read_bytes(), self.authority.read_bytes()
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials that ask callers for a certificate, and follow the files."""
+        """Return credentials that ask callers for a certificate, and follow the files.
+
+        Raises:
+            ConfigError: If a file cannot be read.
+        """
         current = _Watched(self)
 
         def configure(files: _Files) -> grpc.ServerCertificateConfiguration:
@@ -118,7 +115,11 @@ class PodTls:
         )
 
     def open_channel(self, address: str, role: str) -> grpc.aio.Channel:
-        """Return a channel to a pod of a role; it follows the files."""
+        """Return a channel to a pod of a role; it follows the files.
+
+        Raises:
+            ConfigError: If a file cannot be read.
+        """
         return _FollowingChannel(
             self, functools.partial(_open, grpc.aio.secure_channel, address, role), _close_later
         )  # type: ignore[return-value]
@@ -154,7 +155,12 @@ class _Watched:
 
     def __init__(self, tls: PodTls) -> None:
         self._tls = tls
-        self.files = tls.read()
+        try:
+            self.files = tls.read()
+        except OSError as error:
+            raise ConfigError(
+                f"a certificate of the pods cannot be read: {error}; is the Secret mounted?"
+            ) from error
 
     def look(self) -> bool:
         """Read them again; return whether they have changed."""

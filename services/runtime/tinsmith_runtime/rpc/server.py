@@ -183,7 +183,9 @@ class PodServer:
         """Serve, and report healthy."""
         self.bind()
         if self._config.metrics_address is not None:
-            self._metrics = MetricsServer.start(self._config.metrics_address)
+            self._metrics = MetricsServer.start(
+                self._config.metrics_address, lambda: self._health.is_serving
+            )
         await self._server.start()
         await self._health.report(is_serving=True)
         logger.info("serving", extra={"address": self._address})

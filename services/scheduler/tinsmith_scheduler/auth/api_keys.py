@@ -154,7 +154,8 @@ class Keys:
         if key_id.startswith(POD_KEY_PREFIX):
             return Caller.of_pod(verify_pod_key(self._pod_roots, key_id, secret_sha256))
         key = self._keys.get(key_id)
-        expected = key.secret_sha256 if key is not None else b""
+        # Without a secret: whether a key that was good before still is.
+        expected = key.secret_sha256 if key is not None and secret_sha256 else b""
         if not hmac.compare_digest(expected, secret_sha256) or key is None:
             raise KeyInvalidError("the API key is unknown to this server")
         if key.state is KeyState.REVOKED:

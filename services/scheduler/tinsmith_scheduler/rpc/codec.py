@@ -170,8 +170,8 @@ def decode_key_ttl_s(request: scheduler_pb2.CreateKeyRequest) -> float | None:
 
 def decode_key_lookup(request: scheduler_pb2.VerifyKeyRequest) -> tuple[str, bytes]:
     """Return the public part and the hash of a key that is asked about."""
-    if len(request.secret_sha256) != hashlib.sha256().digest_size:
-        raise InvalidFieldError("secret_sha256", "must be 32 bytes")
+    if len(request.secret_sha256) not in (0, hashlib.sha256().digest_size):
+        raise InvalidFieldError("secret_sha256", "must be 32 bytes, or left out")
     # The id of a pod's key is read where it is verified.
     if not request.key_id.startswith(POD_KEY_PREFIX) and not is_valid_id(request.key_id):
         raise InvalidFieldError("key_id", "is not the id of a key")

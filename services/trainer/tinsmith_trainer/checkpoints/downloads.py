@@ -1,7 +1,8 @@
 """Downloads: signed permissions to read one file each, as URLs of the store or as tokens.
 
-A token says which object it is good for and until when, under a signature that every pod of the
-deployment can check: no row is looked up, and any trainer that reaches the store can serve it.
+A token says which object it is good for, until when, and whose key asked for it, under a signature
+that every trainer of a pool can check. No row is looked up, and any of them can serve it. It ends
+with the key. A URL of the store does not: it lives a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import binascii
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 
-from tinsmith_runtime.errors import DownloadTokenInvalidError, InvalidFieldError
+from tinsmith_runtime.errors import (
+    DownloadTokenInvalidError,
+    InvalidFieldError,
+    UnauthenticatedError,
+)
 from tinsmith_runtime.ledger import StoredFile
 from tinsmith_trainer.checkpoints.files import CheckpointFiles
 
@@ -40,6 +45,7 @@ class Grant:
     path: str
     size_bytes: int
     expire_time_s: float
+    key_id: str
 
 
 class Downloads:
@@ -47,17 +53,31 @@ class Downloads:
 
     Args:
         files: Where the objects are.
-        secret: What the pods of one deployment share.
+        secret: What the trainers of a pool share.
         clock: Seconds since the epoch.
+        verify_key: Raises unless the key of an id is still good.
     """
 
-    def __init__(self, files: CheckpointFiles, secret: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        files: CheckpointFiles,
+        secret: str,
+        clock: Callable[[], float],
+        verify_key: Callable[[str], Awaitable[object]],
+    ) -> None:
         self._files = files
+        self._verify_key = verify_key
         self._key = hmac.new(secret.encode(), _PURPOSE, hashlib.sha256).digest()
         self._clock = clock
 
     def sources(
-        self, name: str, folder: str, files: tuple[StoredFile, ...], *, without_urls: bool = False
+        self,
+        name: str,
+        folder: str,
+        files: tuple[StoredFile, ...],
+        *,
+        key_id: str,
+        without_urls: bool = False,
     ) -> tuple[list[Source], float]:
         """Return where the files of a folder can be fetched, and until when.
 
@@ -65,6 +85,7 @@ class Downloads:
             name: The checkpoint or export.
             folder: Where its files are.
             files: Which they are.
+            key_id: The key that asks for them; empty for a pod.
             without_urls: Whether to give tokens although the store could sign URLs.
         """
         expire_time_s = self._clock() + LIFETIME_S
@@ -72,15 +93,17 @@ class Downloads:
         for file in files:
             path = f"{folder}/{file.name}"
             url = "" if without_urls else self._files.url(path, expires_s=LIFETIME_S)
-            grant = Grant(name, path, file.size_bytes, expire_time_s)
+            grant = Grant(name, path, file.size_bytes, expire_time_s, key_id)
             found.append(Source(file, url, "" if url else self._sign(grant)))
         return found, expire_time_s
 
-    def check(self, name: str, token: str) -> Grant:
+    async def check(self, name: str, token: str) -> Grant:
         """Return what a token is good for.
 
         Raises:
-            DownloadTokenInvalidError: If it is forged, for another resource, or too old.
+            DownloadTokenInvalidError: If it is forged, for another resource, or too old, or its key
+                is no good any more.
+            WorkerUnavailableError: If the scheduler, which knows the keys, cannot be reached.
         """
         body, _, signature = token.partition(".")
         wanted = self._signature(body)
@@ -97,6 +120,11 @@ class Downloads:
             raise _invalid(name, "is for something else")
         if grant.expire_time_s <= self._clock():
             raise _invalid(name, "is too old")
+        if grant.key_id:
+            try:
+                await self._verify_key(grant.key_id)
+            except UnauthenticatedError as error:
+                raise _invalid(name, "was given to a key that is no good any more") from error
         return grant
 
     def chunks(self, grant: Grant, offset: int) -> Generator[bytes, None, None]:
@@ -112,7 +140,13 @@ class Downloads:
             yield from self._files.chunks(grant.path, offset)
 
     def _sign(self, grant: Grant) -> str:
-        content = [grant.name, grant.path, grant.size_bytes, grant.expire_time_s]
+        content = [
+            grant.name,
+            grant.path,
+            grant.size_bytes,
+            grant.expire_time_s,
+            grant.key_id,
+        ]
         body = base64.urlsafe_b64encode(json.dumps(content).encode()).decode()
         return f"{body}.{self._signature(body)}"
 

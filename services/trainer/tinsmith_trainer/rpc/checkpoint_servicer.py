@@ -177,7 +177,11 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     ) -> checkpoint_pb2.CheckpointDownload:
         folder, files, checkpoint = await self._downloadable(request.name)
         sources, expire_time_s = self._domain.downloads.sources(
-            request.name, folder, files, without_urls=request.without_urls
+            request.name,
+            folder,
+            files,
+            key_id="" if current_caller().is_pod else current_caller().key_id,
+            without_urls=request.without_urls,
         )
         await self._domain.audit.note_download(request.name, checkpoint, current_caller().key_id)
         return checkpoint_codec.encode_download(request.name, sources, expire_time_s)
@@ -185,7 +189,7 @@ class CheckpointServicer(checkpoint_pb2_grpc.CheckpointServiceServicer):
     async def DownloadCheckpointFile(
         self, request: checkpoint_pb2.DownloadCheckpointFileRequest, context: Context
     ) -> AsyncIterator[checkpoint_pb2.DownloadCheckpointFileResponse]:
-        grant = self._domain.downloads.check(request.name, request.token)
+        grant = await self._domain.downloads.check(request.name, request.token)
         await self._checkpoints.require_undeleted(grant.name, grant.path)
         offset = request.offset_bytes
         chunks = self._domain.downloads.chunks(grant, offset)
