@@ -180,6 +180,9 @@ bench-fairness: venv ## Compare a quiet project alone and beside one that floods
 bench-durability: venv ## Recovery time, cost of snapshots, 1,000 clients with 30 futures each
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.durability
 
+bench-history: venv ## A ledger with 10,000 runs and 1,000,000 operations beside an empty one: start, memory, steps
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.history
+
 bench-gateway: venv ## Calls through the gateway beside direct ones, requests each second, 1,000 long polls
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.gateway
 

@@ -101,10 +101,10 @@ def _datum(tokens: np.ndarray) -> tinsmith.Datum:
     return tinsmith.Datum(tinsmith.ModelInput.from_ints(tokens[:-1].tolist()), inputs)
 
 
-def _server(
+def server_of(
     folder: Path,
     model: Path,
-    further: Mapping[str, Mapping[str, float]] | None = None,
+    further: Mapping[str, Mapping[str, float | str]] | None = None,
     **trainer: float,
 ) -> Server:
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,12 +124,12 @@ def _recovery(folder: Path, model: Path) -> list[report.Row]:
     rows = []
     for num_steps in _REPLAYS:
         place = folder / f"recovery-{num_steps}"
-        server = _server(place, model, snapshot_replay_s=1e9)
+        server = server_of(place, model, snapshot_replay_s=1e9)
         loop = Loop(server)
         computed_s = loop.train(num_steps)
         psutil.Process(server.pid).kill()
         server.stop()
-        again = _server(place, model, snapshot_replay_s=1e9)
+        again = server_of(place, model, snapshot_replay_s=1e9)
         address, key = again.wait_ready()
         loop.client.close()
         begin_s = time.perf_counter()
@@ -149,8 +149,8 @@ def _recovery(folder: Path, model: Path) -> list[report.Row]:
 
 def _snapshots(folder: Path, model: Path) -> list[report.Row]:
     """Steps with a snapshot every two seconds of replay against steps without."""
-    often = Loop(first := _server(folder / "often", model, snapshot_replay_s=_SNAPSHOT_S))
-    never = Loop(second := _server(folder / "never", model, snapshot_replay_s=1e9))
+    often = Loop(first := server_of(folder / "often", model, snapshot_replay_s=_SNAPSHOT_S))
+    never = Loop(second := server_of(folder / "never", model, snapshot_replay_s=1e9))
     ratios = _take_turns(lambda: often.train(_STEPS), lambda: never.train(_STEPS))
     for loop, server in ((often, first), (never, second)):
         loop.client.close()
@@ -173,8 +173,8 @@ def _snapshots(folder: Path, model: Path) -> list[report.Row]:
 def _disk(folder: Path, model: Path) -> list[report.Row]:
     """A minimal step with the ledger on disk against one with the ledger in memory."""
     memory = Path(tempfile.mkdtemp(prefix="tinsmith-durability-", dir="/dev/shm"))
-    on_disk = Loop(first := _server(folder / "disk", model))
-    in_memory = Loop(second := _server(memory / "memory", model))
+    on_disk = Loop(first := server_of(folder / "disk", model))
+    in_memory = Loop(second := server_of(memory / "memory", model))
     steps = 200
     on_disk.minimal_step_ms(50)
     in_memory.minimal_step_ms(50)
@@ -195,7 +195,7 @@ def _disk(folder: Path, model: Path) -> list[report.Row]:
 def _crowd(folder: Path, model: Path, num_clients: int, num_futures: int) -> list[report.Row]:
     runs = num_clients + 8
     limits = {"scheduler": {"max_runs_per_project": runs}}
-    with _server(folder / "crowd", model, limits, max_runs=runs) as server:
+    with server_of(folder / "crowd", model, limits, max_runs=runs) as server:
         address, key = server.wait_ready()
         with tinsmith.Client(address, key) as client:
             wait_served(client)

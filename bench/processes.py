@@ -66,6 +66,10 @@ class Child:
                 return int(line.split()[1]) * 1024
         raise RuntimeError(f"/proc/{self.pid}/status has no VmHWM; this bench needs Linux")
 
+    def memory_bytes(self) -> int:
+        """Return the resident size now."""
+        return int(self._stats.memory_info().rss)
+
     def cpu_time_s(self) -> float:
         """Return the CPU time used so far, all threads, user and system."""
         times = self._stats.cpu_times()

@@ -20,6 +20,7 @@ _POSITIVE_FIELDS = (
     "placement_timeout_s",
     "placement_retry_s",
     "audit_retention_s",
+    "ended_retention_s",
     "trainer_call_timeout_s",
     "reap_interval_s",
     "max_local_jobs",
@@ -45,11 +46,14 @@ class SchedulerConfig(GrpcConfig, DatabaseConfig):
     worker_timeout_s: float = 15.0
     """Time after which a silent worker counts as gone."""
     max_runs_per_project: int = 256
-    """Training runs of a project that have not failed and are not deleted."""
+    """Training runs of a project that are live: held by a trainer, and their session goes on."""
     placement_timeout_s: float = 60.0
     """Time that a run may take to be placed, and from a restart on again."""
     audit_retention_s: float = 400 * 24 * 3600.0
     """How long audit events are kept."""
+    ended_retention_s: float = 30 * 24 * 3600.0
+    """How long sessions that ended, the names of deleted runs and keys that are refused are kept.
+    """
     placement_retry_s: float = 0.25
     """Pause between two attempts to place a run."""
     trainer_call_timeout_s: float = 20.0

@@ -220,6 +220,8 @@ class SchedulerPod(Pod):
             trainers=self._trainers,
             interval_s=config.reap_interval_s,
             audit_retention_s=config.audit_retention_s,
+            ended_retention_s=config.ended_retention_s,
+            keys=keys,
             clock=self._clock,
             wall_clock=self._wall_clock,
         )

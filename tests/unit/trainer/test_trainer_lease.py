@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,9 +36,9 @@ class SharedLedger:
         self.is_away = False
         self.during: Any = lambda: None
 
-    async def renew(self, ttl_s: float) -> dict[str, int]:
+    async def renew(self, ttl_s: float, among: Collection[str]) -> dict[str, int]:
         assert ttl_s == TTL_S
-        held = dict(self.held)
+        held = {run: epoch for run, epoch in self.held.items() if run in among}
         self.during()
         if self.is_away:
             raise StorageUnavailableError("away")

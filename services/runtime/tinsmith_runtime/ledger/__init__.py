@@ -115,8 +115,12 @@ class Ledger(Protocol):
         """
         ...
 
-    async def renew(self, ttl_s: float) -> dict[str, int]:
+    async def renew(self, ttl_s: float, among: Collection[str] | None = None) -> dict[str, int]:
         """Extend the lease of this process by the database's clock.
+
+        Args:
+            ttl_s: Until when, from now.
+            among: Looks at these runs alone: of those that sleep there may be very many.
 
         Returns:
             The epochs of the runs that it holds, by name.
@@ -154,7 +158,7 @@ class Ledger(Protocol):
         """Return all runs that this process holds."""
         ...
 
-    async def unsettled_runs(self, among: Collection[str] | None = None) -> set[str]:
+    async def unsettled_runs(self, among: Collection[str] | None = None) -> list[RunRecord]:
         """Return the runs of this process that have operations without a result, or diverged.
 
         Args:

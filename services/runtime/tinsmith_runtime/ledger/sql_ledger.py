@@ -99,13 +99,13 @@ class SqlLedger(SqlCheckpoints):
 
         await self._database.write(release)
 
-    async def renew(self, ttl_s: float) -> dict[str, int]:
+    async def renew(self, ttl_s: float, among: Collection[str] | None = None) -> dict[str, int]:
         """Extend the lease of this process; see `Ledger`."""
         holder = self._holder
         if holder is None:
             raise RuntimeError("a ledger without a holder has no lease")
         return await self._database.write(
-            lambda connection: statements.renew(connection, holder, ttl_s)
+            lambda connection: statements.renew(connection, holder, ttl_s, among)
         )
 
     async def watch_lease(self, changed: Callable[[], None]) -> None:
@@ -154,14 +154,16 @@ class SqlLedger(SqlCheckpoints):
             ]
         )
 
-    async def unsettled_runs(self, among: Collection[str] | None = None) -> set[str]:
+    async def unsettled_runs(self, among: Collection[str] | None = None) -> list[RunRecord]:
         """Return the runs that have something to do or to tell; see `Ledger`."""
         is_waiting = sa.exists().where(operations.c.run == runs.c.name, operations.c.revision == 0)
         query = self._select_held().where(is_waiting | runs.c.replay_diverged)
         if among is not None:
             query = query.where(runs.c.name.in_(among))
         return await self._database.read(
-            lambda connection: {row["name"] for row in connection.execute(query).mappings()}
+            lambda connection: [
+                statements.run_of(row) for row in connection.execute(query).mappings()
+            ]
         )
 
     def _select_held(self) -> sa.Select[tuple[object, ...]]:

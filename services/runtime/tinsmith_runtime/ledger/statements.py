@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -396,7 +396,9 @@ def identity(connection: sa.Connection) -> str:
     return value
 
 
-def renew(connection: sa.Connection, holder: Holder, ttl_s: float) -> dict[str, int]:
+def renew(
+    connection: sa.Connection, holder: Holder, ttl_s: float, among: Collection[str] | None
+) -> dict[str, int]:
     """Extend the lease of a process, and return the epochs of the runs that it holds."""
     values = {"worker": holder.worker, "expire_time_s": now_s(connection) + ttl_s}
     connection.execute(
@@ -405,6 +407,8 @@ def renew(connection: sa.Connection, holder: Holder, ttl_s: float) -> dict[str, 
         .on_conflict_do_update(index_elements=["name"], set_=values)
     )
     query = sa.select(leases.c.run, leases.c.epoch).where(leases.c.holder == holder.name)
+    if among is not None:
+        query = query.where(leases.c.run.in_(among))
     return {row.run: row.epoch for row in connection.execute(query)}
 
 

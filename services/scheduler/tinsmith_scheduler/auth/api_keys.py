@@ -11,6 +11,7 @@ project gets its first key. Admin keys of other projects manage their own.
 from __future__ import annotations
 
 import hmac
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -32,9 +33,11 @@ from tinsmith_runtime.rpc.permissions import KeyRole
 from tinsmith_runtime.rpc.pod_identity import POD_KEY_PREFIX, verify_pod_key
 from tinsmith_runtime.rpc.requests import decode_page_token, encode_page_token
 from tinsmith_runtime.sql import Database, insert
+from tinsmith_scheduler.auth.key_index import KeyIndex
 from tinsmith_scheduler.store.database import record_action, remember, reused
 from tinsmith_scheduler.store.job_reports import begin_report
 from tinsmith_scheduler.store.records import Key, KeyState, NewJobKey, PageRequest
+from tinsmith_scheduler.store.retention import BOOTSTRAP_NAME, forget_keys
 from tinsmith_scheduler.store.tables import keys, projects, requests
 
 
@@ -60,14 +63,14 @@ class Keys:
         self._operator_project = operator_project
         self._wall_clock = wall_clock
         self._pod_roots = tuple(pod_roots)
-        self._keys: dict[str, Key] = {}
+        self._keys = KeyIndex()
 
     async def load(self) -> None:
         """Read the keys; call once, before anything is served."""
         rows = await self._database.read(
             lambda connection: [_key(row) for row in connection.execute(sa.select(keys))]
         )
-        self._keys = {key.key_id: key for key in rows}
+        self._keys = KeyIndex(rows)
 
     async def ensure(self, api_key: ApiKey, *, project: str, role: KeyRole) -> Key:
         """Make sure that a given key exists; one that was revoked stays revoked.
@@ -77,7 +80,7 @@ class Keys:
         """
         known = self._keys.get(api_key.key_id)
         if known is None:
-            return await self._add(api_key, project, role, "bootstrap")
+            return await self._add(api_key, project, role, BOOTSTRAP_NAME)
         if (known.secret_sha256, known.project) != (api_key.secret_sha256, project):
             raise ConfigError(
                 f"bootstrap_key: the id {api_key.key_id} exists with another secret or project"
@@ -125,8 +128,8 @@ class Keys:
 
     async def revoke_keys_of_job(self, job: str, uid: str, caller: Caller) -> None:
         """Refuse all keys of a job from now on."""
-        for key in list(self._keys.values()):
-            if (key.job, key.job_uid) == (job, uid):
+        for key in list(self._keys.accepted_of_jobs(job, 0)):
+            if key.job_uid == uid:
                 await self._refuse(key, caller)
 
     def list_job_keys(self, page: PageRequest, job: str = "") -> tuple[list[Key], str]:
@@ -141,17 +144,7 @@ class Keys:
         """
         list_name = f"jobKeys/{job}"
         after = decode_page_token(list_name, page.token) or 0
-        found = sorted(
-            (
-                key
-                for key in self._keys.values()
-                if key.job
-                and job in ("", key.job)
-                and key.state is KeyState.ACTIVE
-                and key.serial > after
-            ),
-            key=lambda key: key.serial,
-        )
+        found = list(itertools.islice(self._keys.accepted_of_jobs(job, after), page.size + 1))
         shown = found[: page.size]
         more = len(found) > len(shown)
         return shown, encode_page_token(list_name, shown[-1].serial) if more else ""
@@ -204,14 +197,7 @@ class Keys:
         self.require_manager(caller, project)
         list_name = f"projects/{project}/keys"
         before = decode_page_token(list_name, page.token)
-        found = sorted(
-            (
-                key
-                for key in self._keys.values()
-                if key.project == project and (before is None or key.serial < before)
-            ),
-            key=lambda key: -key.serial,
-        )
+        found = list(itertools.islice(self._keys.newest_of_project(project, before), page.size + 1))
         shown = found[: page.size]
         more = len(found) > len(shown)
         return shown, encode_page_token(list_name, shown[-1].serial) if more else ""
@@ -247,13 +233,21 @@ class Keys:
 
         revoked = replace(key, state=KeyState.REVOKED)
         # Refused before the commit: should the commit fail, the caller revokes again.
-        self._keys[key.key_id] = revoked
+        self._keys.put(revoked)
         try:
             await self._database.write(write)
         except BaseException:  # a caller that is gone too: whether it was committed is not known
-            self._keys[key.key_id] = key
+            self._keys.put(key)
             raise
         return revoked
+
+    async def forget(self, before_s: float) -> None:
+        """Forget the keys that were refused before a time, in seconds since the epoch."""
+        while gone := await self._database.write(
+            lambda connection: forget_keys(connection, before_s)
+        ):
+            for key_id in gone:
+                self._keys.drop(key_id)
 
     def of_caller(self, caller: Caller) -> Key:
         """Return the key that a call was made with.
@@ -332,7 +326,7 @@ class Keys:
             return _key(row)
 
         key = await self._database.write(write)
-        self._keys[key.key_id] = key
+        self._keys.put(key)
         return key
 
 
@@ -345,4 +339,5 @@ def _is_known(connection: sa.Connection, request: RequestIdentity) -> bool:
 
 def _key(row: sa.Row[tuple[object, ...]]) -> Key:
     values = dict(row._mapping)
+    del values["end_time_s"]
     return Key(**{**values, "state": KeyState(values["state"]), "role": KeyRole(values["role"])})

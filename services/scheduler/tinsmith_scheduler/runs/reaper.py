@@ -14,9 +14,11 @@ from collections.abc import Awaitable, Callable
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import ErrorCode, TinsmithError
 from tinsmith_runtime.sql import Database
+from tinsmith_scheduler.auth.api_keys import Keys
 from tinsmith_scheduler.metrics import PENDING_RELEASES
 from tinsmith_scheduler.runs import run_store
 from tinsmith_scheduler.runs.sessions import Sessions
+from tinsmith_scheduler.store import retention
 from tinsmith_scheduler.store.database import forget_audit_events, forget_requests
 from tinsmith_scheduler.store.records import Release
 from tinsmith_scheduler.workers.trainer_protocol import Trainers
@@ -39,6 +41,8 @@ class Reaper:
         trainers: Asked to release runs.
         interval_s: Pause between two rounds.
         audit_retention_s: How long audit events are kept.
+        ended_retention_s: How long sessions that ended, deleted runs and refused keys are kept.
+        keys: Those that are to be forgotten too.
         clock: Monotonic seconds.
         wall_clock: Seconds since the epoch.
     """
@@ -52,6 +56,8 @@ class Reaper:
         trainers: Trainers,
         interval_s: float,
         audit_retention_s: float,
+        ended_retention_s: float,
+        keys: Keys,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
@@ -61,6 +67,8 @@ class Reaper:
         self._trainers = trainers
         self._interval_s = interval_s
         self._audit_retention_s = audit_retention_s
+        self._ended_retention_s = ended_retention_s
+        self._keys = keys
         self._clock = clock
         self._wall_clock = wall_clock
         self._forget_at_s = clock()
@@ -91,6 +99,17 @@ class Reaper:
             await self._database.write(
                 lambda connection: forget_audit_events(connection, before_s=before_s)
             )
+            await self._forget_ended(now_s)
+
+    async def _forget_ended(self, now_s: float) -> None:
+        await self._database.write(lambda connection: retention.stamp_ended(connection, now_s))
+        before_s = now_s - self._ended_retention_s
+        for forget in (retention.forget_sessions, retention.forget_runs):
+            while await self._database.write(
+                lambda connection, forget=forget: forget(connection, before_s)  # type: ignore[misc]
+            ):
+                continue
+        await self._keys.forget(before_s)
 
     async def _repeat(self, round_of: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import sqlalchemy as sa
 
+from tinsmith.names import RunName
 from tinsmith_runtime.adapters import adapter_from_json, adapter_to_json
 from tinsmith_runtime.records import ReleaseMode
 from tinsmith_runtime.sql import insert
 from tinsmith_scheduler.store.records import Release, Run, RunState, SessionState
-from tinsmith_scheduler.store.tables import releases, runs, sessions
+from tinsmith_scheduler.store.tables import projects, releases, runs, sessions
 from tinsmith_scheduler.workers.placement import TrainerCandidate, Wait, choose_trainer
 
 _PLACED_STATES = (RunState.CREATING.value, RunState.MOVING.value)
@@ -53,9 +55,11 @@ def get_run(connection: sa.Connection, name: str) -> Run | None:
 
 def list_by_id(connection: sa.Connection, run_id: str) -> list[Run]:
     """Return the runs of an id, one for each project that has one, those left out that are gone."""
+    prefix, suffix = str(RunName("|", run_id)).split("|")
+    names = sa.select(sa.literal(prefix) + projects.c.project + sa.literal(suffix))
+    # By name, which has an index; there are far fewer projects than runs.
     query = sa.select(runs).where(
-        runs.c.name.endswith(f"/trainingRuns/{run_id}", autoescape=True),
-        runs.c.state != RunState.DELETED.value,
+        runs.c.name.in_(names), sa.func.coalesce(runs.c.state, "") != RunState.DELETED.value
     )
     return [_run(row) for row in connection.execute(query)]
 
@@ -76,11 +80,11 @@ def list_runs(
 
 
 def ended_sessions(connection: sa.Connection, names: Collection[str]) -> set[str]:
-    """Return which of some sessions are over."""
+    """Return which of some sessions are over; one that is not kept any more is."""
     query = sa.select(sessions.c.name).where(
-        sessions.c.name.in_(names), sessions.c.state != SessionState.ACTIVE.value
+        sessions.c.name.in_(names), sessions.c.state == SessionState.ACTIVE.value
     )
-    return set(connection.execute(query).scalars())
+    return set(names) - set(connection.execute(query).scalars())
 
 
 def list_creating(connection: sa.Connection) -> list[Run]:
@@ -89,8 +93,8 @@ def list_creating(connection: sa.Connection) -> list[Run]:
 
 
 def list_moving(connection: sa.Connection) -> list[Run]:
-    """Return the runs that have lost their trainer and are not adopted by another, oldest first."""
-    return _list_in_state(connection, RunState.MOVING)
+    """Return the runs that lost their trainer and were not adopted by another, live ones first."""
+    return _live_first(connection, _list_in_state(connection, RunState.MOVING))
 
 
 def list_holders(connection: sa.Connection) -> set[tuple[str, str]]:
@@ -102,7 +106,10 @@ def list_holders(connection: sa.Connection) -> set[tuple[str, str]]:
 
 
 def begin_moves(connection: sa.Connection, worker: str, incarnation: str) -> list[Run]:
-    """Note that a trainer process is gone; return its runs, which are to be placed anew."""
+    """Note that a trainer process is gone; return its runs, which are placed anew in that order.
+
+    Live ones are first: those of the past may be very many.
+    """
     statement = (
         sa.update(runs)
         .where(
@@ -114,20 +121,23 @@ def begin_moves(connection: sa.Connection, worker: str, incarnation: str) -> lis
         .values(state=RunState.MOVING.value)
         .returning(*runs.c)
     )
-    return sorted(map(_run, connection.execute(statement)), key=lambda run: run.serial)
+    moved = sorted(map(_run, connection.execute(statement)), key=lambda run: run.serial)
+    return _live_first(connection, moved)
 
 
 def count_project_runs(connection: sa.Connection, project: str) -> int:
     """Count the live runs of a project."""
-    query = sa.select(sa.func.count()).where(runs.c.project == project, _is_live())
-    return connection.execute(query).scalar_one()
+    # A session and its runs are of one project.
+    query = _select_live(sa.func.count()).where(sessions.c.project == project)
+    num_runs: int = connection.execute(query).scalar_one()
+    return num_runs
 
 
 def count_runs_by_worker(connection: sa.Connection) -> dict[str, int]:
     """Count the live runs on each trainer, those that are being adopted included."""
     query = (
-        sa.select(runs.c.worker, sa.func.count().label("num_runs"))
-        .where(_is_live(), runs.c.worker != "")
+        _select_live(runs.c.worker, sa.func.count().label("num_runs"))
+        .where(runs.c.worker != "")
         .group_by(runs.c.worker)
     )
     return {row.worker: row.num_runs for row in connection.execute(query)}
@@ -318,10 +328,27 @@ def confirm_release(connection: sa.Connection, release: Release) -> None:
     )
 
 
-def _is_live() -> sa.ColumnElement[bool]:
-    """Whether a run takes up a place: it is held, or about to be, and its session goes on."""
-    active = sa.select(sessions.c.name).where(sessions.c.state == SessionState.ACTIVE.value)
-    return sa.and_(runs.c.session.in_(active), runs.c.state.in_(_HOLDING_STATES))
+def _select_live(*columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    """Select of the runs that take up a place: held, or about to be, and their session goes on.
+
+    Found from the sessions, which are few while they are active. The state of a run is kept from
+    being looked up by index: nearly all runs that there ever were are in the same one.
+    """
+    return (
+        sa.select(*columns)
+        .select_from(sessions.join(runs, runs.c.session == sessions.c.name))
+        .where(
+            sessions.c.state == SessionState.ACTIVE.value,
+            sa.func.coalesce(runs.c.state, "").in_(_HOLDING_STATES),
+        )
+    )
+
+
+def _live_first(connection: sa.Connection, found: list[Run]) -> list[Run]:
+    """Return runs in their order, but those whose session goes on before the others."""
+    query = sa.select(sessions.c.name).where(sessions.c.state == SessionState.ACTIVE.value)
+    active = set(connection.execute(query).scalars())
+    return sorted(found, key=lambda run: run.session not in active)
 
 
 def _list_in_state(connection: sa.Connection, state: RunState) -> list[Run]:
@@ -364,6 +391,7 @@ def _update(connection: sa.Connection, run: Run) -> None:
 
 def _run(row: sa.Row[tuple[object, ...]]) -> Run:
     values = dict(row._mapping)
+    del values["end_time_s"]
     return Run(
         **{
             **values,

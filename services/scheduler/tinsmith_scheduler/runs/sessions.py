@@ -206,7 +206,7 @@ class Sessions:
             connection.execute(
                 sa.update(sessions)
                 .where(sessions.c.name == session.name)
-                .values(state=SessionState.ACTIVE.value)
+                .values(state=SessionState.ACTIVE.value, end_time_s=None)
             )
             forget_parking(connection, session.name)
             return replace(session, state=SessionState.ACTIVE)
@@ -322,4 +322,5 @@ def _finished(name: str, state: SessionState) -> SessionFinishedError:
 
 def _session(row: sa.Row[tuple[object, ...]]) -> Session:
     values = dict(row._mapping)
+    del values["end_time_s"]
     return Session(**{**values, "state": SessionState(values["state"])})

@@ -102,9 +102,10 @@ def forget_audit_events(connection: sa.Connection, *, before_s: float) -> int:
 
 
 def next_serial(table: sa.Table, group: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
-    """Return the next serial of a group of rows, for an insert; rows of a group go all at once.
+    """Return the next serial of a group of rows, for an insert.
 
-    The database has one writer, and the index on the serials refuses another one's.
+    The database has one writer, and the index on the serials refuses another one's. The serial of
+    a row that was forgotten may come again.
     """
     highest = sa.func.coalesce(sa.func.max(table.c.serial), 0)
     return sa.select(highest + 1).where(group).scalar_subquery()

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.sql import Store
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """The number of the last migration; a change of the tables adds one."""
 MIGRATIONS = "tinsmith_scheduler.store.migrations"
 
@@ -43,6 +43,10 @@ keys = sa.Table(
     sa.Column("job_uid", sa.Text, nullable=False, default="", server_default=""),
     # Seconds since the epoch; null for a key that does not expire.
     sa.Column("expire_time_s", sa.Float),
+    # When a sweep first found it revoked.
+    sa.Column("end_time_s", sa.Float),
+    sa.Index("keys_by_state", "state", "end_time_s"),
+    sa.Index("keys_by_expiry", "expire_time_s"),
     sqlite_autoincrement=True,
 )
 
@@ -59,7 +63,9 @@ sessions = sa.Table(
     sa.Column("create_time_s", sa.Float, nullable=False),
     sa.Column("serial", sa.Integer, nullable=False, server_default="0"),
     sa.Column("pool", sa.Text, nullable=False, default="", server_default=""),
-    sa.Index("sessions_by_state", "state"),
+    # When a sweep first found it ended.
+    sa.Column("end_time_s", sa.Float),
+    sa.Index("sessions_by_state", "state", "end_time_s"),
     sa.Index("sessions_by_project", "project", "serial", unique=True),
 )
 
@@ -91,7 +97,9 @@ runs = sa.Table(
     sa.Index("runs_by_project", "project", "serial"),
     sa.Index("runs_by_session", "session"),
     sa.Index("runs_by_worker", "worker", "state"),
-    sa.Index("runs_by_state", "state"),
+    # When a sweep first found it failed or deleted.
+    sa.Column("end_time_s", sa.Float),
+    sa.Index("runs_by_state", "state", "end_time_s"),
     sqlite_autoincrement=True,
 )
 

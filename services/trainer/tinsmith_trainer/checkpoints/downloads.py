@@ -1,8 +1,8 @@
 """Downloads: signed permissions to read one file each, as URLs of the store or as tokens.
 
-A token says which object it is good for, until when, and whose key asked for it. Every trainer of a
-pool can check its signature, so no row is looked up, and any of them can serve it. It ends with the
-key. A URL of the store does not: it lives a quarter of an hour.
+A token says which object it is good for, until when, and whose key asked for it. Any trainer on the
+ledger can check its signature and serve it. It ends with the key, and with the checkpoint. A URL of
+the store does not: it lives a quarter of an hour.
 """
 
 from __future__ import annotations

@@ -110,10 +110,7 @@ class RunAdoption:
 
     async def recover(self) -> None:
         """Go on with what the runs of the ledger left unfinished, before anything is served."""
-        unsettled = await self._ledger.unsettled_runs()
-        for record in await self._ledger.list_runs():
-            if record.name not in unsettled:
-                continue
+        for record in await self._ledger.unsettled_runs():
             if record.base_model not in self._host.engines:
                 logger.warning(
                     "run waits for its base model, which this pod does not serve",

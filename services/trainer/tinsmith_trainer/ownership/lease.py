@@ -121,7 +121,7 @@ class Lease:
         begin_s = self._clock()
         believed = list(self._runs.values())
         failpoints.passing("trainer.renew")
-        held = await self._ledger.renew(self._ttl_s)
+        held = await self._ledger.renew(self._ttl_s, [run.name for run in believed])
         failpoints.passing("trainer.renewed")
         for run in believed:
             # One that was let go meanwhile is not missed.

@@ -34,7 +34,7 @@ from tinsmith_trainer.runs.operations import ForwardWork, Kind, LoadCheckpointWo
 from tinsmith_trainer.runs.run import LiveRun
 
 MAX_WAIT_S = 20.0
-_MAX_ANSWER_S = 1.0
+_ANSWER_S = 1.0
 """What a refusal needs at most to reach its caller."""
 _LARGE_BYTES = 64 * 1024
 
@@ -215,7 +215,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
 def _time_left(context: Context) -> float | None:
     """Return how long a call may take so that its answer still reaches the caller."""
     remaining_s: float | None = context.time_remaining()
-    return None if remaining_s is None else remaining_s - min(0.1 * remaining_s, _MAX_ANSWER_S)
+    return None if remaining_s is None else remaining_s - min(0.1 * remaining_s, _ANSWER_S)
 
 
 def _has_images(request: Any) -> bool:
