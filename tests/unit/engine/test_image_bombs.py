@@ -23,11 +23,11 @@ _TOO_MANY = images.MAX_REQUEST_PIXELS // _SIDE**2 + 1
 
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
-    """31 million pixels of one colour in some thousand bytes."""
+    """The beginning of 31 million pixels: its header can be read, and nothing can be decoded."""
     stream = io.BytesIO()
     Image.new("L", (_SIDE, _SIDE)).save(stream, format="png")
     assert len(stream.getvalue()) < 64 * 1024
-    return stream.getvalue()
+    return stream.getvalue()[:1024]
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +36,13 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine.load(directory, max_resident_runs=1)
 
 
-def test_pixels_of_a_prompt_are_counted(
-    engine: Engine, bomb: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "_pixels", _decodes)
+def test_pixels_of_a_prompt_are_counted(engine: Engine, bomb: bytes) -> None:
     inputs = [ImageInput(0, bomb, "png", f"chunks[{index}]") for index in range(_TOO_MANY)]
     with pytest.raises(InvalidFieldError, match="pixels together"):
         place_images(np.array([1], dtype=np.int64), inputs, engine.info, "prompt")
 
 
-def test_pixels_of_a_batch_are_counted_over_its_datums(
-    engine: Engine, bomb: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "_pixels", _decodes)
+def test_pixels_of_a_batch_are_counted_over_its_datums(engine: Engine, bomb: bytes) -> None:
     tokens = np.array([1, 2], dtype=np.int64)
     datum = Datum(
         tokens,
@@ -58,7 +52,3 @@ def test_pixels_of_a_batch_are_counted_over_its_datums(
     )
     with pytest.raises(InvalidFieldError, match="pixels together"):
         validate_batch([datum] * _TOO_MANY, "cross_entropy", {}, engine.info)
-
-
-def _decodes(*_: object) -> None:
-    raise AssertionError("an image was decoded")
