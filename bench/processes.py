@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from tinsmith.local_servers import list_servers
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
 
