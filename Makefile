@@ -10,7 +10,8 @@ TEST_WORKERS ?= logical
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal
 SEEDS ?= 0
 KILLS ?= 8
-FUZZ_COUNT ?= 20000
+FUZZ_COUNT ?= 50000
+FUZZ_CONNECTIONS ?= 1000
 FUZZ_SEED ?= 0
 POSTGRES_BIN ?= /usr/lib/postgresql/15/bin
 PROTOS := $(sort $(wildcard proto/tinsmith/v1/*.proto))
@@ -158,8 +159,8 @@ chaos: venv ## Kill, stop, cut off and fill up while tenants train; every acknow
 chaos-long: venv ## The same with 100 kills, every failpoint and 400 cuts
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size long
 
-fuzz: venv ## Send FUZZ_COUNT hostile requests to the gateway, made by the seed FUZZ_SEED
-	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
+fuzz: venv ## Send FUZZ_COUNT hostile messages (wire, native calls, routes, HTTP/2 frames) to pods beside a neighbour (3 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --connections $(FUZZ_CONNECTIONS) --seed $(FUZZ_SEED)
 
 bench: venv ## Compare with plain transformers and PEFT, side by side; writes bench/results/
 	$(BIN)/python -m bench.service

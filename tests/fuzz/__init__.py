@@ -1,1 +1,1 @@
-"""Hostile HTTP for the gateway's Tinker wire: made by a seed, sent, and counted."""
+"""Hostile traffic for the gateway, made by a seed, sent, and counted."""

@@ -11,54 +11,35 @@ import asyncio
 import contextlib
 import json
 import random
-from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from tests.fuzz import batches, heads, words
+from tests.fuzz.tally import Tally
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 JSON = {"content-type": "application/json"}
 _NUM_WORKERS = 8
 _STEPS = 3
 _HEARTBEAT_S = 10.0
-_MAX_FAILURES = 50
 _HEAD_TIMEOUT_S = 10.0
 # These are no answers of the wire: nothing was asked, or HTTP/2 was spoken.
 _NO_ANSWER = ("no answer", "HTTP/2")
 
 
-@dataclass(slots=True)
-class Tally:
-    """What came of all requests.
-
-    Attributes:
-        statuses: How often each status came back, by sort of request.
-        failures: What must not have happened.
-    """
-
-    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    def fail(self, what: str) -> None:
-        """Note a failure."""
-        if len(self.failures) < _MAX_FAILURES:
-            self.failures.append(what)
-
-    def look(self, sort: str, what: object, answer: httpx.Response) -> None:
-        """Count an answer and check its form."""
-        self.statuses[sort, str(answer.status_code)] += 1
-        shown = f"{sort} {what!r:.600} -> {answer.status_code} {answer.text!r:.300}"
-        if answer.status_code >= 500:
-            self.fail(shown)
-        elif answer.status_code >= 400 and answer.status_code != 408:
-            with contextlib.suppress(ValueError):
-                if isinstance(answer.json()["error"], str):
-                    return
-            self.fail(f"no error in {shown}")
+def look(tally: Tally, sort: str, what: object, answer: httpx.Response) -> None:
+    """Count an answer of the wire and check its form."""
+    tally.count(sort, str(answer.status_code))
+    shown = f"{sort} {what!r:.600} -> {answer.status_code} {answer.text!r:.300}"
+    if answer.status_code >= 500:
+        tally.fail(shown)
+    elif answer.status_code >= 400 and answer.status_code != 408:
+        with contextlib.suppress(ValueError):
+            if isinstance(answer.json()["error"], str):
+                return
+        tally.fail(f"no error in {shown}")
 
 
 class User:
@@ -244,14 +225,14 @@ async def _send_meaning(tally: Tally, attacker: User, chance: random.Random) -> 
     answer = await attacker.http.post(
         "/api/v1/forward_backward", content=request.SerializeToString(), headers=PROTOBUF
     )
-    tally.look("batch", request, answer)
+    look(tally, "batch", request, answer)
     if answer.status_code != 200:
         tally.fail(f"batch {request!r:.600} -> {answer.status_code}: its number is not used up")
     elif chance.random() < 0.2:
         answer = await attacker.http.post(
             "/api/v1/retrieve_future", json={"request_id": answer.json()["request_id"]}
         )
-        tally.look("batch result", request, answer)
+        look(tally, "batch result", request, answer)
 
 
 async def _send_bytes(tally: Tally, attacker: User, chance: random.Random) -> None:
@@ -261,7 +242,7 @@ async def _send_bytes(tally: Tally, attacker: User, chance: random.Random) -> No
     if chance.random() < 0.1:
         headers["content-encoding"] = chance.choice(["zstd", "gzip", "identity", "x"])
     answer = await attacker.http.post("/api/v1/forward_backward", content=body, headers=headers)
-    tally.look("bytes", body, answer)
+    look(tally, "bytes", body, answer)
 
 
 async def _send_words(tally: Tally, attacker: User, chance: random.Random) -> None:
@@ -269,7 +250,7 @@ async def _send_words(tally: Tally, attacker: User, chance: random.Random) -> No
     text = words.mutate(body, chance)
     content = text.encode("utf-8", "surrogatepass")
     answer = await attacker.http.request(method, f"/api/v1/{path}", content=content, headers=JSON)
-    tally.look(f"{method} {path.partition('/')[0]}", text, answer)
+    look(tally, f"{method} {path.partition('/')[0]}", text, answer)
 
 
 async def _send_head(tally: Tally, url: str, key: str, chance: random.Random) -> None:

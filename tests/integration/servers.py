@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -171,6 +171,7 @@ def pods(
     model_dir: Path,
     *,
     with_gateway: bool = False,
+    more: Sequence[str] = (),
     certificates: Path | None = None,
 ) -> Iterator[tuple[Deployment, dict[str, PodProcess]]]:
     """Run the pods as processes, which may be killed and started again.
@@ -179,6 +180,7 @@ def pods(
         folder: Of their data, logs and store.
         model_dir: Of the base model.
         with_gateway: Whether there is a gateway, whose address the deployment then has.
+        more: Of `environment` and `coordinator`, which there are.
         certificates: A folder of `tinsmith certificates`; without one pods speak in clear.
     """
     address = f"127.0.0.1:{free_port()}"
@@ -214,6 +216,8 @@ def pods(
             "LISTEN_ADDRESS": served,
             "LONG_POLL_S": "2",
         }
+    for pod in more:
+        by_pod[pod] = {**shared, "DATA_DIR": str(folder / pod)} if pod == "coordinator" else shared
     if certificates is not None:
         for pod, values in by_pod.items():
             values["POD_CERTIFICATE"] = str(certificates / pod / "tls.crt")

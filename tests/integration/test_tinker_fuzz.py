@@ -1,4 +1,4 @@
-"""A few hundred hostile requests; `make fuzz` sends 20,000."""
+"""A few hundred hostile requests; `make fuzz` sends 50,000 of all sorts."""
 
 from __future__ import annotations
 

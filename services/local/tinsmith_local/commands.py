@@ -29,6 +29,7 @@ from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.devices import AUTO
 from tinsmith_runtime.errors import ConfigError, TinsmithError, sentence_of
 from tinsmith_runtime.observability.logs import configure_logging
+from tinsmith_runtime.pod.main import freeze_started
 from tinsmith_runtime.rpc.server import wait_for_signal
 
 TINY = "tiny"
@@ -255,6 +256,7 @@ async def _serve(config: EmbeddedConfig) -> None:
     server = EmbeddedServer(config)
     stopped = asyncio.create_task(wait_for_signal())
     await server.start()
+    freeze_started()
     folder = state_dir()
     with Announcement(folder, describe_server(server, config)):
         try:

@@ -24,7 +24,8 @@ async def see_through(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def start(
-    work: Coroutine[Any, Any, ResultT], running: set[asyncio.Task[Any]]
+    work: Coroutine[Any, Any, ResultT],
+    running: set[asyncio.Task[Any]] | set[asyncio.Task[ResultT]],
 ) -> asyncio.Task[ResultT]:
     """Start work whose callers may leave, and keep its task in a set until it ends.
 

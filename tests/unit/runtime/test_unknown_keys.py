@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -111,6 +112,33 @@ async def test_many_at_once_are_bounded_too(scheduler: Scheduler) -> None:
     )
     assert scheduler.num_questions == 5
     assert sum(isinstance(answer, RateLimitedError) for answer in answers) == 45
+
+
+async def test_a_refusal_that_no_call_waits_for_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A stranger that hangs up would else write a trace into the log with each key."""
+    asked, answer, answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def ask(key_id: str, secret_sha256: bytes) -> Caller:
+        asked.set()
+        await answer.wait()
+        asyncio.get_running_loop().call_soon(answered.set)
+        raise KeyInvalidError("unknown")
+
+    verifier = CachingKeyVerifier(ask)
+    call = asyncio.create_task(verifier.verify("bad", b""))
+    await asked.wait()
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    answer.set()
+    await answered.wait()
+    await asyncio.sleep(0)
+    del call
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    with pytest.raises(KeyInvalidError):
+        await verifier.verify("bad", b"")
 
 
 def test_addresses_are_bounded() -> None:

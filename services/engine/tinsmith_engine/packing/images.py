@@ -36,7 +36,31 @@ FORMATS = {"png": "PNG", "jpeg": "JPEG"}
 MAX_IMAGE_BYTES = 20 << 20
 MAX_IMAGES = 64
 _MAX_SOURCE_PIXELS = 32 << 20
+MAX_REQUEST_PIXELS = 64 << 20
+"""Pixels of all images of one request: a small file may decode to a large picture."""
 _MAX_ASPECT = 200
+
+
+def check_source_pixels(images: Sequence[ImageInput], field: str) -> None:
+    """Refuse more pixels than one request may have; reads headers, and decodes nothing.
+
+    Images that are opened already are left out.
+
+    Raises:
+        InvalidFieldError: There are too many, or an image cannot be read.
+    """
+    num_pixels = 0
+    for image in images:
+        if image.pixels is not None:
+            continue
+        width, height = _open(image).size
+        num_pixels += width * height
+        if num_pixels > MAX_REQUEST_PIXELS:
+            raise InvalidFieldError(
+                field,
+                f"holds images of more than {MAX_REQUEST_PIXELS} pixels together; send smaller "
+                "images, or several requests",
+            )
 
 
 def place_datum(datum: Datum, info: ModelInfo, path: str) -> Datum:
@@ -68,6 +92,7 @@ def place_images(
         raise InvalidFieldError(images[0].field, "is an image; the base model reads no images")
     if len(images) > MAX_IMAGES:
         raise InvalidFieldError(field, f"holds {len(images)} images, at most {MAX_IMAGES} may be")
+    check_source_pixels(images, field)
     grids = [_token_grid(image, rules) for image in images]
     num_tokens = tokens_T.size + sum(rows * columns for rows, columns in grids)
     if num_tokens > info.max_context_tokens:

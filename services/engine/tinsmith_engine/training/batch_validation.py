@@ -33,7 +33,7 @@ from tinsmith_engine.base.types import (
     ModelInfo,
 )
 from tinsmith_engine.losses.loss_graphs import read_graph
-from tinsmith_engine.packing.images import place_datum
+from tinsmith_engine.packing.images import check_source_pixels, place_datum
 from tinsmith_runtime.errors import (
     EmptyBatchError,
     InvalidFieldError,
@@ -115,6 +115,8 @@ def validate_batch(
     config = full_config(loss, loss_config)
     if not batch:
         raise EmptyBatchError("data", "holds no datum")
+    if info.images is not None:
+        check_source_pixels([image for datum in batch for image in datum.images], "data")
     for index, datum in enumerate(batch):
         path = f"data[{index}]"
         placed = place_datum(datum, info, path)

@@ -20,9 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import grpc.aio
-from grpc_status import rpc_status
 
-from tinsmith.errors import DeadlineExceededError
 from tinsmith.rpc.error_codec import decode_status, encode_status, status_of
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
@@ -51,8 +49,9 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.fair_slots import FairSlots
 from tinsmith_runtime.observability.logs import bind_log_fields
-from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one
+from tinsmith_runtime.rpc.body_reading import BodyReader, counted_one_by_one, first_of
 from tinsmith_runtime.rpc.in_flight import Admission, Limits
+from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodRole
 
@@ -281,7 +280,9 @@ class _Passage:
             credential = await self._gateway.authenticate(self._method, context)
             with self._gateway.admitted(self._method, credential) as admission:
                 requests = aiter(bodies)
-                first = await self._first_of(requests, context)
+                first = await first_of(
+                    requests, method=self._method.path, timeout_s=self._gateway.timeout_s(context)
+                )
                 self._find_owner(first or b"", credential)
 
                 async def all_requests() -> AsyncIterator[bytes]:
@@ -293,16 +294,6 @@ class _Passage:
 
                 # What the client has sent cannot be taken back: one attempt.
                 await self._pass_stream(all_requests, context, credential, attempts=1)
-
-    async def _first_of(self, requests: AsyncIterator[bytes], context: Context) -> bytes | None:
-        """Return the first request of a stream, for which a client may take its time."""
-        try:
-            async with asyncio.timeout(self._gateway.timeout_s(context)):
-                return await anext(requests, None)
-        except TimeoutError as error:
-            raise DeadlineExceededError(
-                f"no request of {self._method.path} came in time", method=self._method.path
-            ) from error
 
     def _find_owner(self, body: bytes, credential: Credential) -> None:
         resource = read_text_field(body) if self._method.is_named else ""
@@ -400,6 +391,8 @@ class _Passage:
             if self._foreign is not None and error.code() is grpc.StatusCode.NOT_FOUND:
                 await _abort(context, self._method.path, self._foreign)
             await _abort_with(context, self._method, self._owner, error)
+        except grpc.aio.InternalError as error:
+            raise asyncio.CancelledError(CLIENT_GONE) from error
         except Exception as error:
             is_telling = isinstance(error, _TELLING)
             hidden = self._foreign if is_telling else None
@@ -440,7 +433,7 @@ async def _abort(context: Context, path: str, error: Exception) -> None:
         logger.error("call failed by a bug", exc_info=error, extra={"method": path})
         error = internal_error()
     NATIVE_ERRORS.labels(path, error.reason).inc()
-    await context.abort_with_status(rpc_status.to_status(encode_status(error, domain=DOMAIN)))
+    await end_with(context, encode_status(error, domain=DOMAIN))
 
 
 async def _abort_with(
@@ -461,7 +454,10 @@ async def _abort_with(
                 method.path,
                 WorkerUnavailableError(f"{what} cannot be reached; send the request again"),
             )
-    await context.abort(error.code(), error.details() or "", trailing)
+    try:
+        await context.abort(error.code(), error.details() or "", trailing)
+    except grpc.aio.InternalError as gone:
+        raise asyncio.CancelledError(CLIENT_GONE) from gone
 
 
 def _onward(context: Context, credential: Credential) -> MetadataItems:

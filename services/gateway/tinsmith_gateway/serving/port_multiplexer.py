@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """How every HTTP/2 connection begins (RFC 9113, section 3.4)."""
-_BACKLOG = 2048
+_BACKLOG, _ACCEPTED_AT_ONCE = 2048, 32
 # Its own socket, and both ends of that to the gRPC server.
 _FILES_PER_CONNECTION, _OTHER_FILES = 3, 512
 
@@ -138,8 +138,10 @@ class Front:
         raise_file_limit(_FILES_PER_CONNECTION * self.settings.max_connections + _OTHER_FILES)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: _Connection(self), sock=listener, backlog=_BACKLOG
+            lambda: _Connection(self), sock=listener, backlog=_ACCEPTED_AT_ONCE
         )
+        # asyncio takes all that wait at once, up to the backlog; a crowd would hold up the rest.
+        listener.listen(_BACKLOG)
 
     def stop_accepting(self) -> None:
         """Refuse new connections, and drop those that have not said what they are."""

@@ -31,6 +31,7 @@ from tinsmith_gateway.upstream.routing import (
 from tinsmith_runtime.errors import WorkerUnavailableError
 from tinsmith_runtime.rpc.pod_identity import PodCredentials, PodRole
 from tinsmith_runtime.rpc.scheduler_client import typed_errors
+from tinsmith_runtime.shielded import start
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Directory:
         self._refresh_s: dict[Owner, float] = {}
         self._workers: dict[str, tuple[float, list[RoleWorker]]] = {}
         self._asking: dict[Owner, asyncio.Task[list[str]]] = {}
+        self._running: set[asyncio.Task[Any]] = set()
         self._listing: dict[str, asyncio.Task[list[RoleWorker]]] = {}
 
     async def close(self) -> None:
@@ -108,7 +110,7 @@ class Directory:
         """Return the question for an owner: one for many calls that arrive together."""
         task = self._asking.get(owner)
         if task is None:
-            task = self._asking[owner] = asyncio.create_task(self._find(owner))
+            task = self._asking[owner] = start(self._find(owner), self._running)
             task.add_done_callback(lambda _: self._asking.pop(owner, None))
         return task
 
@@ -142,7 +144,7 @@ class Directory:
             return workers
         task = self._listing.get(role)
         if task is None:
-            task = self._listing[role] = asyncio.create_task(self._list(role))
+            task = self._listing[role] = start(self._list(role), self._running)
             task.add_done_callback(lambda _: self._listing.pop(role, None))
         return await asyncio.shield(task)
 

@@ -40,6 +40,7 @@ from tinsmith_runtime.rpc.pod_identity import (
     PodRole,
     verify_pod_key,
 )
+from tinsmith_runtime.shielded import start
 
 _KEY_PATTERN = re.compile(r"(?:tsk_|tml-)([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _SECRET_BYTES = 32
@@ -266,6 +267,7 @@ class CachingKeyVerifier:
             ttl_s=ttl_s, max_entries=max_entries, clock=clock
         )
         self._asking: dict[_Entry, asyncio.Task[Caller]] = {}
+        self._running: set[asyncio.Task[Caller]] = set()
 
     async def verify(self, key_id: str, secret_sha256: bytes) -> Caller:
         """Return the caller behind a key; see `KeyVerifier`.
@@ -287,7 +289,7 @@ class CachingKeyVerifier:
             address = current_peer() if self._good.latest(entry) is None else None
             if address is not None:
                 self._failures.take(address)
-            task = asyncio.create_task(self._ask_and_keep(entry, address))
+            task = start(self._ask_and_keep(entry, address), self._running)
             self._asking[entry] = task
             task.add_done_callback(lambda _: self._asking.pop(entry, None))
         return await asyncio.shield(task)

@@ -56,20 +56,31 @@ class BodyReader:
             RateLimitedError: If too many bytes are in flight.
         """
         async with self._slots.hold(project):
-            try:
-                async with asyncio.timeout(min(timeout_s, self._deadline_s)):
-                    body = await anext(aiter(bodies), None)
-            except TimeoutError as error:
-                raise DeadlineExceededError(
-                    f"no request of {method} arrived in time; send it again, smaller or faster",
-                    method=method,
-                ) from error
+            body = await first_of(
+                aiter(bodies), method=method, timeout_s=min(timeout_s, self._deadline_s)
+            )
         if body is None:
             raise MalformedRequestError(
                 f"the call of {method} ended without a request", method=method
             )
         admission.add_bytes(len(body))
         return body
+
+
+async def first_of(bodies: AsyncIterator[bytes], *, method: str, timeout_s: float) -> bytes | None:
+    """Return the first request of a stream, for which a client may take its time; None for none.
+
+    Raises:
+        DeadlineExceededError: If it does not arrive in time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await anext(bodies, None)
+    except TimeoutError as error:
+        raise DeadlineExceededError(
+            f"no request of {method} arrived in time; send it again, smaller or faster",
+            method=method,
+        ) from error
 
 
 async def counted_one_by_one(

@@ -7,6 +7,7 @@ matters.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -53,8 +54,15 @@ class Health(grpc.GenericRpcHandler):
 
     async def _check(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         del bodies
-        await context.write(await self._servicer.Check(health_pb2.HealthCheckRequest(), context))
+        answer = await self._servicer.Check(health_pb2.HealthCheckRequest(), context)
+        try:
+            await context.write(answer)
+        except grpc.aio.InternalError as error:
+            raise asyncio.CancelledError("the client is gone") from error
 
     async def _watch(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         del bodies
-        await self._servicer.Watch(health_pb2.HealthCheckRequest(), context)
+        try:
+            await self._servicer.Watch(health_pb2.HealthCheckRequest(), context)
+        except grpc.aio.InternalError as error:
+            raise asyncio.CancelledError("the client is gone") from error

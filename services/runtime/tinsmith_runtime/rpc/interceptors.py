@@ -10,7 +10,7 @@ only module that maps domain errors to status codes.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 import math
 import time
@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
+from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from tinsmith.rpc.error_codec import encode_status
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 # grpc's classes are generic for the type checker alone.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+CLIENT_GONE = "the client is gone"
+"""What a call ends with whose answer cannot be sent: gRPC takes it for a cancelled one."""
+
 Decode = Callable[[bytes], Any]
 
 
@@ -85,18 +89,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return handler
         return _Call(self, method).wrap(handler)
 
-    @contextlib.asynccontextmanager
-    async def admitted(
-        self, method: str, context: Context
-    ) -> AsyncIterator[tuple[Caller, Admission]]:
-        """Find the caller of a call, and count the call while it runs.
+    async def authenticate(self, method: str, context: Context) -> Caller:
+        """Return the caller of a call that may go on.
 
         Raises:
             DrainingError: If the pod is shutting down.
             UnauthenticatedError: If the credential is no good.
             RoleMissingError: If the caller's role does not call the method.
-            RateLimitedError: If too much is in flight, or the address has shown too many keys that
-                are unknown.
+            RateLimitedError: If the address has shown too many keys that are unknown.
         """
         if self._is_draining:
             raise DrainingError("the pod is shutting down; send the request again")
@@ -107,8 +107,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         )
         caller.require_method(method)
         _require_peer(caller, context)
-        with self._limits.admit(None if caller.is_pod else caller.key_id) as admission:
-            yield caller, admission
+        return caller
+
+    def admit(self, caller: Caller) -> Admission:
+        """Count a call until the context that is returned ends.
+
+        Raises:
+            RateLimitedError: If too much is in flight.
+        """
+        return self._limits.admit(None if caller.is_pod else caller.key_id)
 
     async def read(
         self,
@@ -134,9 +141,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             logger.error("call failed by a bug", exc_info=error, extra={"method": method})
             error = internal_error()
         RPC_ERRORS.labels(method, error.reason).inc()
-        status = rpc_status.to_status(encode_status(error, domain=self._domain))
-        await context.abort_with_status(status)
-        raise AssertionError("abort_with_status returned")
+        await end_with(context, encode_status(error, domain=self._domain))
 
 
 def _require_peer(caller: Caller, context: Context) -> None:
@@ -162,6 +167,15 @@ def _require_peer(caller: Caller, context: Context) -> None:
             f"the certificate of the connection is of {role or 'no role'} in {namespace!r}, and "
             f"the key needs that of {expected}"
         )
+
+
+async def end_with(context: Context, status: status_pb2.Status) -> NoReturn:
+    """End a call with a status, unless its client is gone."""
+    try:
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError(CLIENT_GONE) from error
+    raise AssertionError("abort_with_status returned")
 
 
 class _Call:
@@ -191,13 +205,16 @@ class _Call:
     async def _serve_unary(self, bodies: AsyncIterator[bytes], context: Context) -> None:
         with _Timer(self._method, context):
             try:
-                async with self._begun(context) as (caller, admission):
+                caller = await self._begin(context)
+                with self._interceptor.admit(caller) as admission:
                     body = await self._interceptor.read(
                         bodies, context, self._method, caller, admission
                     )
                     with bind_body(body):
                         response: Message = await self._serve(self._parse(body), context)
                     await context.write(response)
+            except grpc.aio.InternalError as error:
+                raise asyncio.CancelledError(CLIENT_GONE) from error
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
 
@@ -206,13 +223,16 @@ class _Call:
     ) -> AsyncIterator[Message]:
         with _Timer(self._method, context):
             try:
-                async with self._begun(context) as (caller, admission):
+                caller = await self._begin(context)
+                with self._interceptor.admit(caller) as admission:
                     body = await self._interceptor.read(
                         bodies, context, self._method, caller, admission
                     )
                     with bind_body(body):
                         async for response in self._serve(self._parse(body), context):
                             yield response
+            except grpc.aio.InternalError as error:
+                raise asyncio.CancelledError(CLIENT_GONE) from error
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
 
@@ -221,25 +241,27 @@ class _Call:
     ) -> AsyncIterator[Message]:
         with _Timer(self._method, context):
             try:
-                async with self._begun(context) as (_, admission):
+                caller = await self._begin(context)
+                with self._interceptor.admit(caller) as admission:
                     requests = (
                         self._parse(body) async for body in counted_one_by_one(bodies, admission)
                     )
                     async for response in self._serve(requests, context):
                         yield response
+            except grpc.aio.InternalError as error:
+                raise asyncio.CancelledError(CLIENT_GONE) from error
             except Exception as error:
                 await self._interceptor.abort(context, self._method, error)
 
-    @contextlib.asynccontextmanager
-    async def _begun(self, context: Context) -> AsyncIterator[tuple[Caller, Admission]]:
-        async with self._interceptor.admitted(self._method, context) as (caller, admission):
-            bind_caller(caller)
-            bind_log_fields(
-                method=self._method.rpartition("/")[2],
-                project=caller.project,
-                key_id=caller.key_id,
-            )
-            yield caller, admission
+    async def _begin(self, context: Context) -> Caller:
+        caller = await self._interceptor.authenticate(self._method, context)
+        bind_caller(caller)
+        bind_log_fields(
+            method=self._method.rpartition("/")[2],
+            project=caller.project,
+            key_id=caller.key_id,
+        )
+        return caller
 
     def _parse(self, body: bytes) -> Message:
         try:

@@ -143,7 +143,7 @@ class TrainerServicer(trainer_pb2_grpc.TrainerServiceServicer):
     ) -> operations_pb2.Operation:
         """Accept an ordered call, or consume its number with the reason of the refusal."""
         run = await self._owned_run(name)
-        is_large = request.ByteSize() > _LARGE_BYTES
+        is_large = request.ByteSize() > _LARGE_BYTES or _has_images(request)
         submission = await _aside(
             is_large, training_codec.decode_submission, kind, name, request, current_body()
         )
@@ -216,6 +216,15 @@ def _time_left(context: Context) -> float | None:
     """Return how long a call may take so that its answer still reaches the caller."""
     remaining_s: float | None = context.time_remaining()
     return None if remaining_s is None else remaining_s - min(0.1 * remaining_s, _ANSWER_S)
+
+
+def _has_images(request: Any) -> bool:
+    """Whether a batch holds an image, which takes long to decode however small it is."""
+    return any(
+        chunk.HasField("image")
+        for datum in getattr(request, "data", ())
+        for chunk in datum.model_input.chunks
+    )
 
 
 async def _aside(
