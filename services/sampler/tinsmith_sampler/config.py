@@ -9,6 +9,9 @@ from tinsmith_runtime.errors import ConfigError
 from tinsmith_runtime.pod.engine_settings import EngineConfig
 from tinsmith_runtime.pod.settings import WorkerConfig
 
+ENGINES = ("embedded", "vllm")
+_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplerConfig(WorkerConfig, EngineConfig):
@@ -17,6 +20,21 @@ class SamplerConfig(WorkerConfig, EngineConfig):
     storage_uri: str
     """Where trainers put checkpoints; the same store as theirs."""
     worker_name: str = "sampler-0"
+    engine: str = "embedded"
+    """What samples: `embedded`, the own decoder in this process, or `vllm`, a process beside it."""
+    vllm_python: str = ""
+    """Interpreter of the environment that has vLLM; the image with vLLM sets it. Empty takes the
+    interpreter of this process."""
+    vllm_max_adapter_rank: int = 64
+    """Largest rank of an adapter that vLLM takes: 8, 16, 32, 64, 128, 256, 320 or 512."""
+    vllm_max_batch_adapters: int = 8
+    """Adapters whose tokens vLLM makes together; more wait for each other."""
+    vllm_tensor_parallel_size: int = 0
+    """GPUs that vLLM cuts each layer over; 0 takes all that the pod sees, and 1 on a CPU."""
+    vllm_start_timeout_s: float = 1800.0
+    """Time that vLLM may take to load a model."""
+    vllm_stall_timeout_s: float = 300.0
+    """Time without a step, although there is work, after which vLLM is ended and started again."""
     dedicated_project: str = ""
     """The one project that this sampler is for; empty serves all."""
     dedicated_checkpoint: str = ""
@@ -46,8 +64,20 @@ class SamplerConfig(WorkerConfig, EngineConfig):
 
     def __post_init__(self) -> None:
         self.check_engine()
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine must be one of {', '.join(ENGINES)}, got {self.engine!r}")
+        if self.vllm_max_adapter_rank not in _VLLM_RANKS:
+            raise ConfigError(
+                f"vllm_max_adapter_rank must be one of {', '.join(map(str, _VLLM_RANKS))}, got "
+                f"{self.vllm_max_adapter_rank}"
+            )
+        if self.vllm_tensor_parallel_size < 0:
+            raise ConfigError("vllm_tensor_parallel_size must be at least 0")
         require_positive(
             self,
+            "vllm_max_batch_adapters",
+            "vllm_start_timeout_s",
+            "vllm_stall_timeout_s",
             "max_concurrent_sequences",
             "cache_bytes",
             "max_queued_sequences",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +22,9 @@ from tinsmith_runtime.errors import DrainingError, InternalError, internal_error
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_protocol import (
     EngineCapabilities,
+    EngineListener,
     EngineStatistics,
     HeldWeights,
-    NoteOutdated,
     SamplingEngine,
     Ticket,
 )
@@ -59,7 +59,7 @@ class EmbeddedEngine:
         *,
         max_sequences: int,
         cache_bytes: int,
-        note_outdated: NoteOutdated,
+        note_outdated: Callable[[str], None],
     ) -> None:
         self._host = host
         self._engine = host.engine(base_model)
@@ -221,7 +221,7 @@ class EmbeddedEngines:
         return self.host.directories
 
     def engines(
-        self, config: SamplerConfig, note_outdated: NoteOutdated
+        self, config: SamplerConfig, listener: EngineListener
     ) -> Mapping[str, SamplingEngine]:
         """Return an engine for each base model."""
         return {
@@ -230,10 +230,7 @@ class EmbeddedEngines:
                 name,
                 max_sequences=config.max_concurrent_sequences,
                 cache_bytes=config.cache_bytes,
-                note_outdated=note_outdated,
+                note_outdated=listener.note_outdated,
             )
             for name in self.host.engines
         }
-
-    async def close(self, timeout_s: float) -> None:
-        """Leave the host to its owner, which may be a trainer of the same process."""

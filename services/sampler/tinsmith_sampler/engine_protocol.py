@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from tinsmith_engine import AdapterConfig, Published, SampledSequence, SampleRequest
 from tinsmith_engine.base.types import ModelInfo
+from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.token_stream import TokenFeed
 
 
@@ -139,8 +140,18 @@ class SamplingEngine(Protocol):
         ...
 
 
-NoteOutdated = Callable[[str], None]
-"""Is told, on any thread, of a run that has newer weights than a request that follows it."""
+@dataclass(frozen=True, slots=True)
+class EngineListener:
+    """What a pod wants to know of its engines.
+
+    Attributes:
+        note_outdated: Is told, on any thread, of a run that has newer weights than a request that
+            follows it.
+        note_failed: Is told, on the event loop, that an engine ended and cannot be started again.
+    """
+
+    note_outdated: Callable[[str], None]
+    note_failed: Callable[[], None]
 
 
 class EngineSource(Protocol):
@@ -156,15 +167,13 @@ class EngineSource(Protocol):
         """Where the files of each are."""
         ...
 
-    def engines(self, config: Any, note_outdated: NoteOutdated) -> Mapping[str, SamplingEngine]:
+    def engines(
+        self, config: SamplerConfig, listener: EngineListener
+    ) -> Mapping[str, SamplingEngine]:
         """Return an engine for each base model; called once.
 
         Args:
             config: Settings of the pod.
-            note_outdated: Is told of runs that have newer weights.
+            listener: Is told of the engines.
         """
-        ...
-
-    async def close(self, timeout_s: float) -> None:
-        """Stop them, after the pod that uses them."""
         ...

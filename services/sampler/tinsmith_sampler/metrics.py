@@ -28,3 +28,7 @@ KV_CACHE_BYTES = Gauge(
     "Memory that keys and values may take; it is never passed.",
     ["base_model"],
 )
+ENGINE_RESTARTS = Counter(
+    "tinsmith_sampler_engine_restarts_total",
+    "Times that the process of an engine was started again after its end.",
+)

@@ -14,7 +14,7 @@ from tinsmith_engine.sampling.sample_request import DecodeText
 from tinsmith_runtime import storage
 from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_protocol import EngineSource
+from tinsmith_sampler.engine_protocol import EngineListener, EngineSource
 from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.rpc import codec
 from tinsmith_sampler.rpc.servicer import SamplerServicer
@@ -41,6 +41,7 @@ class SamplerPod(WorkerPod):
         publish_live: PublishLive | None = None,
     ) -> None:
         self._config = config
+        self._farewell: asyncio.Task[None] | None = None
         self._catalog = ModelCatalog.describing(source.infos, source.directories)
         super().__init__(
             config,
@@ -50,7 +51,8 @@ class SamplerPod(WorkerPod):
         )
         self._trainers = TrainerClient(self._credentials)
         self._store = storage.open(config.storage_uri)
-        engines = source.engines(config, lambda run: follower.note_outdated(run))
+        listener = EngineListener(lambda run: follower.note_outdated(run), self._note_failed)
+        engines = source.engines(config, listener)
         weights = WeightSource(
             engines,
             self._store,
@@ -76,6 +78,10 @@ class SamplerPod(WorkerPod):
             sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
             SamplerServicer(config, service, self._catalog),
         )
+
+    def _note_failed(self) -> None:
+        """Report unhealthy, so that the pod is replaced."""
+        self._farewell = asyncio.create_task(self._server.report_unhealthy())
 
     async def _open(self) -> None:
         await asyncio.to_thread(storage.probe_at_start, self._store, writable=False)

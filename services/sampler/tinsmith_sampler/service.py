@@ -191,6 +191,7 @@ class SamplingService:
         self._check_limits(request, info)
         request = self._tied(prompt, request, target)
         validate_sample_request(request, info, prompt_field=prompt.tokens_field)
+        driver.engine.refuse(request)
         for attempt in range(_MAX_PUBLISH_RACES):
             published = await self._resolve(prompt, target)
             feed = None if received is None else TokenFeed(request.num_samples, received)

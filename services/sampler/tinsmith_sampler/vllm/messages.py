@@ -1,0 +1,158 @@
+"""What a sampler and its vLLM process say to each other.
+
+A frame is a length and a pickle of one of these classes. Both ends are one program in two
+environments: the standard library is all that they share, and neither end listens on a port.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+_LENGTH = struct.Struct(">Q")
+LENGTH_BYTES = _LENGTH.size
+
+LikeliestTokens = list[tuple[int, float]]
+"""Token ids and log-probabilities, likeliest first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Configure:
+    """First command: what to load, and its limits."""
+
+    model: str
+    dtype: str
+    max_model_tokens: int
+    max_sequences: int
+    max_logprobs: int
+    cache_bytes: int
+    max_adapters: int
+    """Versions whose tokens are made together."""
+    max_host_adapters: int
+    max_adapter_rank: int
+    tensor_parallel_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA version: neither id nor name is used again for other weights."""
+
+    id: int
+    name: str
+    directory: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generate:
+    """Asks for one completion."""
+
+    sample: int
+    """Names the completion; never used twice."""
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    stop_tokens: list[int]
+    num_likeliest: int
+    num_prompt_likeliest: int | None
+    """None scores no token of the prompt."""
+    adapter: Adapter | None
+    cache_salt: str
+    """Prompts are shared only under one salt; it names project and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Gives completions up; unknown ones are no error."""
+
+    samples: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AddAdapter:
+    """Reads an adapter; answered by `Done`."""
+
+    call: int
+    adapter: Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAdapter:
+    """Forgets an adapter; answered by `Done`."""
+
+    call: int
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBase:
+    """Replaces all weights of the model, while nothing is sampled; answered by `Done`."""
+
+    call: int
+    directory: str
+
+
+Command = Configure | Generate | Abort | AddAdapter | RemoveAdapter | LoadBase
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded."""
+
+    version: str
+    max_model_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A call has ended; `problem` is empty if it succeeded."""
+
+    call: int
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What a step brought for one completion."""
+
+    sample: int
+    tokens: list[int]
+    logprobs: list[float]
+    likeliest: list[LikeliestTokens]
+    finish_reason: str | None
+    num_cached_tokens: int
+    prompt_logprobs: list[float | None] | None = None
+    prompt_likeliest: list[LikeliestTokens | None] | None = None
+    problem: str = ""
+    """Why the completion was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The engine has made a step, also one without a token: a sign of life."""
+
+    updates: list[Update]
+
+
+Event = Ready | Done | Stepped
+
+
+def to_frame(message: Command | Event) -> bytes:
+    """Return a message as bytes, its length first."""
+    content = pickle.dumps(message, protocol=5)
+    return _LENGTH.pack(len(content)) + content
+
+
+def length_of(start: bytes) -> int:
+    """Return how many bytes follow the first ones of a frame."""
+    (length,) = _LENGTH.unpack(start)
+    return int(length)
+
+
+def from_content(content: bytes) -> Any:
+    """Return the message of a frame, whose other end this process made, or was made by."""
+    return pickle.loads(content)
