@@ -54,6 +54,7 @@ from tinsmith_runtime.rpc.in_flight import Admission, Limits
 from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodRole
+from tinsmith_runtime.tenant import bind_tenant
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +150,7 @@ class PassThrough(grpc.GenericRpcHandler):
         credential = await self._callers.authenticate(headers)
         credential.require_user()
         credential.caller.require_method(method.path)
+        bind_tenant(credential.caller.project)
         bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)
         return credential
 
