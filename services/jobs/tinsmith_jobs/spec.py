@@ -13,6 +13,8 @@ MANAGED_BY = "tinsmith.dev/controller"
 
 TRAINER = "trainer"
 SAMPLER = "sampler"
+VLLM = "vllm"
+"""An engine of samplers, in an image of its own."""
 ENVIRONMENT = "environment"
 COORDINATOR = "coordinator"
 DRIVER = "driver"
@@ -75,6 +77,7 @@ class Role:
         requests: Further requests of each, as in a pod; empty takes the defaults.
         limits: Likewise.
         template: What is different about them.
+        engine: What samples, `embedded` or `vllm`; empty for what does not sample.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Role:
     requests: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, str] = field(default_factory=dict)
     template: Template = Template()
+    engine: str = ""
 
     @property
     def is_placed(self) -> bool:

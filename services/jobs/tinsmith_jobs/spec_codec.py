@@ -20,6 +20,7 @@ from tinsmith_jobs.spec import (
     MANAGED_BY,
     SAMPLER,
     TRAINER,
+    VLLM,
     WORKER,
     Checkpointing,
     Data,
@@ -57,6 +58,8 @@ _SCHEDULING = Scheduling()
 _CHECKPOINTING = Checkpointing()
 """Defaults stand in the dataclasses alone."""
 _SAMPLING_METHODS = frozenset({Method.RL, Method.RL_EPISODES, Method.SERVE})
+_ENGINES = ("embedded", VLLM)
+"""The first is the default."""
 _PLAIN_ROLES = (TRAINER, SAMPLER, ENVIRONMENT, COORDINATOR, DRIVER)
 _AGENT_ROLES = (TRAINER, SAMPLER, WORKER)
 
@@ -371,7 +374,16 @@ def _role(reader: _Reader, name: str, kind: str, *, default_gpus: int) -> Role:
         requests=_amounts(resources, "requests"),
         limits=_amounts(resources, "limits"),
         template=_template(reader.at("template")),
+        engine=_engine(reader, kind),
     )
+
+
+def _engine(reader: _Reader, kind: str) -> str:
+    if kind == SAMPLER:
+        return reader.choice("engine", _ENGINES, _ENGINES[0])
+    if reader.has("engine"):
+        raise SpecError(f"{reader.path}.engine is a field of samplers; drop it")
+    return ""
 
 
 def _amounts(reader: _Reader, name: str) -> dict[str, str]:

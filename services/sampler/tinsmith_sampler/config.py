@@ -22,9 +22,8 @@ class SamplerConfig(WorkerConfig, EngineConfig):
     worker_name: str = "sampler-0"
     engine: str = "embedded"
     """What samples: `embedded`, the own decoder in this process, or `vllm`, a process beside it."""
-    vllm_python: str = ""
-    """Interpreter of the environment that has vLLM; the image with vLLM sets it. Empty takes the
-    interpreter of this process."""
+    vllm_python: str = "/opt/vllm/bin/python"
+    """Interpreter of the environment that has vLLM; the default is that of the image."""
     vllm_max_adapter_rank: int = 64
     """Largest rank of an adapter that vLLM takes: 8, 16, 32, 64, 128, 256, 320 or 512."""
     vllm_max_batch_adapters: int = 8

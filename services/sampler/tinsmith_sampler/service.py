@@ -28,7 +28,7 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_driver import SamplingDriver
-from tinsmith_sampler.engine_protocol import SamplingEngine, Ticket
+from tinsmith_sampler.engine_protocol import EngineCapabilities, SamplingEngine, Ticket
 from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.queue_limits import QueueLimits
 from tinsmith_sampler.sessions import SessionCache, Target
@@ -143,6 +143,11 @@ class SamplingService:
             )
             for name, engine in engines.items()
         }
+
+    @property
+    def capabilities(self) -> EngineCapabilities | None:
+        """What samples, the same for all models of a pod; None if it has no model."""
+        return next((driver.engine.capabilities for driver in self._drivers.values()), None)
 
     async def sample(self, prompt: Prompt) -> Sampled:
         """Draw completions; see `SamplerService.Sample` for the errors."""

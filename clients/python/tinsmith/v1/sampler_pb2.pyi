@@ -86,6 +86,9 @@ class SamplerCapabilities(_message.Message):
     MAX_SAMPLES_FIELD_NUMBER: _builtins.int
     MAX_TOPK_LOGPROBS_FIELD_NUMBER: _builtins.int
     MAX_CONCURRENT_SEQUENCES_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    ENGINE_VERSION_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELDS_FIELD_NUMBER: _builtins.int
     max_samples: _builtins.int
     """Limits the samples of one request."""
     max_topk_logprobs: _builtins.int
@@ -94,9 +97,17 @@ class SamplerCapabilities(_message.Message):
     """
     max_concurrent_sequences: _builtins.int
     """Limits the sequences that decode at once; more wait."""
+    engine: _builtins.str
+    """Names what samples: `embedded` or `vllm`."""
+    engine_version: _builtins.str
+    """Gives the version of the engine."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[_models_pb2.ModelCapabilities]:
         """Lists the base models."""
+
+    @_builtins.property
+    def refused_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names fields of requests that the engine refuses with `INVALID_FIELD`."""
 
     def __init__(
         self,
@@ -105,10 +116,13 @@ class SamplerCapabilities(_message.Message):
         max_samples: _builtins.int = ...,
         max_topk_logprobs: _builtins.int = ...,
         max_concurrent_sequences: _builtins.int = ...,
+        engine: _builtins.str = ...,
+        engine_version: _builtins.str = ...,
+        refused_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_concurrent_sequences", b"max_concurrent_sequences", "max_samples", b"max_samples", "max_topk_logprobs", b"max_topk_logprobs", "models", b"models"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "engine_version", b"engine_version", "max_concurrent_sequences", b"max_concurrent_sequences", "max_samples", b"max_samples", "max_topk_logprobs", b"max_topk_logprobs", "models", b"models", "refused_fields", b"refused_fields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,6 +25,7 @@ from tinsmith_jobs.spec import (
     ENVIRONMENT,
     SAMPLER,
     TRAINER,
+    VLLM,
     JobSpec,
     Model,
     PoolSpec,
@@ -94,6 +95,8 @@ def _server_env(
     if isinstance(spec, JobSpec) and is_serving and role.kind == SAMPLER:
         env.append(_value("TINSMITH_DEDICATED_PROJECT", owner.project))
         env.append(_value("TINSMITH_DEDICATED_CHECKPOINT", spec.serve_checkpoint))
+    if role.engine == VLLM:
+        env.append(_value("TINSMITH_ENGINE", VLLM))
     if role.kind in MODEL_KINDS and spec.model is not None:
         env += [
             _value("TINSMITH_BASE_MODELS", f"{spec.model.name}={model_path(spec.model)}"),

@@ -46,6 +46,7 @@ from tinsmith_jobs.spec import (
     DRIVER,
     ENVIRONMENT,
     TRAINER,
+    VLLM,
     WORKER,
     JobSpec,
     Role,
@@ -273,6 +274,8 @@ def _container(
 
 
 def _image(role: Role) -> str:
+    if role.engine == VLLM:
+        return f"{role.kind}-{VLLM}"
     return DRIVER if role.kind == WORKER else role.kind
 
 

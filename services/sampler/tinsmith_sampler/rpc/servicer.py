@@ -46,7 +46,11 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
     async def GetCapabilities(
         self, request: sampler_pb2.SamplerServiceGetCapabilitiesRequest, context: Context
     ) -> sampler_pb2.SamplerCapabilities:
+        engine = self._service.capabilities
         return sampler_pb2.SamplerCapabilities(
+            engine=engine.name if engine else "",
+            engine_version=engine.version if engine else "",
+            refused_fields=engine.refused if engine else (),
             models=self._catalog.select(request.base_model),
             max_samples=self._config.max_samples,
             max_topk_logprobs=self._config.max_topk_logprobs,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,9 +106,7 @@ def _engine(config: SamplerConfig, directory: Path) -> VllmEngine:
             max_adapter_rank=config.vllm_max_adapter_rank,
             tensor_parallel_size=tensor_parallel_size,
         ),
-        Interpreter(
-            config.vllm_python or sys.executable, config.num_threads, config.vllm_start_timeout_s
-        ),
+        Interpreter(config.vllm_python, config.num_threads, config.vllm_start_timeout_s),
         stall_timeout_s=config.vllm_stall_timeout_s,
     )
 
