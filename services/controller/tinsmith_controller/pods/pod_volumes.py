@@ -11,6 +11,7 @@ from tinsmith_jobs.spec import (
     DRIVER,
     SAMPLER,
     TRAINER,
+    VLLM,
     Data,
     JobSpec,
     Model,
@@ -74,8 +75,9 @@ def volumes_of(owner: WorkloadContext, role: Role, deployment: Deployment) -> li
                 if cache
                 else {"name": "cache", "emptyDir": {}}
             )
-        if role.gpus > 1:
-            # torch's data exchange between the ranks of a pod; the default is 64 MiB.
+        if role.gpus > 1 or role.engine == VLLM:
+            # torch's data exchange between the ranks of a pod, and versions of weights that vLLM
+            # reads; the default is 64 MiB.
             volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     if role.kind == DRIVER and isinstance(owner.spec, JobSpec):
         data = owner.spec.data
