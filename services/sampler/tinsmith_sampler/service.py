@@ -16,7 +16,7 @@ from tinsmith_engine import (
 )
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_engine.host import model_not_served
-from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, DecodeText, place_prompt
+from tinsmith_engine.sampling.sample_request import DecodeText, place_prompt
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     ErrorCode,
@@ -262,10 +262,11 @@ class SamplingService:
 
     def _tied(self, prompt: Prompt, request: SampleRequest, target: Target) -> SampleRequest:
         """Return a request with what the session and its model say."""
-        max_tokens, stop_tokens = request.max_tokens, request.stop_tokens
-        if max_tokens == UNLIMITED_TOKENS:
-            room = self._drivers[target.base_model].max_sequence_tokens - len(request.prompt_tokens)
-            max_tokens = max(room, 0)
+        stop_tokens = request.stop_tokens
+        # What does not fit is cut: a limit is no promise of a length. A prompt that leaves room for
+        # no token is refused by the engine.
+        room = self._drivers[target.base_model].max_sequence_tokens - len(request.prompt_tokens)
+        max_tokens = min(request.max_tokens, max(room, 1))
         if prompt.uses_model_stop_tokens:
             stop_tokens = self._stop_tokens.get(target.base_model, ())
         return dataclasses.replace(
