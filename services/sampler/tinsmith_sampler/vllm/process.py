@@ -48,11 +48,13 @@ class Interpreter:
         python: Its interpreter.
         num_threads: Threads of one operation; 0 leaves them to vLLM.
         start_timeout_s: Time that loading a model may take.
+        is_cpu: Whether there is no GPU.
     """
 
     python: str
     num_threads: int
     start_timeout_s: float
+    is_cpu: bool
 
 
 class VllmProcess:
@@ -203,7 +205,7 @@ class VllmProcess:
             # Files were fetched by the pod, under its own settings.
             "HF_HUB_OFFLINE": "1",
             # On a CPU the first request would wait for a compiler.
-            "TORCH_COMPILE_DISABLE": os.environ.get("TORCH_COMPILE_DISABLE", "1"),
+            **({"TORCH_COMPILE_DISABLE": "1"} if self._interpreter.is_cpu else {}),
         }
 
     async def _read(self, reader: asyncio.StreamReader) -> None:

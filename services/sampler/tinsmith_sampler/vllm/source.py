@@ -106,7 +106,12 @@ def _engine(config: SamplerConfig, directory: Path) -> VllmEngine:
             max_adapter_rank=config.vllm_max_adapter_rank,
             tensor_parallel_size=tensor_parallel_size,
         ),
-        Interpreter(config.vllm_python, config.num_threads, config.vllm_start_timeout_s),
+        Interpreter(
+            config.vllm_python,
+            config.num_threads,
+            config.vllm_start_timeout_s,
+            is_cpu=config.device == "cpu",
+        ),
         stall_timeout_s=config.vllm_stall_timeout_s,
     )
 
