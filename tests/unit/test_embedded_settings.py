@@ -51,6 +51,14 @@ def test_the_gateway_has_a_table(tmp_path: Path) -> None:
         read_overrides(file)
 
 
+@pytest.mark.parametrize("line", ['engine = "vllm"', 'vllm_python = "/opt/vllm/bin/python"'])
+def test_one_process_samples_with_the_engine_that_it_trains_with(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f"[sampler]\n{line}\n")
+    with pytest.raises(ConfigError, match="is given by `tinsmith up` itself"):
+        read_overrides(file)
+
+
 def test_clients_of_this_machine_load_a_tokenizer_from_the_directory(tmp_path: Path) -> None:
     models = {"tiny": str(tmp_path), "Qwen/Qwen3-8B": "Qwen/Qwen3-8B", "short": "owner/model"}
     of_hub = {"Qwen/Qwen3-8B": "Qwen/Qwen3-8B", "short": "owner/model"}

@@ -36,6 +36,9 @@ _FIXED = {
     "scheduler_address": "",
     "pod_key": "",
     "bootstrap_key": "",
+    # One process samples with the engine that it trains with.
+    "engine": "",
+    **{one.name: "" for one in fields(SamplerConfig) if one.name.startswith("vllm_")},
 }
 """What the pods of one process are told by it, and the flag that says it; empty if none does."""
 _FREE = frozenset(

@@ -87,8 +87,6 @@ REFUSED = tuple(
     if field.name not in _DONE
 )
 _WATCH_INTERVAL_S = 0.5
-_RESTART_WAITS_S = (0.0, 1.0, 5.0, 15.0)
-"""Time before each attempt to start again; after the last one the engine is given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -478,7 +476,7 @@ class VllmEngine:
 
     async def _restart(self) -> None:
         self._is_restarting = True
-        for wait_s in _RESTART_WAITS_S:
+        for wait_s in self._interpreter.restart_waits_s:
             await asyncio.sleep(wait_s)
             await self._process.stop()
             self._process = self._new_process()

@@ -49,12 +49,15 @@ class Interpreter:
         num_threads: Threads of one operation; 0 leaves them to vLLM.
         start_timeout_s: Time that loading a model may take.
         is_cpu: Whether there is no GPU.
+        restart_waits_s: Time before each attempt to start it again; after the last one it is given
+            up.
     """
 
     python: str
     num_threads: int
     start_timeout_s: float
     is_cpu: bool
+    restart_waits_s: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0)
 
 
 class VllmProcess:

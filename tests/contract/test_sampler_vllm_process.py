@@ -1,0 +1,136 @@
+"""What a sampler does about the process of its engine: real processes, without vLLM in them.
+
+`tests/vllm` has the same engine with the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from tests.fakes.vllm_child import DIE, FOLDER
+from tests.support.wait import eventually
+
+from tinsmith_engine import FullConfig, LoraConfig, Published, SampledSequence, SampleRequest
+from tinsmith_engine.base.types import ModelInfo
+from tinsmith_runtime.errors import VersionNotLoadedError, WorkerUnavailableError
+from tinsmith_sampler.engine_protocol import Ticket
+from tinsmith_sampler.vllm.engine import VllmEngine
+from tinsmith_sampler.vllm.messages import Configure
+from tinsmith_sampler.vllm.process import Interpreter
+
+INFO = ModelInfo(
+    vocab_size=100,
+    max_context_tokens=64,
+    dtype="float32",
+    num_parameters=1,
+    exactness="fast",
+    family="none",
+    fingerprint="none",
+)
+LORA = LoraConfig(rank=4)
+TENSORS = {"base_model.model.q_proj.lora_A.weight": torch.ones(4, 4)}
+
+
+@pytest_asyncio.fixture
+async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmEngine]:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, [str(Path.cwd()), *sys.path])))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.fakes.vllm_child "$3"\n')
+    python.chmod(0o755)
+    settings = Configure(
+        model="none",
+        dtype="float32",
+        max_model_tokens=64,
+        max_sequences=4,
+        max_logprobs=5,
+        cache_bytes=2**30,
+        max_adapters=2,
+        max_host_adapters=4,
+        max_adapter_rank=8,
+        tensor_parallel_size=1,
+    )
+    engine = VllmEngine(
+        INFO,
+        tmp_path,
+        settings,
+        Interpreter(str(python), 1, 60.0, is_cpu=True, restart_waits_s=(0.0, 0.01)),
+        stall_timeout_s=60.0,
+    )
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def sampled(
+    engine: VllmEngine, weights: Published | None = None, *, first: int = 1, num_samples: int = 2
+) -> list[SampledSequence]:
+    """Return completions of three tokens."""
+    request = SampleRequest(
+        prompt_tokens=[first, 2], max_tokens=3, num_samples=num_samples, weights=weights
+    )
+    ticket = Ticket(request, None)
+    await engine.submit(ticket)
+    return await asyncio.wrap_future(ticket.future)
+
+
+async def test_a_process_that_ended_is_started_again_with_the_adapters_that_it_had(
+    engine: VllmEngine,
+) -> None:
+    weights = await engine.load("run", TENSORS, LORA, 5)
+    before = await sampled(engine, weights)
+    assert [one.tokens for one in before] == [[weights.serial] * 3] * 2
+    assert [one.versions for one in before] == [[5, 5, 5]] * 2
+    with pytest.raises(WorkerUnavailableError):
+        await sampled(engine, first=DIE)
+    # Waits for the new process, which knows the adapter.
+    after = await sampled(engine, weights)
+    assert [one.tokens for one in after] == [one.tokens for one in before]
+    assert engine.statistics().num_restarts == 1
+    assert engine.statistics().num_requests == 0
+
+
+async def test_an_engine_that_cannot_start_again_says_so_and_refuses(
+    engine: VllmEngine, tmp_path: Path
+) -> None:
+    failures: list[bool] = []
+    engine.on_failed = lambda: failures.append(True)
+    (tmp_path / "broken").touch()
+    with pytest.raises(WorkerUnavailableError):
+        await sampled(engine, first=DIE)
+    await eventually(lambda: failures)
+    with pytest.raises(WorkerUnavailableError, match="cannot be started"):
+        await sampled(engine)
+    assert failures == [True]
+
+
+async def test_a_version_goes_with_its_successor_or_with_its_last_request(
+    engine: VllmEngine,
+) -> None:
+    first = await engine.load("run", TENSORS, LORA, 1)
+    second = await engine.load("run", TENSORS, LORA, 2)
+    assert [one.published for one in engine.held()] == [second]
+    with pytest.raises(VersionNotLoadedError):
+        await sampled(engine, first)
+    await engine.unload("run")
+    assert engine.held() == []
+
+
+async def test_no_id_is_used_for_two_versions(engine: VllmEngine) -> None:
+    serials = [(await engine.load("run", TENSORS, LORA, 1)).serial for _ in range(5)]
+    assert len(set(serials)) == 5
+
+
+async def test_adapters_are_back_after_full_weights(engine: VllmEngine) -> None:
+    adapter = await engine.load("run", TENSORS, LORA, 1)
+    full = await engine.load("full", {"w": torch.ones(2)}, FullConfig(), 9)
+    for weights, token in ((full, 0), (adapter, adapter.serial), (full, 0)):
+        found = await sampled(engine, weights)
+        assert [one.tokens for one in found] == [[token] * 3] * 2
+        assert {version for one in found for version in one.versions} == {weights.version}
