@@ -164,9 +164,13 @@ def test_defaults_are_left_to_the_sampler(client: openai.OpenAI, rig: OpenAiRig)
 @pytest.mark.parametrize(
     ("parameter", "value"),
     [
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("logit_bias", {"5": 1}),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("repetition_penalty", 0),
+        ("min_p", 1.5),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"a": 1}),
         ("response_format", {"type": "json_object"}),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "add"}}),

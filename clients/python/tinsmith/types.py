@@ -200,6 +200,16 @@ class SamplingParams:
     """None: the client draws one, so that a call that is sent again gives the same tokens."""
     stop: str | Sequence[str] | Sequence[int] | None = None
     """Strings or token ids. None: the model's end of turn. `[]`: nothing but the length."""
+    min_p: float = 0.0
+    """Keeps tokens at least this fraction as probable as the most probable one."""
+    frequency_penalty: float = 0.0
+    """Lowers a logit by this for each time that the completion holds the token, -2 to 2."""
+    presence_penalty: float = 0.0
+    """Lowers the logits of tokens that the completion holds, -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens that prompt or completion hold, and multiplies others."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """What is added to the logits of tokens by their ids, -100 to 100."""
 
 
 @dataclass(frozen=True, slots=True)

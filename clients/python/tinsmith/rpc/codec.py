@@ -92,6 +92,11 @@ def encode_sampling_params(
         top_k=value.top_k,
         top_p=value.top_p,
         seed=seed if value.seed is None else value.seed,
+        min_p=value.min_p,
+        frequency_penalty=value.frequency_penalty,
+        presence_penalty=value.presence_penalty,
+        repetition_penalty=value.repetition_penalty,
+        logit_bias=value.logit_bias,
     )
     if value.max_tokens is not None:
         message.max_tokens = value.max_tokens

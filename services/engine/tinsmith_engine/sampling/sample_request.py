@@ -1,8 +1,8 @@
 """What a caller asks a sampler for, and what it gets.
 
-Log-probabilities are those of the unmodified model distribution: temperature 1, no top-k, no top-p.
-They are what a trainer recomputes, so that a ratio of the two measures a change of weights and
-nothing else. Everything here can be built and checked without torch.
+Log-probabilities are those of the unmodified model distribution: temperature 1, no top-k, no top-p,
+no penalty. They are what a trainer recomputes, so that a ratio of the two measures a change of
+weights and nothing else. Everything here can be built and checked without torch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tinsmith_runtime.errors import (
     ShapeMismatchError,
     TokenOutOfVocabularyError,
 )
+from tinsmith_runtime.penalties import NEUTRAL, Shaping
 from tinsmith_runtime.stop_strings import check_stop_strings
 
 DecodeText = Callable[[Sequence[int]], str]
@@ -54,6 +55,10 @@ class SampleRequest:
     """Sample among the k likeliest tokens; 0 or less means all."""
     top_p: float = 1.0
     """Sample among the fewest likeliest tokens whose probability reaches p; 1 means all."""
+    min_p: float = 0.0
+    """Sample among tokens at least this fraction as probable as the likeliest; 0 means all."""
+    shaping: Shaping = NEUTRAL
+    """Penalties and biases, before all of these."""
     seed: int = 0
     stop_tokens: Sequence[int] = ()
     """Tokens that end a completion, of which they are the last."""
@@ -172,16 +177,21 @@ def check_ranges(request: SampleRequest, *, params: str = "") -> None:
         params: What stands before the names of fields that say how tokens are drawn.
 
     Raises:
-        NotFiniteInputError: The temperature or top_p is NaN or infinite.
+        NotFiniteInputError: A number of how tokens are drawn is NaN or infinite.
         InvalidFieldError: A field is out of range.
     """
-    for name, value in (("temperature", request.temperature), ("top_p", request.top_p)):
+    for name, value in (
+        ("temperature", request.temperature),
+        ("top_p", request.top_p),
+        ("min_p", request.min_p),
+    ):
         if not math.isfinite(value):
             raise NotFiniteInputError(f"{params}{name}", f"must be finite, got {value}")
     last_n = request.prompt_logprobs_last_n
     for name, is_wrong, rule in (
         (f"{params}temperature", request.temperature < 0.0, "must be at least 0"),
         (f"{params}top_p", not 0.0 < request.top_p <= 1.0, "must be above 0 and at most 1"),
+        (f"{params}min_p", not 0.0 <= request.min_p <= 1.0, "must be 0 to 1"),
         (f"{params}max_tokens", request.max_tokens < 0, "must not be negative"),
         ("num_samples", request.num_samples < 1, "must be at least 1"),
         *(
@@ -196,6 +206,7 @@ def check_ranges(request: SampleRequest, *, params: str = "") -> None:
     ):
         if is_wrong:
             raise InvalidFieldError(name, rule)
+    request.shaping.check(params)
     check_stop_strings(request.stop_strings, f"{params}stop_strings")
 
 
@@ -240,6 +251,14 @@ def validate_sample_request(
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs"):
         if getattr(request, name) > info.vocab_size:
             raise InvalidFieldError(name, f"must be 0 to {info.vocab_size}")
+    for token in request.shaping.logit_bias:
+        if not 0 <= token < info.vocab_size:
+            raise TokenOutOfVocabularyError(
+                "params.logit_bias",
+                f"biases token {token}, the vocabulary has {info.vocab_size}",
+                token=token,
+                vocab_size=info.vocab_size,
+            )
     last_n = request.prompt_logprobs_last_n
     if last_n is not None and not 1 <= last_n < len(prompt):
         raise InvalidFieldError(

@@ -36,6 +36,7 @@ from tinsmith_engine.sampling.decode_step import (
     RecomputeDecoding,
 )
 from tinsmith_engine.sampling.kv_cache import block_bytes
+from tinsmith_engine.sampling.logit_shaping import RowShaping, shape_logits
 from tinsmith_engine.sampling.prefix_cache import MAX_PROMPTS
 from tinsmith_engine.sampling.sample_request import (
     SampledSequence,
@@ -261,7 +262,9 @@ class Sampler:
         self._num_begun += 1
         tokens = list(order.request.prompt_tokens)
         search = _stop_search(order.request)
-        return ActiveSequence(order, sample, self._num_begun, tokens, rope_shift, search)
+        shaping = order.request.shaping
+        row = None if shaping.is_neutral else RowShaping(shaping, tokens)
+        return ActiveSequence(order, sample, self._num_begun, tokens, rope_shift, search, row)
 
     def _chosen(self, num_rows: Mapping[str, int] | None) -> list[ActiveSequence]:
         """Return the sequences that get a token, those that began first of each project."""
@@ -304,7 +307,8 @@ class Sampler:
     def _take_tokens(
         self, sequences: Sequence[ActiveSequence], logits_RV: Tensor
     ) -> list[SampledSequence]:
-        chosen_R = pick(logits_RV, [sequence.rule() for sequence in sequences])
+        shaped_RV = shape_logits(logits_RV, [sequence.shaping for sequence in sequences])
+        chosen_R = pick(shaped_RV, [sequence.rule() for sequence in sequences])
         log_softmax_RV = log_probabilities(logits_RV)
         logprobs_R = log_softmax_RV.gather(1, chosen_R[:, None])[:, 0]
         finished = []
@@ -324,6 +328,8 @@ class Sampler:
             return "error"
         order, request = sequence.order, sequence.order.request
         sequence.tokens.append(sampled.token)
+        if sequence.shaping is not None:
+            sequence.shaping.note(sampled.token)
         sequence.logprobs.append(sampled.logprob)
         sequence.versions.append(sampled.version)
         sequence.topk.append(sampled.topk)

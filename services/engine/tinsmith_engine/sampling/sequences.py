@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tinsmith_engine.base.types import Published
+from tinsmith_engine.sampling.logit_shaping import RowShaping
 from tinsmith_engine.sampling.prefix_cache import PromptKey
 from tinsmith_engine.sampling.sample_request import (
     PromptLogprobs,
@@ -72,6 +73,8 @@ class ActiveSequence:
     rope_shift: int
     """What the rotary position of the completion is ahead of the number of tokens."""
     stop_search: StopSearch | None
+    shaping: RowShaping | None = None
+    """What is done to its logits; None for nothing."""
     blocks: list[int] = field(default_factory=list)
     """Where it is cached."""
     planned: list[int] = field(default_factory=list)
@@ -98,7 +101,7 @@ class ActiveSequence:
         """Return how its next token is picked."""
         request = self.order.request
         drawn = uniform(request.seed, self.sample_index, len(self.logprobs))
-        return PickRule(request.temperature, request.top_k, request.top_p, drawn)
+        return PickRule(request.temperature, request.top_k, request.top_p, drawn, request.min_p)
 
     def sampled(self, reason: str | None) -> SampledSequence:
         """Return it as the caller sees it."""

@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, temperature, top-k, top-p, by numbers of the sample alone.
+"""From logits to tokens: greedy, temperature, min-p, top-k, top-p, by numbers of the sample alone.
 
 Each token of each sample has one uniform number, a hash of (seed, sample, token index), and is
 found by inverting the cumulative distribution. There is no generator whose state could depend on
@@ -31,6 +31,7 @@ class PickRule:
     top_p: float
     uniform: float
     """In [0, 1)."""
+    min_p: float = 0.0
 
 
 def uniform(seed: int, sample_index: int, token_index: int) -> float:
@@ -64,13 +65,13 @@ def _mix(state: int) -> int:
 
 
 def pick(logits_RV: Tensor, rules: Sequence[PickRule]) -> Tensor:
-    """Return the chosen token of each row, int64 [R]; top-k applies before top-p."""
+    """Return the chosen token of each row, int64 [R]; min-p, top-k and top-p in this order."""
     vocab_size = logits_RV.shape[1]
     greedy, plain, cut = [], [], []
     for row, rule in enumerate(rules):
         if rule.temperature == 0.0:
             greedy.append(row)
-        elif rule.top_p < 1.0 or 0 < rule.top_k < vocab_size:
+        elif rule.top_p < 1.0 or rule.min_p > 0.0 or 0 < rule.top_k < vocab_size:
             cut.append(row)
         else:
             plain.append(row)
@@ -109,6 +110,8 @@ def _weights(logits_RV: Tensor, temperatures: Sequence[float]) -> Tensor:
 def _pick_cut(logits_RV: Tensor, rules: Sequence[PickRule]) -> Tensor:
     ordered, tokens = _weights(logits_RV, _heats(rules)).sort(dim=1, descending=True, stable=True)
     vocab_size = logits_RV.shape[1]
+    # The likeliest token has the weight 1.
+    ordered *= ordered >= _column([rule.min_p for rule in rules], ordered)
     limits = [rule.top_k if rule.top_k > 0 else vocab_size for rule in rules]
     ranks = torch.arange(vocab_size, device=logits_RV.device)
     ordered *= ranks < torch.tensor(limits, device=logits_RV.device)[:, None]

@@ -12,6 +12,7 @@ import pydantic
 
 from tinsmith_gateway.openai.unused_fields import check_unused
 from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_runtime.penalties import Shaping
 from tinsmith_runtime.stop_strings import MAX_STOP_STRINGS, check_stop_strings
 
 _MAX_INT32 = 2**31 - 1
@@ -41,8 +42,8 @@ class StreamOptions(_Body):
 class SamplingBody(pydantic.BaseModel):
     """What both kinds of completion have in common.
 
-    Extra fields: `top_k`, `ignore_eos`, `skip_special_tokens`, `return_token_ids` (vLLM's
-    spelling).
+    Extra fields: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `skip_special_tokens`,
+    `return_token_ids` (vLLM's spelling).
     """
 
     # Other fields are looked at by `check_offered`, which refuses all but harmless ones.
@@ -56,6 +57,11 @@ class SamplingBody(pydantic.BaseModel):
     temperature: float | None = pydantic.Field(default=None, ge=0)
     top_p: float | None = pydantic.Field(default=None, gt=0, le=1)
     top_k: int | None = pydantic.Field(default=None, ge=-1, le=_MAX_INT32)
+    min_p: float | None = pydantic.Field(default=None, ge=0, le=1)
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[Token, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
@@ -75,6 +81,16 @@ class SamplingBody(pydantic.BaseModel):
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     @property
+    def shaping(self) -> Shaping:
+        """What is done to logits."""
+        return Shaping(
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            logit_bias=self.logit_bias or {},
+        )
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -86,7 +102,12 @@ class SamplingBody(pydantic.BaseModel):
             InvalidFieldError: Naming the first.
         """
         check_unused(self.model_extra)
+        self.shaping.check("")
         check_stop_strings(self.stops, "stop")
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 class Message(pydantic.BaseModel):

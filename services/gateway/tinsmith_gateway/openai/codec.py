@@ -23,6 +23,10 @@ _STOP_REASONS: dict[trajectories_pb2.SampledSequence.StopReason.ValueType, StopR
     trajectories_pb2.SampledSequence.STOP_REASON_LENGTH: "length",
 }
 _WIRE_REASONS = {reason: wire for wire, reason in _STOP_REASONS.items()}
+_NUMBERS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
 # The low bits of a UUID are random but for the two above these.
 _DRAWN_SEEDS = 2**62
 _NUM_SEEDS = 2**64
@@ -97,12 +101,11 @@ def encode_params(
     params = trajectories_pb2.SamplingParams(seed=seed, stop_strings=body.stops)
     if max_tokens is not None:
         params.max_tokens = max_tokens
-    if body.temperature is not None:
-        params.temperature = body.temperature
-    if body.top_p is not None:
-        params.top_p = body.top_p
-    if body.top_k is not None:
-        params.top_k = body.top_k
+    for name in _NUMBERS:
+        value = getattr(body, name)
+        if value is not None:
+            setattr(params, name, value)
+    params.logit_bias.update(body.logit_bias or {})
     if body.ignore_eos:
         params.stop_tokens.SetInParent()
     return params

@@ -53,6 +53,7 @@ def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
     if field is None and error.field_violations:
         field = error.field_violations[0].field
     remedy = _REMEDIES.get(error.reason)
+    is_wrong = error.code is ErrorCode.INVALID_ARGUMENT
     limit = error.metadata.get("max_context_tokens", error.metadata.get("limit"))
     message = f"{error.message}; {remedy}" if remedy else error.message
     if error.reason == _TOO_LONG and limit is not None:
@@ -60,7 +61,7 @@ def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
     return _body(
         message,
         kind=_TYPES.get(status, default),
-        param=field if error.code is ErrorCode.INVALID_ARGUMENT else None,
+        param=field.removeprefix("params.") if is_wrong and field else None,
         code=_CODES.get(error.reason, error.reason.lower()),
     )
 

@@ -18,6 +18,7 @@ from tinsmith_engine.base.types import IntArray
 from tinsmith_engine.contract.codec import decode_array, decode_input
 from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, check_ranges
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
+from tinsmith_runtime.penalties import Shaping
 from tinsmith_runtime.rpc.requests import given_fields
 from tinsmith_sampler.service import Prompt, Sampled
 from tinsmith_sampler.sessions import Target
@@ -31,6 +32,7 @@ _STOP_REASONS = {
     "length": trajectories_pb2.SampledSequence.STOP_REASON_LENGTH,
 }
 _MAX_TARGETS = 128
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 _WEIGHT_UPDATES = frozenset(sampler_pb2.WeightUpdates.values())
@@ -67,6 +69,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
             "weight_updates",
             f"must be one of {sorted(_WEIGHT_UPDATES)}, got {request.weight_updates}",
         )
+    penalties = {name: params.pop(name) for name in _PENALTIES if name in params}
     tokens_T, images = decode_input(request.prompt, field="prompt")
     params = {"max_tokens": UNLIMITED_TOKENS, "seed": secrets.randbits(63)} | params
     decoded = SampleRequest(
@@ -75,6 +78,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
         num_samples=request.num_samples or 1,
         stop_tokens=() if stop is None else list(stop.token_ids),
         stop_strings=list(request.params.stop_strings),
+        shaping=Shaping(logit_bias=dict(request.params.logit_bias), **penalties),
         prompt_logprobs=request.prompt_logprobs,
         topk_prompt_logprobs=request.topk_prompt_logprobs,
         prompt_logprobs_last_n=given_fields(request).get("prompt_logprobs_last_n"),
