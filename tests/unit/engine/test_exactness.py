@@ -151,6 +151,8 @@ def random_datum(random: Random, loss: str) -> Datum:
     inputs = {"logprobs": numbers(0.5) - np.float32(4.6), "advantages": numbers(1.0)}
     if loss == "gspo":
         inputs["sequence_ratio_mask"] = (random.random(length) < 0.7).astype(np.float32)
+    if loss == "stable_reinforce":
+        inputs["sampled_mask"] = (random.random(length) < 0.7).astype(np.float32)
     if LOSS_SPECS[loss].optional_inputs and random.random() < 0.3:
         inputs["clip_low_threshold"] = random.uniform(0.5, 1.0, length).astype(np.float32)
         inputs["clip_high_threshold"] = random.uniform(1.0, 1.5, length).astype(np.float32)
@@ -163,6 +165,8 @@ def random_request(random: Random, run: str | None, *, is_backward: bool) -> Bat
     config = {}
     if "beta" in spec.config:
         config["beta"] = float(random.uniform(0.0, 0.2))
+    elif "kl_coeff" in spec.config:
+        config["kl_coeff"] = float(random.uniform(0.0, 0.2))
     elif spec.config and random.random() < 0.5:
         config = {"clip_low_threshold": 0.7, "clip_high_threshold": 1.4}
     num_datums = int(random.choice([1, 1, 2, 3, 4]))
