@@ -30,6 +30,7 @@ _NUM_WOKEN = 20
 _NUM_PAGES = 20
 _PAGE_SIZE = 100
 _STEPS_BY_RUN = 50
+_FILL_RUNS = 1000
 _SETTLE_TIMEOUT_S = 600.0
 _console = Console(highlight=False, stderr=True)
 
@@ -42,8 +43,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--sessions", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args()
     postgres = new_server({**FAST, "autovacuum": "on", "shared_buffers": "128MB"})
     try:
@@ -192,13 +193,15 @@ def _fill(side: Side, template: str, num_runs: int, num_sessions: int) -> None:
     """Copy a run with its operations, and make sessions that ended."""
     project = template.split("/")[1]
     prefix = f"projects/{project}/sessions/past-"
-    for table, column in _LEDGER.items():
-        side.query(
-            f"INSERT INTO ledger.{table} SELECT (jsonb_populate_record(t, "
-            f"jsonb_build_object('{column}', t.{column} || '-' || n))).* "
-            f"FROM ledger.{table} t, generate_series(1, {num_runs}) n "
-            f"WHERE t.{column} = '{template}'"
-        )
+    for begin in range(1, num_runs + 1, _FILL_RUNS):
+        end = min(begin + _FILL_RUNS - 1, num_runs)
+        for table, column in _LEDGER.items():
+            side.query(
+                f"INSERT INTO ledger.{table} SELECT (jsonb_populate_record(t, "
+                f"jsonb_build_object('{column}', t.{column} || '-' || n))).* "
+                f"FROM ledger.{table} t, generate_series({begin}, {end}) n "
+                f"WHERE t.{column} = '{template}'"
+            )
     side.query(
         "INSERT INTO scheduler.sessions SELECT (jsonb_populate_record(s, jsonb_build_object("
         f"'name', '{prefix}' || n, 'state', 'finished', 'serial', s.serial + n))).* "

@@ -16,6 +16,7 @@ from tests.fakes.sampler_harness import (
     tokens_of,
 )
 
+from tinsmith.tensors import decode_tensor
 from tinsmith_engine.host import EngineHost
 from tinsmith_engine.model.decoder import Decoder
 from tinsmith_engine.sampling.kv_cache import block_bytes
@@ -59,7 +60,10 @@ async def test_the_cache_is_a_bound_that_a_caller_is_told(
     num_bytes = 2 * block_bytes(model.config, torch.float32)
     async with running_sampler(tmp_path, engine_host, cache_bytes=num_bytes) as rig:
         session = rig.session()
-        error = await refusal(rig.sample(session, [5] * 40, max_tokens=90))
+        cut = (await rig.sample(session, [5] * 40, max_tokens=90)).sequences[0]
+        assert cut.stop_reason == cut.STOP_REASON_LENGTH
+        assert len(decode_tensor(cut.tokens)) == 129 - 40
+        error = await refusal(rig.sample(session, [5] * 129, max_tokens=1))
         assert (code_of(error), error.reason) == ("RESOURCE_EXHAUSTED", "SEQUENCE_TOO_LONG")
         assert error.metadata["limit"] == "129"
         # They do not fit all at once: some wait, and get the same tokens.

@@ -348,6 +348,7 @@ async def test_capabilities_name_models_losses_and_limits(rig: TrainerRig, run: 
         "cispo",
         "dro",
         "gspo",
+        "stable_reinforce",
     }
     assert (found.max_queued_operations, found.max_resident_runs) == (8, 8)
     request.base_model = "other"

@@ -110,3 +110,17 @@ async def test_results_of_a_sleeping_run_expire(rig: TrainerRig) -> None:
     await rig.sweep(30 * 24 * 3600.0)
     await rig.sweep(30 * 24 * 3600.0)
     assert query_ledger(rig.config.data_dir, count, run.name) == [(0,)]
+
+
+async def test_runs_that_sleep_take_no_place_while_their_results_expire(rig: TrainerRig) -> None:
+    await rig.new_run("awake")
+    for number in range(5):
+        run = await rig.new_run(f"of-the-past-{number}")
+        await run.step()
+        await release(rig, run, _PARK)
+    count = "SELECT count(result) FROM operations WHERE run LIKE '%of-the-past%'"
+    assert query_ledger(rig.config.data_dir, count) == [(10,)]
+    await rig.sweep(30 * 24 * 3600.0)
+    assert query_ledger(rig.config.data_dir, count) == [(0,)]
+    # Of two places one is free all the time.
+    assert await (await rig.new_run("next")).step() == 1

@@ -69,9 +69,17 @@ def test_keys_are_drawn_once_and_survive_everything(release: Release) -> None:
     keys = release.secret("tinsmith-keys")
     jobs_keys = release.secret("tinsmith-keys", of_jobs=True)
     store = release.secret("tinsmith-storage", of_jobs=True)
-    assert jobs_keys == {"database-url": keys["database-url"]}
+    assert jobs_keys == {
+        name: keys[name] for name in ("coordinator-database-url", "trainer-database-url")
+    }
     roles = ("gateway", "coordinator", "environment", "trainer")
-    assert set(keys) == {"pod-key", "database-url", "bootstrap-key", *(f"{r}-key" for r in roles)}
+    keeping = ("scheduler", "gateway", "coordinator", "trainer")
+    assert set(keys) == {
+        "pod-key",
+        "bootstrap-key",
+        *(f"{role}-key" for role in roles),
+        *(f"{role}-database-url" for role in keeping),
+    }
 
     release.upgrade(merge(trial, {"scheduler": {"drainTimeoutSeconds": 45}}))
     assert release.secret("tinsmith-keys") == keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import os
@@ -25,6 +26,7 @@ from tests.fakes.chart_harness import load_values, of_kind, render
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, running_s3_server
 from tinsmith.names import DEFAULT_PROJECT
+from tinsmith_local.database_users import make_database_users
 from tinsmith_local.process import free_port
 from tinsmith_local.tiny_model import build_tiny_model
 from tinsmith_runtime.rpc.auth import ApiKey
@@ -119,13 +121,14 @@ def training_deployment(
         store.create_bucket(_BUCKET)
         database = new_server()
         closing.callback(database.remove)
-        url = database.create_database()
+        users = asyncio.run(make_database_users(database.create_database()))
+        urls = {f"{user.role}-database-url": user.url for user in users}
         storage_uri = store.uri(_BUCKET)
-        _create_secret(cluster, namespace, "database", {"database-url": url})
+        _create_secret(cluster, namespace, "database", urls)
         _create_secret(cluster, namespace, "storage", CREDENTIALS)
         scheduler = scheduler_process(
             folder,
-            database_url=url,
+            database_url=urls["scheduler-database-url"],
             bootstrap_key=key,
             job_launcher="kubernetes",
             job_namespaces=f"{DEFAULT_PROJECT}={namespace}",
@@ -135,12 +138,13 @@ def training_deployment(
         }
         closing.enter_context(scheduler)
         address = str(scheduler.settings["listen_address"])
-        common = {"scheduler_address": address, "pod_key": POD_KEY, "database_url": url}
+        common = {"scheduler_address": address, "pod_key": POD_KEY}
         gateway = PodProcess(
             "gateway",
             folder / "gateway.log",
             {
                 **common,
+                "database_url": urls["gateway-database-url"],
                 "data_dir": folder / "gateway",
                 "listen_address": f"127.0.0.1:{free_port()}",
             },
@@ -152,6 +156,7 @@ def training_deployment(
             folder / "checkpoints.log",
             {
                 **common,
+                "database_url": urls["trainer-database-url"],
                 "data_dir": folder / "checkpoints",
                 "worker_name": "checkpoints",
                 "storage_uri": storage_uri,

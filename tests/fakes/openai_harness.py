@@ -33,9 +33,11 @@ class OpenAiRig:
     Args:
         folder: For the data of the pods.
         model_dir: Of the base model.
+        gateway: Settings of the gateway.
     """
 
-    def __init__(self, folder: Path, model_dir: Path) -> None:
+    def __init__(self, folder: Path, model_dir: Path, **gateway: Any) -> None:
+        self._gateway = {"model_aliases": f"{ALIAS}={BASE_MODEL}", **gateway}
         self._folder = folder
         self._model_dir = model_dir
         self._loop = asyncio.new_event_loop()
@@ -135,7 +137,7 @@ class OpenAiRig:
                 models={BASE_MODEL: str(self._model_dir)},
                 port=0,
                 num_threads=1,
-                overrides={"gateway": {"model_aliases": f"{ALIAS}={BASE_MODEL}"}},
+                overrides={"gateway": self._gateway},
             )
         )
         await self.pods.start()

@@ -47,6 +47,7 @@ from tinsmith_runtime.rpc.auth import Authenticator, Caller
 from tinsmith_runtime.rpc.server import PodServer, ServerConfig
 from tinsmith_runtime.storage import checkpoint_manifests
 from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.embedded_engine import EmbeddedEngines
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_sampler.weights import PublishLive
 from tinsmith_trainer.execution.snapshot_format import OPTIMIZER_FILE
@@ -196,7 +197,7 @@ class SamplerRig:
                 **self._settings,
             }
         )
-        self.pod = SamplerPod(config, self.host, publish_live=self._publish_live)
+        self.pod = SamplerPod(config, EmbeddedEngines(self.host), publish_live=self._publish_live)
         await self.pod.start()
         self.channel = grpc.aio.insecure_channel(self.pod.address)
         self.stub = sampler_pb2_grpc.SamplerServiceStub(self.channel)

@@ -10,8 +10,15 @@ PAGE = (ROOT / "docs" / "variables.md").read_text()
 SOURCES = [*(ROOT / "clients").rglob("*.py"), *(ROOT / "services").rglob("*.py")]
 # Names in prose: a prefix, and a variable that the chart gives to several pods.
 PREFIXES = {"TINSMITH_", "TINSMITH_S3_"}
-# What others define: the conventions of home folders and of torch.
-FOREIGN = {"XDG_CACHE_HOME", "RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"}
+# What others define: the conventions of home folders, of torch, and of WSGI.
+FOREIGN = {
+    "XDG_CACHE_HOME",
+    "PATH_INFO",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "TORCHELASTIC_RESTART_COUNT",
+}
 
 
 def test_each_variable_of_ours_is_on_the_page() -> None:

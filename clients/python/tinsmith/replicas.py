@@ -1,60 +1,118 @@
-"""Which of several equal replicas a call goes to: hashing with bounded loads.
+"""Which of several equal replicas a call goes to: the least loaded, and then the same again.
 
-Calls that begin alike prefer the same replica, which may know their prompt. A replica with over its
-part of the calls in flight is left out; the next one in the order of the call's key takes the call.
-So one session uses all replicas, and one that comes or goes changes the place of few calls. A
-replica that failed comes last for a while. The load is what this process has in flight.
+A new prompt goes to the replica with the fewest calls in flight. A prompt that continues one which
+was sent before goes where that one went: its keys and values are there. It leaves that replica only
+if it has far more to do than the others. Prompts alone decide, so clients need no name for a
+conversation; a prompt that is sent again as it was is a new one, so that a group spreads.
 
-Source: Mirrokni, Thorup, Zadimoghaddam 2018, arXiv:1608.01350; order by rendezvous hashing.
+Hashing prompts to replicas, as this module did before, fills some replicas whatever their load, and
+long conversations stay on them. The benchmark of the policy is a simulation
+(`tests/unit/sdk/test_replicas_simulation.py`). The load is what this process has in flight.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
-_BALANCE = 1.25
-"""A replica may have this many times the mean of the calls in flight."""
+from tinsmith.v1 import trajectories_pb2
+
+MAX_KNOWN = 32_768
+"""Prompts whose replica is remembered; the one that was looked up longest ago is forgotten."""
+_MAX_HOLDERS = 16
 _AVOIDED_S = 5.0
-KEY_BYTES = 1024
-"""Of a prompt, what its place depends on."""
+_BLOCK_BYTES, _NUM_BLOCKS, _LATER_BLOCK_BYTES = 256, 64, 4096
+"""Borders of prefixes: 64 tokens apart at first, then 1,024."""
+_MIN_KNOWN = 0.5
+"""Of a prompt that continues another: a system prompt that all have in common is less."""
+_FULL_FACTOR, _FULL_CALLS = 2.0, 4
+"""A replica is full with over twice the mean of the calls in flight, and four more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a call goes.
+
+    Attributes:
+        address: Of the replica.
+        reason: `only` if there is no other; `prefix` if it knows the prompt's beginning; `load` if
+            it has the least to do; `full` if another one knows the beginning, and is full.
+    """
+
+    address: str
+    reason: str
+
+
+@dataclass(slots=True)
+class _Known:
+    """A prompt that was sent.
+
+    Attributes:
+        num_bytes: Its length.
+        holders: Where it went, the latest last.
+    """
+
+    num_bytes: int
+    holders: list[str] = field(default_factory=list)
+
+
+def prompt_bytes(prompt: trajectories_pb2.ModelInput) -> bytes:
+    """Return the content of a prompt, which begins like that of each prompt that continues it."""
+    pieces = []
+    for chunk in prompt.chunks:
+        if chunk.HasField("tokens"):
+            pieces.append(chunk.tokens.data)
+        else:
+            pieces.append(hashlib.blake2b(chunk.SerializeToString()).digest())
+    return b"".join(pieces)
 
 
 class Replicas:
-    """The calls in flight of this process, by address.
+    """The calls in flight of this process, by address, and where prompts went.
 
     Args:
         clock: Monotonic seconds.
+        max_known: Prompts that are remembered.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, max_known: int = MAX_KNOWN
+    ) -> None:
         self._clock = clock
+        self._max_known = max_known
         self._loads: Counter[str] = Counter()
         self._failed: dict[str, float] = {}
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
-    def choose(self, addresses: Sequence[str], key: bytes) -> str:
-        """Return the address for a call.
+    def choose(self, addresses: Sequence[str], prompt: bytes) -> Choice:
+        """Return where a call goes.
 
         Args:
             addresses: Of the replicas; at least one.
-            key: What the call begins with; calls of equal keys prefer one replica.
+            prompt: See `prompt_bytes`; empty for a call about none.
         """
         if len(addresses) == 1:
-            return addresses[0]
+            return Choice(addresses[0], "only")
         now = self._clock()
         self._failed = {one: until for one, until in self._failed.items() if until > now}
         usable = [one for one in addresses if one not in self._failed] or list(addresses)
-        total = sum(self._loads[one] for one in usable) + 1
-        most = math.ceil(_BALANCE * total / len(usable))
-        ranked = sorted(usable, key=lambda one: (_weight(key, one), one), reverse=True)
-        return next(
-            (one for one in ranked if self._loads[one] < most),
-            min(ranked, key=lambda one: self._loads[one]),
-        )
+        digests = _digests(prompt)
+        holders = self._holders(digests, usable, len(prompt))
+        least = min(usable, key=lambda one: (self._loads[one], _weight(prompt, one)))
+        best = min(holders, key=lambda one: self._loads[one], default="")
+        if not best:
+            choice = Choice(least, "load")
+        elif self._is_full(best, usable):
+            choice = Choice(least, "full")
+        else:
+            choice = Choice(best, "prefix")
+        if digests:
+            self._note(digests[-1][1], len(prompt), choice.address)
+        return choice
 
     @contextlib.contextmanager
     def in_flight(self, address: str) -> Iterator[None]:
@@ -71,6 +129,50 @@ class Replicas:
         """Prefer the other replicas for a while."""
         self._failed[address] = self._clock() + _AVOIDED_S
 
+    def _holders(
+        self, digests: Sequence[tuple[int, bytes]], usable: Sequence[str], num_bytes: int
+    ) -> list[str]:
+        """Return the replicas that know what a prompt continues; none if it is a new one."""
+        for position, digest in reversed(digests):
+            if position < _MIN_KNOWN * num_bytes:
+                break
+            known = self._known.get(digest)
+            if known is not None and known.num_bytes < num_bytes:
+                self._known.move_to_end(digest)
+                return [one for one in known.holders if one in usable]
+        return []
 
-def _weight(key: bytes, address: str) -> bytes:
-    return hashlib.sha256(key[:KEY_BYTES] + b"\0" + address.encode()).digest()
+    def _is_full(self, address: str, usable: Sequence[str]) -> bool:
+        mean = sum(self._loads[one] for one in usable) / len(usable)
+        return self._loads[address] >= _FULL_FACTOR * mean + _FULL_CALLS
+
+    def _note(self, digest: bytes, num_bytes: int, address: str) -> None:
+        known = self._known.setdefault(digest, _Known(num_bytes))
+        # Several prompts may end within one block: the shortest tells what continues them.
+        known.num_bytes = min(known.num_bytes, num_bytes)
+        if address in known.holders:
+            known.holders.remove(address)
+        known.holders.append(address)
+        del known.holders[:-_MAX_HOLDERS]
+        self._known.move_to_end(digest)
+        while len(self._known) > self._max_known:
+            self._known.popitem(last=False)
+
+
+def _digests(prompt: bytes) -> list[tuple[int, bytes]]:
+    """Return the digests of the prefixes that end at a border, the shortest first."""
+    found: list[tuple[int, bytes]] = []
+    state = hashlib.blake2b(digest_size=16)
+    position = 0
+    while True:
+        size = _BLOCK_BYTES if len(found) < _NUM_BLOCKS else _LATER_BLOCK_BYTES
+        if position + size > len(prompt):
+            return found
+        state.update(prompt[position : position + size])
+        position += size
+        found.append((position, state.digest()))
+
+
+def _weight(prompt: bytes, address: str) -> bytes:
+    """Break ties alike each time, so that a short prompt finds the replica that it had before."""
+    return hashlib.blake2b(prompt[:_BLOCK_BYTES] + address.encode(), digest_size=8).digest()

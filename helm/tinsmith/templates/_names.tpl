@@ -71,7 +71,7 @@ labels:
 {{- end -}}
 {{- end }}
 
-{{/* The Secret with pod-key, the keys of the pods, bootstrap-key and database-url. */}}
+{{/* The Secret with pod-key, the keys of the pods, bootstrap-key and the URLs of databases. */}}
 {{- define "tinsmith.secretName" -}}
 {{- default (include "tinsmith.name" (list . "keys")) .Values.secrets.existing -}}
 {{- end }}
@@ -100,14 +100,16 @@ labels:
 
 {{/* What values must have and no schema can say. Included by the controller, which every install has. */}}
 {{- define "tinsmith.check" -}}
-{{- if not (or .Values.secrets.existing .Values.database.url .Values.postgresql.enabled) -}}
-{{- fail "no database: set database.url to a PostgreSQL, or secrets.existing, or postgresql.enabled=true to try things out" -}}
+{{- $urls := .Values.database.urls -}}
+{{- $hasUrls := and $urls.scheduler $urls.gateway $urls.coordinator $urls.trainer -}}
+{{- if not (or .Values.secrets.existing .Values.database.url $hasUrls .Values.postgresql.enabled) -}}
+{{- fail "no database: set database.url (or all of database.urls) to a PostgreSQL, or secrets.existing, or postgresql.enabled=true to try things out" -}}
 {{- end -}}
-{{- if and .Values.postgresql.enabled (or .Values.secrets.existing .Values.database.url) -}}
-{{- fail "two databases: postgresql.enabled makes one, so leave database.url and secrets.existing empty" -}}
+{{- if and .Values.postgresql.enabled (or .Values.secrets.existing .Values.database.url $urls) -}}
+{{- fail "two databases: postgresql.enabled makes one, so leave database and secrets.existing empty" -}}
 {{- end -}}
-{{- if and .Values.secrets.existing .Values.database.url -}}
-{{- fail "two databases: database-url of the Secret secrets.existing is used, so leave database.url empty" -}}
+{{- if and .Values.secrets.existing (or .Values.database.url $urls) -}}
+{{- fail "two databases: those of the Secret secrets.existing are used, so leave database.url and urls empty" -}}
 {{- end -}}
 {{- if not (or .Values.storage.uri .Values.s3.enabled) -}}
 {{- fail "no object store: set storage.uri to s3://bucket/prefix, or s3.enabled=true to try things out" -}}

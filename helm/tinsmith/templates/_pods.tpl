@@ -6,7 +6,7 @@
 {{- $root := index . 0 -}}
 {{- $settings := index $root.Values (index . 1) -}}
 annotations:
-  checksum/secrets: {{ list $root.Values.secrets.existing $root.Values.database.url | toJson | sha256sum }}
+  checksum/secrets: {{ list $root.Values.secrets.existing $root.Values.database.url $root.Values.database.urls | toJson | sha256sum }}
   checksum/settings: {{ include "tinsmith.settings" $settings.settings | sha256sum }}
   {{- if eq (index . 1) "checkpoints" }}
   checksum/storage: {{ list $root.Values.storage.existingSecret $root.Values.storage.env | toJson | sha256sum }}
@@ -186,14 +186,15 @@ capabilities:
   value: {{ include "tinsmith.schedulerAddress" . }}
 {{- end }}
 
+{{/* Takes (list . ROLE); each role has a database URL of its own. */}}
 {{- define "tinsmith.databaseEnv" -}}
 - name: TINSMITH_DATA_DIR
   value: /var/lib/tinsmith
 - name: TINSMITH_DATABASE_URL
   valueFrom:
     secretKeyRef:
-      name: {{ include "tinsmith.secretName" . }}
-      key: database-url
+      name: {{ include "tinsmith.secretName" (index . 0) }}
+      key: {{ index . 1 }}-database-url
 {{- end }}
 
 {{/* How gRPC's health check is asked. Takes (list . PORT). Kubernetes does it itself from 1.24 on; before, a

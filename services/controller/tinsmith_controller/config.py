@@ -47,7 +47,8 @@ class ControllerConfig(CertificateConfig):
     previous_pod_key: str = field(default="", repr=False)
     """The root secret before the last rotation; its keys are valid as long as it is given."""
     database_secret_name: str = ""
-    """Secret, in each namespace of jobs, with `database-url`; empty if there is none."""
+    """Secret, in each namespace of jobs, with `trainer-` and `coordinator-database-url`; empty if
+    there is none."""
     storage_uri: str
     """Where checkpoints go."""
     pod_certificate_secrets: str = ""

@@ -7,7 +7,7 @@ at the same time, and weights pass between them without a file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -93,11 +93,7 @@ class EngineHost:
         """
         engine = self.engines.get(base_model)
         if engine is None:
-            served = ", ".join(sorted(self.engines)) or "none"
-            raise ModelNotFoundError(
-                f"base model {base_model!r} is not served here; served are: {served}",
-                base_model=base_model,
-            )
+            raise model_not_served(base_model, self.engines)
         return engine
 
     async def call(
@@ -108,6 +104,15 @@ class EngineHost:
     ) -> ResultT:
         """Run a function on the engines' thread, in the order of the calls."""
         return await asyncio.wrap_future(self.thread.submit(function, *args, **kwargs))
+
+
+def model_not_served(base_model: str, served: Iterable[str]) -> ModelNotFoundError:
+    """Return the error about a base model that a pod does not serve."""
+    return ModelNotFoundError(
+        f"base model {base_model!r} is not served here; served are: "
+        f"{', '.join(sorted(served)) or 'none'}",
+        base_model=base_model,
+    )
 
 
 def load_engines(

@@ -8,7 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -29,10 +33,28 @@ def create_app(services: Services, tinker: TinkerWire) -> Starlette:
     routes += tinker.routes()
     routes += openai.routes(services)
     routes += episodes.routes(services)
-    app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _wrong_method})
+    app = Starlette(
+        routes=routes,
+        middleware=_cors(services.config.origins()),
+        exception_handlers={404: _not_found, 405: _wrong_method},
+    )
     # A redirect would lead wherever the Host header of a request says.
     app.router.redirect_slashes = False
     return app
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """Return what lets pages of other origins read answers; nothing without an origin."""
+    if not origins:
+        return []
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["x-request-id", "retry-after", "retry-after-ms"],
+    )
+    return [cors]
 
 
 async def _healthz(request: Request) -> Response:

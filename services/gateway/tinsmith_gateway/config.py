@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tinsmith_runtime.pod.settings import DatabaseConfig, ListenConfig
 from tinsmith_runtime.rpc.in_flight import LimitSettings
 from tinsmith_runtime.rpc.server import check_address
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#@*]+")
 _CONFINED_STARTS = 3
 """A confined process may take so many times the time of other work to begin."""
 
@@ -36,6 +38,9 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
     tokenizer_ids: str = ""
     """`base model=hub id`, separated by commas: what clients of the Tinker wire load the tokenizer
     by; also a directory that they can read. Without an entry it is the name of the base model."""
+    cors_origins: str = ""
+    """Origins whose pages may call this gateway from a browser, separated by commas; `*` for all,
+    none if empty. A call still needs its key: cookies are never used."""
     max_body_bytes: int = 64 * 2**20
     """Limit of one request."""
     max_text_body_bytes: int = 4 * 2**20
@@ -123,10 +128,26 @@ class GatewayConfig(ListenConfig, DatabaseConfig):
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate and tls_key belong together: set both or none")
         check_address("listen_address", self.listen_address)
+        self.origins()
         self.aliases()
         self.tokenizers()
         self.client_config()
         self.limits()
+
+    def origins(self) -> tuple[str, ...]:
+        """Return the origins whose pages may call.
+
+        Raises:
+            ConfigError: If one is no origin.
+        """
+        found = tuple(one.strip() for one in self.cors_origins.split(",") if one.strip())
+        for origin in found:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origins holds {origin!r}; an origin is scheme://host or "
+                    "scheme://host:port, without a path"
+                )
+        return found
 
     def limits(self) -> LimitSettings:
         """Return what one key may have in flight."""

@@ -36,6 +36,7 @@ from tinsmith_runtime.observability.logs import bind_log_fields
 from tinsmith_runtime.rpc.in_flight import Admission
 from tinsmith_runtime.rpc.peers import bind_peer, join_address
 from tinsmith_runtime.rpc.permissions import Access
+from tinsmith_runtime.tenant import bind_tenant
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +140,7 @@ def endpoint(
                 credential = await services.callers.authenticate(request.headers)
                 if credential.caller.role not in access:
                     raise credential.caller.denied(f"{request.method} {request.url.path}")
+                bind_tenant(credential.caller.project)
                 bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)
             key_id = credential.caller.key_id
             with (

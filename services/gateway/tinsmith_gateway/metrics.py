@@ -38,6 +38,11 @@ REROUTED_CALLS = Counter(
     "tinsmith_gateway_rerouted_calls_total",
     "gRPC calls that were sent to a second pod because their resource had moved.",
 )
+SAMPLER_CHOICES = Counter(
+    "tinsmith_gateway_sampler_choices_total",
+    "Samples by why their sampler was chosen: `only`, `prefix`, `load` or `full`.",
+    ["reason"],
+)
 CONNECTIONS = Gauge("tinsmith_gateway_connections", "Open connections, by protocol.", ["protocol"])
 REFUSED_CONNECTIONS = Counter(
     "tinsmith_gateway_refused_connections_total",

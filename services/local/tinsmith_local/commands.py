@@ -1,4 +1,4 @@
-"""The CLI commands that need more than the client: `up`, `models` and `certificates`."""
+"""The CLI commands that need more than the client: `up`, `models`, `certificates`, `database`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tinsmith.errors import ConfigurationError
 from tinsmith.local_servers import Announcement, LocalServer, chosen_address, list_servers
 from tinsmith.settings import state_dir
 from tinsmith_local.certificates import make_certificates
+from tinsmith_local.database_users import make_database_users
 from tinsmith_local.embedded import (
     DEFAULT_PORT,
     EmbeddedConfig,
@@ -37,6 +38,7 @@ _EXACT = {AUTO: None, "true": True, "false": False}
 
 models = typer.Typer(help="Make models.", no_args_is_help=True)
 certificates = typer.Typer(help="Certificates of pods.", no_args_is_help=True)
+database = typer.Typer(help="The PostgreSQL database of pods.", no_args_is_help=True)
 _console = Console(stderr=False)
 
 
@@ -145,6 +147,26 @@ def make_pod_certificates(
             highlight=False,
             soft_wrap=True,
         )
+
+
+@database.callback()
+def _database() -> None:
+    """Keep `users` a command of its own."""
+
+
+@database.command("users")
+def make_users(
+    url: Annotated[str, typer.Argument(help="postgresql://..., with a user that makes others.")],
+    prefix: Annotated[str, typer.Option(help="Begins their names.")] = "tinsmith",
+) -> None:
+    """Make a user for each kind of pod, or renew passwords; print `<pod>-database-url=...`."""
+    try:
+        users = asyncio.run(make_database_users(url, prefix=prefix))
+    except ConfigError as error:
+        print(f"error: {sentence_of(error)}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    for user in users:
+        print(f"{user.role}-database-url={user.url}")
 
 
 def named_models(entries: list[str], data_dir: Path) -> dict[str, str]:

@@ -37,6 +37,7 @@ from tinsmith_runtime.pod.base import Pod
 from tinsmith_runtime.rpc.auth import ApiKey
 from tinsmith_runtime.rpc.server import check_address
 from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.embedded_engine import EmbeddedEngines
 from tinsmith_sampler.pod import SamplerPod
 from tinsmith_scheduler.config import SchedulerConfig
 from tinsmith_scheduler.pod import SchedulerPod
@@ -137,7 +138,11 @@ class EmbeddedServer:
             )
             await self._start(trainer)
             sampler_config = self._sampler_config(trainer_config.storage())
-            sampler = SamplerPod(sampler_config, self._engines, publish_live=trainer.publish_live)
+            sampler = SamplerPod(
+                sampler_config,
+                EmbeddedEngines(self._engines),
+                publish_live=trainer.publish_live,
+            )
             await self._start(sampler)
             environment = EnvironmentPod(self._environment_config())
             await self._start(environment)

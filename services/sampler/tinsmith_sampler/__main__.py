@@ -10,6 +10,7 @@ from tinsmith_engine.host import load_engines
 from tinsmith_runtime.pod.main import run_pod
 from tinsmith_runtime.rpc.server import wait_for_signal
 from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.embedded_engine import EmbeddedEngines
 from tinsmith_sampler.pod import SamplerPod
 
 
@@ -17,7 +18,7 @@ async def _serve(config: SamplerConfig) -> None:
     config = placed(config)
     stopped = asyncio.create_task(wait_for_signal())
     host = await asyncio.to_thread(load_engines, config, max_resident_runs=1)
-    pod = SamplerPod(config, host)
+    pod = SamplerPod(config, EmbeddedEngines(host))
     await pod.start()
     await stopped
     await pod.stop()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from tinsmith.v1 import sampler_pb2_grpc, scheduler_pb2
 from tinsmith_engine.contract.model_catalog import ModelCatalog
-from tinsmith_engine.host import EngineHost
 from tinsmith_engine.sampling.sample_request import DecodeText
 from tinsmith_runtime import storage
 from tinsmith_runtime.pod.base import WorkerPod
 from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.engine_protocol import EngineSource
+from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.rpc import codec
 from tinsmith_sampler.rpc.servicer import SamplerServicer
 from tinsmith_sampler.rpc.trainer_client import TrainerClient
@@ -28,19 +29,19 @@ class SamplerPod(WorkerPod):
 
     Args:
         config: Settings.
-        host: Base models; those of the trainer where both share a process.
+        source: Engines of the base models.
         publish_live: Copies the newest weights of a run of this process; None across processes.
     """
 
     def __init__(
         self,
         config: SamplerConfig,
-        host: EngineHost,
+        source: EngineSource,
         *,
         publish_live: PublishLive | None = None,
     ) -> None:
         self._config = config
-        self._catalog = ModelCatalog.of(host)
+        self._catalog = ModelCatalog.describing(source.infos, source.directories)
         super().__init__(
             config,
             scheduler_pb2.Worker.ROLE_SAMPLER,
@@ -49,19 +50,26 @@ class SamplerPod(WorkerPod):
         )
         self._trainers = TrainerClient(self._credentials)
         self._store = storage.open(config.storage_uri)
+        engines = source.engines(config, lambda run: follower.note_outdated(run))
         weights = WeightSource(
-            host,
+            engines,
             self._store,
             self._trainers,
             max_loaded=config.max_loaded_weights,
             publish_live=publish_live,
         )
+        follower = WeightFollower(
+            lambda target: weights.get(target, min_version=0),
+            poll_interval_s=config.weight_poll_interval_s,
+            is_told=weights.is_local,
+        )
         service = SamplingService(
             config,
-            host,
+            engines,
             SessionCache(self._look_up, ttl_s=config.session_ttl_s),
             weights,
-            _text_decoders(host),
+            follower,
+            _text_decoders(source.directories),
             {name: list(model.stop_token_ids) for name, model in self._catalog.models.items()},
         )
         self._server.add(
@@ -86,11 +94,11 @@ class SamplerPod(WorkerPod):
         return codec.decode_target(await self._scheduler.get_sampling_session(name))
 
 
-def _text_decoders(host: EngineHost) -> dict[str, DecodeText]:
+def _text_decoders(directories: Mapping[str, Path]) -> dict[str, DecodeText]:
     """Return what turns tokens into text, for the models that have a fast tokenizer."""
     return {
         name: _text_decoder(directory)
-        for name, directory in host.directories.items()
+        for name, directory in directories.items()
         if (directory / "tokenizer.json").is_file()
     }
 

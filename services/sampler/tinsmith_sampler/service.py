@@ -15,8 +15,8 @@ from tinsmith_engine import (
     validate_sample_request,
 )
 from tinsmith_engine.base.types import ModelInfo
-from tinsmith_engine.host import EngineHost
-from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, DecodeText, place_prompt
+from tinsmith_engine.host import model_not_served
+from tinsmith_engine.sampling.sample_request import DecodeText, place_prompt
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import (
     ErrorCode,
@@ -27,7 +27,8 @@ from tinsmith_runtime.errors import (
     VersionNotLoadedError,
 )
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_driver import SamplingDriver, Ticket
+from tinsmith_sampler.engine_driver import SamplingDriver
+from tinsmith_sampler.engine_protocol import SamplingEngine, Ticket
 from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.queue_limits import QueueLimits
 from tinsmith_sampler.sessions import SessionCache, Target
@@ -110,9 +111,10 @@ class SamplingService:
 
     Args:
         config: Limits.
-        host: The engines.
+        engines: By base model.
         sessions: What each session samples from.
         weights: Where weights come from.
+        follower: Brings newer ones to requests that take them.
         decoders: By base model, turns tokens into text; needed for stop strings.
         stop_tokens: By base model, what ends a turn.
     """
@@ -120,35 +122,26 @@ class SamplingService:
     def __init__(
         self,
         config: SamplerConfig,
-        host: EngineHost,
+        engines: Mapping[str, SamplingEngine],
         sessions: SessionCache,
         weights: WeightSource,
+        follower: WeightFollower,
         decoders: Mapping[str, DecodeText],
         stop_tokens: Mapping[str, Sequence[int]],
     ) -> None:
         self._config = config
-        self._host = host
         self._sessions = sessions
         self._weights = weights
         self._decoders = decoders
         self._stop_tokens = stop_tokens
-        self._follower = WeightFollower(
-            lambda target: weights.get(target, min_version=0),
-            poll_interval_s=config.weight_poll_interval_s,
-            is_told=weights.is_local,
-        )
+        self._follower = follower
         self._drivers = {
             name: SamplingDriver(
-                host,
+                engine,
                 name,
-                max_sequences=config.max_concurrent_sequences,
-                cache_bytes=config.cache_bytes,
-                limits=QueueLimits(
-                    config.max_queued_sequences, config.max_project_queued_sequences
-                ),
-                note_outdated=self._follower.note_outdated,
+                QueueLimits(config.max_queued_sequences, config.max_project_queued_sequences),
             )
-            for name in host.engines
+            for name, engine in engines.items()
         }
 
     async def sample(self, prompt: Prompt) -> Sampled:
@@ -190,14 +183,14 @@ class SamplingService:
     async def _start(self, prompt: Prompt, received: Sequence[int] | None = None) -> _Started:
         """Give a request to the engine; with `received`, its tokens go to a feed."""
         target = await self._sessions.get(prompt.session)
-        info = self._host.engine(target.base_model).info
+        driver = self._driver(target.base_model)
+        info = driver.engine.info
         request = prompt.request
         if request.images:
             request = await asyncio.to_thread(place_prompt, request, info, prompt.tokens_field)
         self._check_limits(request, info)
         request = self._tied(prompt, request, target)
         validate_sample_request(request, info, prompt_field=prompt.tokens_field)
-        driver = self._drivers[target.base_model]
         for attempt in range(_MAX_PUBLISH_RACES):
             published = await self._resolve(prompt, target)
             feed = None if received is None else TokenFeed(request.num_samples, received)
@@ -221,14 +214,18 @@ class SamplingService:
         """Return the versions of a project that are in memory, oldest first."""
         sources = self._weights.loaded()
         found = []
-        for engine in self._host.engines.values():
-            for published in engine.versions.held():
-                source = sources.get(published.run, published.run)
+        for driver in self._drivers.values():
+            for held in driver.engine.held():
+                source = sources.get(held.published.run, held.published.run)
                 if source.startswith(f"{project}/"):
-                    # One holder is the publisher; the others are requests.
-                    num_requests = engine.versions.num_holders(published) - 1
-                    found.append(Loaded(source, published.version, num_requests))
+                    found.append(Loaded(source, held.published.version, held.num_requests))
         return found
+
+    def _driver(self, base_model: str) -> SamplingDriver:
+        driver = self._drivers.get(base_model)
+        if driver is None:
+            raise model_not_served(base_model, self._drivers)
+        return driver
 
     async def _resolve(self, prompt: Prompt, target: Target) -> Published | None:
         try:
@@ -259,10 +256,11 @@ class SamplingService:
 
     def _tied(self, prompt: Prompt, request: SampleRequest, target: Target) -> SampleRequest:
         """Return a request with what the session and its model say."""
-        max_tokens, stop_tokens = request.max_tokens, request.stop_tokens
-        if max_tokens == UNLIMITED_TOKENS:
-            room = self._drivers[target.base_model].max_sequence_tokens - len(request.prompt_tokens)
-            max_tokens = max(room, 0)
+        stop_tokens = request.stop_tokens
+        # What does not fit is cut: a limit is no promise of a length. A prompt that leaves room for
+        # no token is refused by the engine.
+        room = self._drivers[target.base_model].max_sequence_tokens - len(request.prompt_tokens)
+        max_tokens = min(request.max_tokens, max(room, 1))
         if prompt.uses_model_stop_tokens:
             stop_tokens = self._stop_tokens.get(target.base_model, ())
         return dataclasses.replace(

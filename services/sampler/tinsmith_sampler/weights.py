@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from torch import Tensor
 
-from tinsmith_engine import AdapterConfig, Engine, Published
+from tinsmith_engine import AdapterConfig, Published
 from tinsmith_engine.files.weight_files import parse_tensors, weights_file
-from tinsmith_engine.host import EngineHost
+from tinsmith_engine.host import model_not_served
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.adapters import adapter_from_json
 from tinsmith_runtime.errors import (
@@ -28,6 +28,7 @@ from tinsmith_runtime.errors import (
     VersionNotLoadedError,
 )
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
+from tinsmith_sampler.engine_protocol import SamplingEngine
 from tinsmith_sampler.metrics import WEIGHT_LOADS
 from tinsmith_sampler.sessions import Target
 from tinsmith_sampler.trainer_protocol import StoredWeights, Trainers
@@ -44,7 +45,7 @@ class WeightSource:
     """Finds or loads the weights that a request samples from.
 
     Args:
-        host: The engines.
+        engines: By base model.
         store: Where checkpoints are.
         trainers: Connections to the trainers.
         max_loaded: Weights from files that stay in memory; the least recently used go first.
@@ -53,19 +54,19 @@ class WeightSource:
 
     def __init__(
         self,
-        host: EngineHost,
+        engines: Mapping[str, SamplingEngine],
         store: ObjectStore,
         trainers: Trainers,
         *,
         max_loaded: int,
         publish_live: PublishLive | None,
     ) -> None:
-        self._host = host
+        self._engines = engines
         self._store = store
         self._trainers = trainers
         self._max_loaded = max_loaded
         self._publish_live = publish_live
-        self._loaded: OrderedDict[str, tuple[Engine, Published, str]] = OrderedDict()
+        self._loaded: OrderedDict[str, tuple[SamplingEngine, Published, str]] = OrderedDict()
         self._loading: dict[str, asyncio.Lock] = {}
 
     @property
@@ -140,7 +141,7 @@ class WeightSource:
 
     async def _read(self, target: Target, stored: StoredWeights) -> Published:
         failpoints.passing("sampler.load")
-        engine = self._host.engine(target.base_model)
+        engine = engine_of(self._engines, target.base_model)
         folder, manifest = await asyncio.to_thread(self._find, stored)
         if manifest.attributes.get("base_model") != target.base_model:
             raise CheckpointIncompatibleError(
@@ -150,19 +151,13 @@ class WeightSource:
             )
         config = _adapter_of(manifest, stored.manifest_uri)
         tensors = await asyncio.to_thread(self._read_tensors, folder, manifest, config)
-        published = await self._host.call(
-            engine.load_weights,
-            stored.manifest_sha256,
-            tensors,
-            config,
-            version=stored.version,
-        )
+        published = await engine.load(stored.manifest_sha256, tensors, config, stored.version)
         failpoints.passing("sampler.loaded")
         WEIGHT_LOADS.labels("run" if target.run else "checkpoint").inc()
         self._loaded[stored.manifest_sha256] = (engine, published, target.source)
         while len(self._loaded) > self._max_loaded:
             oldest, (its_engine, _, _) = self._loaded.popitem(last=False)
-            await self._host.call(its_engine.unload_weights, oldest)
+            await its_engine.unload(oldest)
         return published
 
     def _find(self, stored: StoredWeights) -> tuple[str, checkpoint_manifests.Manifest]:
@@ -182,6 +177,18 @@ class WeightSource:
     def loaded(self) -> dict[str, str]:
         """Return what each version in memory was loaded for, by the name it has in the engine."""
         return {name: source for name, (_, _, source) in self._loaded.items()}
+
+
+def engine_of(engines: Mapping[str, SamplingEngine], base_model: str) -> SamplingEngine:
+    """Return the engine of a base model.
+
+    Raises:
+        ModelNotFoundError: If this pod does not serve it.
+    """
+    engine = engines.get(base_model)
+    if engine is None:
+        raise model_not_served(base_model, engines)
+    return engine
 
 
 def _adapter_of(manifest: checkpoint_manifests.Manifest, uri: str) -> AdapterConfig:

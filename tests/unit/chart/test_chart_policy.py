@@ -268,12 +268,12 @@ def _secrets_of(value: Any) -> list[str]:
 
 def test_secrets_go_where_they_are_needed(manifests: list[Manifest]) -> None:
     wanted = {
-        "scheduler": {"pod-key", "previous-pod-key", "database-url", "bootstrap-key"},
-        "gateway": {"gateway-key", "database-url"},
-        "coordinator": {"coordinator-key", "database-url"},
+        "scheduler": {"pod-key", "previous-pod-key", "scheduler-database-url", "bootstrap-key"},
+        "gateway": {"gateway-key", "gateway-database-url"},
+        "coordinator": {"coordinator-key", "coordinator-database-url"},
         "environment": {"environment-key"},
         "controller": {"pod-key", "previous-pod-key"},
-        "checkpoints": {"trainer-key", "database-url"},
+        "checkpoints": {"trainer-key", "trainer-database-url"},
     }
     assert set(wanted) == set(PODS)
     for template in pod_templates(manifests):

@@ -169,13 +169,14 @@ def test_a_generated_key_is_the_same_in_every_namespace() -> None:
     }
     ours = secrets["Secret", "tinsmith", "tinsmith-keys"]
     theirs = secrets["Secret", "tinsmith-jobs", "tinsmith-keys"]
-    assert theirs == {"database-url": ours["database-url"]}
+    urls = {f"{role}-database-url" for role in ("coordinator", "trainer")}
+    assert theirs == {name: ours[name] for name in urls}
     for role in ("gateway", "coordinator", "environment", "trainer"):
         identity_of_pod = PodIdentity(PodRole(role), "tinsmith")
         assert ours[f"{role}-key"] == str(PodKey.derive(ours["pod-key"], identity_of_pod))
     assert len(ours["pod-key"]) >= 43
     password = secrets["Secret", "tinsmith", "tinsmith-postgresql"]["password"]
-    assert f":{password}@tinsmith-postgresql.tinsmith.svc:5432/" in ours["database-url"]
+    assert f":{password}@tinsmith-postgresql.tinsmith.svc:5432/" in ours["trainer-database-url"]
 
 
 def test_a_long_release_has_names_that_fit() -> None:

@@ -32,7 +32,10 @@ from tinsmith_runtime.storage.settings import parse_s3_uri
 FIELDS = {"status.podIP": "10.1.2.3", "metadata.name": "pod-abc12"}
 OTHERS_SECRETS = {
     "pod-key": "k" * 43,
-    "database-url": "postgresql://u:p@db/tinsmith",
+    **{
+        f"{role}-database-url": f"postgresql://{role}:p@db/tinsmith"
+        for role in ("scheduler", "gateway", "coordinator", "trainer")
+    },
     "bootstrap-key": f"tsk_{'a' * 12}_{'b' * 43}",
     "previous-pod-key": "",
     **{

@@ -166,7 +166,7 @@ def random_request(random: Random, run: str | None, *, is_backward: bool) -> Bat
     if "beta" in spec.config:
         config["beta"] = float(random.uniform(0.0, 0.2))
     elif "kl_coeff" in spec.config:
-        config["kl_coeff"] = float(random.uniform(0.0, 0.2))
+        config = {"kl_coeff": float(random.uniform(0.0, 0.2)), "max_ratio": 1.5}
     elif spec.config and random.random() < 0.5:
         config = {"clip_low_threshold": 0.7, "clip_high_threshold": 1.4}
     num_datums = int(random.choice([1, 1, 2, 3, 4]))

@@ -174,9 +174,14 @@ class LedgerMachine(RuleBasedStateMachine):
             n: self.entries[n].num_attempts + 1 if n in self.entries else 1 for n in numbers
         }
         for _ in range(2):
-            self.run(self.ledger.start_all([Attempts(run=RUN, epoch=1, numbers=attempts)]))
+            self.run(self.ledger.start_all([Attempts(run=RUN, epoch=self.epoch, numbers=attempts)]))
         for number in numbers & self.entries.keys():
             self.entries[number].num_attempts += 1
+
+    @rule(number=NUMBERS)
+    def start_as_a_zombie(self, number: int) -> None:
+        zombie = Attempts(run=RUN, epoch=self.epoch - 1, numbers={number: 9})
+        self.run(self.ledger.start_all([zombie]))
 
     @rule(numbers=st.sets(NUMBERS, min_size=1, max_size=3), is_good=st.booleans())
     def finish(self, numbers: set[int], is_good: bool) -> None:

@@ -1,52 +1,159 @@
-"""Which replica a call goes to: by its prompt, and by the calls in flight."""
+"""Which sampler a call goes to: the least loaded, and then the one that knows the prompt."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 
-from tinsmith.replicas import Replicas
+import numpy as np
+import pytest
 
-THREE = ["a:1", "b:1", "c:1"]
+from tinsmith.replicas import Replicas, prompt_bytes
+from tinsmith.tensors import encode_tokens
+from tinsmith.types import ModelInput
+from tinsmith.v1 import trajectories_pb2
 
-
-def test_calls_of_one_prompt_prefer_one_replica() -> None:
-    replicas = Replicas()
-    chosen = {replicas.choose(THREE, b"a prompt" * 50) for _ in range(20)}
-    assert len(chosen) == 1
-    spread = Counter(replicas.choose(THREE, b"prompt %d" % number) for number in range(300))
-    assert set(spread) == set(THREE)
-    assert min(spread.values()) > 60
+ADDRESSES = ["a:1", "b:1", "c:1", "d:1"]
 
 
-def test_a_replica_that_comes_moves_few_prompts() -> None:
-    replicas = Replicas()
-    prompts = [b"prompt %d" % number for number in range(300)]
-    before = {prompt: replicas.choose(THREE, prompt) for prompt in prompts}
-    after = {prompt: replicas.choose([*THREE, "d:1"], prompt) for prompt in prompts}
-    assert all(after[prompt] in (before[prompt], "d:1") for prompt in prompts)
+def text(num_tokens: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(4 * num_tokens)
 
 
-def test_one_prompt_in_flight_many_times_uses_all_replicas() -> None:
-    replicas = Replicas()
+@pytest.fixture
+def replicas() -> Replicas:
+    return Replicas(clock=lambda: 0.0)
+
+
+def test_one_replica_gets_everything(replicas: Replicas) -> None:
+    assert replicas.choose(["a:1"], text(1000)).reason == "only"
+
+
+def test_new_prompts_go_to_the_least_loaded(replicas: Replicas) -> None:
+    loads = Counter(dict.fromkeys(ADDRESSES, 0))
     with contextlib.ExitStack() as calls:
-        spread: Counter[str] = Counter()
-        for _ in range(60):
-            address = replicas.choose(THREE, b"one prompt")
-            calls.enter_context(replicas.in_flight(address))
-            spread[address] += 1
-        assert set(spread) == set(THREE)
-        assert max(spread.values()) <= 26
-    # Nothing is in flight any more.
-    assert len({replicas.choose(THREE, b"one prompt") for _ in range(10)}) == 1
+        for seed in range(40):
+            choice = replicas.choose(ADDRESSES, text(300, seed))
+            assert choice.reason == "load"
+            calls.enter_context(replicas.in_flight(choice.address))
+            loads[choice.address] += 1
+            assert max(loads.values()) - min(loads.values()) <= 1
 
 
-def test_a_replica_that_failed_comes_last_for_a_while() -> None:
-    now = 0.0
-    replicas = Replicas(lambda: now)
-    first = replicas.choose(THREE, b"p")
-    replicas.note_failure(first)
-    assert replicas.choose(THREE, b"p") != first
-    assert replicas.choose([first], b"p") == first
-    now = 60.0
-    assert replicas.choose(THREE, b"p") == first
+def test_the_same_prompt_again_is_a_new_one(replicas: Replicas) -> None:
+    with contextlib.ExitStack() as calls:
+        chosen = []
+        for _ in range(8):
+            choice = replicas.choose(ADDRESSES, text(500))
+            calls.enter_context(replicas.in_flight(choice.address))
+            chosen.append(choice.address)
+    assert Counter(chosen) == dict.fromkeys(ADDRESSES, 2)
+
+
+def test_a_conversation_stays_where_it_is(replicas: Replicas) -> None:
+    prompt = text(300)
+    home = replicas.choose(ADDRESSES, prompt).address
+    for turn in range(1, 20):
+        prompt += text(100, turn)
+        # Others come and go meanwhile.
+        with replicas.in_flight(home):
+            choice = replicas.choose(ADDRESSES, prompt)
+        assert (choice.address, choice.reason) == (home, "prefix")
+
+
+def test_a_system_prompt_in_common_is_no_conversation(replicas: Replicas) -> None:
+    system = text(200)
+    replicas.choose(ADDRESSES, system)
+    assert replicas.choose(ADDRESSES, system + text(900, 1)).reason == "load"
+
+
+def test_a_group_goes_on_where_each_of_it_is(replicas: Replicas) -> None:
+    task = text(400)
+    members = [task + text(200, seed) for seed in range(1, 5)]
+    with contextlib.ExitStack() as calls:
+        for _ in members:
+            first = replicas.choose(ADDRESSES, task).address
+            calls.enter_context(replicas.in_flight(first))
+    homes = []
+    with contextlib.ExitStack() as calls:
+        for member in members:
+            choice = replicas.choose(ADDRESSES, member)
+            assert choice.reason == "prefix"
+            calls.enter_context(replicas.in_flight(choice.address))
+            homes.append(choice.address)
+    assert sorted(homes) == ADDRESSES
+    for member, home in zip(members, homes, strict=True):
+        assert replicas.choose(ADDRESSES, member + text(50, 9)).address == home
+
+
+def test_a_full_replica_loses_conversations(replicas: Replicas) -> None:
+    prompt = text(300)
+    home = replicas.choose(ADDRESSES, prompt).address
+    with contextlib.ExitStack() as calls:
+        for _ in range(20):
+            calls.enter_context(replicas.in_flight(home))
+        choice = replicas.choose(ADDRESSES, prompt + text(50, 1))
+        assert choice.reason == "full"
+        assert choice.address != home
+    # It stays where it went.
+    longer = prompt + text(50, 1) + text(50, 2)
+    assert replicas.choose(ADDRESSES, longer).address == choice.address
+
+
+def test_a_replica_that_failed_is_left_out_for_a_while() -> None:
+    now_s = 0.0
+    replicas = Replicas(clock=lambda: now_s)
+    prompt = text(300)
+    home = replicas.choose(ADDRESSES, prompt).address
+    replicas.note_failure(home)
+    longer = prompt + text(50, 1)
+    assert replicas.choose(ADDRESSES, longer).address != home
+    for seed in range(20):
+        assert replicas.choose(ADDRESSES, text(100, seed)).address != home
+    assert replicas.choose([home], longer).address == home
+    now_s = 6.0
+    assert home in {replicas.choose(ADDRESSES, text(100, seed)).address for seed in range(50)}
+
+
+def test_a_replica_that_left_is_forgotten(replicas: Replicas) -> None:
+    prompt = text(300)
+    home = replicas.choose(ADDRESSES, prompt).address
+    others = [one for one in ADDRESSES if one != home]
+    choice = replicas.choose(others, prompt + text(100, 1))
+    assert choice.address in others
+    assert choice.reason == "load"
+
+
+def test_short_prompts_find_the_same_replica_while_loads_are_equal(replicas: Replicas) -> None:
+    assert len({replicas.choose(ADDRESSES, text(8)).address for _ in range(10)}) == 1
+
+
+def test_the_memory_of_prompts_is_bounded() -> None:
+    replicas = Replicas(clock=lambda: 0.0, max_known=100)
+    first = replicas.choose(ADDRESSES, text(100, 10_000))
+    for seed in range(200):
+        replicas.choose(ADDRESSES, text(100, seed))
+    assert first.reason == "load"
+    assert replicas.choose(ADDRESSES, text(100, 10_000) + text(20, 1)).reason == "load"
+    assert replicas.choose(ADDRESSES, text(100, 199) + text(20, 1)).reason == "prefix"
+
+
+def test_a_long_prompt_has_few_borders(replicas: Replicas) -> None:
+    prompt = text(200_000)
+    home = replicas.choose(ADDRESSES, prompt).address
+    assert replicas.choose(ADDRESSES, prompt + text(10, 1)).address == home
+
+
+def test_a_prompt_that_goes_on_begins_with_the_same_bytes() -> None:
+    first = ModelInput.from_ints([5, 6, 7])
+    longer = trajectories_pb2.ModelInput()
+    longer.chunks.add(tokens=encode_tokens([5, 6, 7, 8]))
+    longer.chunks.add(tokens=encode_tokens([9] * 1000))
+    short = trajectories_pb2.ModelInput()
+    short.chunks.add(tokens=encode_tokens(first.to_ints()))
+    assert prompt_bytes(longer).startswith(prompt_bytes(short))
+    image = trajectories_pb2.ModelInput()
+    image.chunks.add(tokens=encode_tokens([5, 6, 7]))
+    image.chunks.add().image.data = b"png"
+    assert prompt_bytes(image).startswith(prompt_bytes(short))
+    assert prompt_bytes(trajectories_pb2.ModelInput()) == b""

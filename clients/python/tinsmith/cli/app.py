@@ -17,6 +17,8 @@ GROUP = "tinsmith.commands"
 DESCRIPTIONS = {
     "up": "Run all services in this process, on loopback; print the address and the key.",
     "models": "Make models.",
+    "certificates": "Certificates of pods.",
+    "database": "The PostgreSQL database of pods.",
 }
 """What commands of other packages do, so that the list of commands imports none of them."""
 

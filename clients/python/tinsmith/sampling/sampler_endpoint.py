@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from tinsmith.errors import TinsmithError
-from tinsmith.replicas import Replicas
+from tinsmith.replicas import Replicas, prompt_bytes
 from tinsmith.rpc.transport import Endpoint
 from tinsmith.v1 import trajectories_pb2
 
@@ -41,8 +41,8 @@ class SamplerEndpoint:
     @contextlib.contextmanager
     def of(self, prompt: trajectories_pb2.ModelInput) -> Iterator[Endpoint]:
         """Hold the endpoint of a call about a prompt; it is counted while it is held."""
-        key = prompt.SerializeToString()
-        address = self._replicas.choose(self._addresses, key)
+        key = prompt_bytes(prompt)
+        address = self._replicas.choose(self._addresses, key).address
         if self._clock() > self._refresh_s:
             # Replicas may have come meanwhile.
             self._refresh_s = self._clock() + _REFRESH_S
@@ -51,7 +51,7 @@ class SamplerEndpoint:
         async def locate() -> str:
             self._replicas.note_failure(endpoint.address)
             await self._refresh()
-            return self._replicas.choose(self._addresses, key)
+            return self._replicas.choose(self._addresses, key).address
 
         endpoint = Endpoint(address, locate)
         with self._replicas.in_flight(address):

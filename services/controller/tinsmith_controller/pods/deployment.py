@@ -35,8 +35,9 @@ class Deployment:
         scheduler_address: `host:port` that trainers, samplers and environments register at.
         gateway_address: `host:port` that drivers and agents call.
         pod_root: The root secret that keys of pods are derived from.
-        database_secret: Secret, in each namespace of jobs, with `database-url`; empty if there is
-            none. A trainer's ledger is a file then, and is lost with its pod.
+        database_secret: Secret, in each namespace of jobs, with `trainer-` and
+            `coordinator-database-url`; empty if there is none. A trainer's ledger is a file then,
+            and is lost with its pod.
         certificate_secrets: Secrets `<this>-<kind>`, in each namespace of jobs, with those
             of pods; empty where they speak in clear.
         storage_uri: Where checkpoints go.

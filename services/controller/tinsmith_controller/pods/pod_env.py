@@ -105,7 +105,8 @@ def _server_env(
     if role.kind in (TRAINER, COORDINATOR):
         env.append(_value("TINSMITH_DATA_DIR", DATA))
         if deployment.database_secret:
-            env.append(_secret("TINSMITH_DATABASE_URL", deployment.database_secret, "database-url"))
+            key = f"{role.kind}-database-url"
+            env.append(_secret("TINSMITH_DATABASE_URL", deployment.database_secret, key))
     if role.kind == TRAINER and role.gpus > 1 and _trains_adapters(spec):
         env.append(_value("TINSMITH_SHARD_BASE", "true"))
     return env

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tinsmith.v1 import models_pb2, scheduler_pb2
+from tinsmith_engine.base.types import ModelInfo
 from tinsmith_engine.contract.codec import encode_model
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.tokenizer_files import read_stop_token_ids, read_tokenizer
@@ -21,17 +23,23 @@ class ModelCatalog:
     @classmethod
     def of(cls, host: EngineHost) -> ModelCatalog:
         """Describe the models of a host from their engines and directories."""
-        tokenizers = {
-            name: read_tokenizer(directory) for name, directory in host.directories.items()
-        }
+        infos = {name: engine.info for name, engine in host.engines.items()}
+        return cls.describing(infos, host.directories)
+
+    @classmethod
+    def describing(
+        cls, infos: Mapping[str, ModelInfo], directories: Mapping[str, Path]
+    ) -> ModelCatalog:
+        """Describe models from what they are and from their directories, both by name."""
+        tokenizers = {name: read_tokenizer(directory) for name, directory in directories.items()}
         models = {
             name: encode_model(
                 name,
-                engine.info,
+                info,
                 tokenizer_digest=tokenizers[name].digest,
-                stop_token_ids=read_stop_token_ids(host.directories[name]),
+                stop_token_ids=read_stop_token_ids(directories[name]),
             )
-            for name, engine in sorted(host.engines.items())
+            for name, info in sorted(infos.items())
         }
         # Pods refuse a model that has none (`require_tokenizers`); other users of a host may not.
         return cls(models, {name: found for name, found in tokenizers.items() if found.digest})

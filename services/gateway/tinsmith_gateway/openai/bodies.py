@@ -1,6 +1,6 @@
 """Bodies of requests.
 
-Unknown fields are ignored. What would change a sample and is not offered is refused, so that a
+A field that no body declares is refused by name, unless `unused_fields` lists it as harmless. So a
 sample is never taken for what it is not.
 """
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from tinsmith_gateway.openai.unused_fields import check_unused
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.stop_strings import MAX_STOP_STRINGS, check_stop_strings
 
@@ -24,41 +25,17 @@ MAX_TOOLS = 1024
 Token = Annotated[int, pydantic.Field(ge=0, le=_MAX_INT32)]
 Limit = Annotated[int, pydantic.Field(ge=1, le=_MAX_INT32)]
 
-# Each with the values that change nothing.
-_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "repetition_penalty": (1, None),
-    "length_penalty": (1, None),
-    "logit_bias": ({}, None),
-    "min_p": (0, None),
-    "min_tokens": (0, None),
-    "stop_token_ids": ([], None),
-    "bad_words": ([], None),
-    "allowed_token_ids": ([], None),
-    "use_beam_search": (False, None),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "structured_outputs": (None,),
-    "suffix": ("", None),
-    "functions": ([], None),
-    "function_call": ("none", None),
-    "audio": (None,),
-    "prediction": (None,),
-    "web_search_options": (None,),
-}
-
 
 class _Body(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="ignore", allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class StreamOptions(_Body):
-    """What a stream holds beyond the pieces."""
+    """What a stream holds beyond the pieces; the last two are taken and change nothing."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class SamplingBody(pydantic.BaseModel):
@@ -68,7 +45,7 @@ class SamplingBody(pydantic.BaseModel):
     spelling).
     """
 
-    # Other fields are looked at by `check_offered`, then dropped.
+    # Other fields are looked at by `check_offered`, which refuses all but harmless ones.
     model_config = pydantic.ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: str = pydantic.Field(default="", max_length=512)
@@ -103,15 +80,12 @@ class SamplingBody(pydantic.BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def check_offered(self) -> None:
-        """Refuse parameters that change samples and are not offered.
+        """Refuse parameters that are unknown, or change samples and are not offered.
 
         Raises:
             InvalidFieldError: Naming the first.
         """
-        for name, neutral in _NOT_OFFERED.items():
-            value = (self.model_extra or {}).get(name)
-            if value not in neutral:
-                raise InvalidFieldError(name, "is not offered; leave it out")
+        check_unused(self.model_extra)
         check_stop_strings(self.stops, "stop")
 
 

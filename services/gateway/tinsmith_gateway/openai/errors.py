@@ -28,6 +28,8 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_TOO_LONG = "SEQUENCE_TOO_LONG"
+"""Libraries know it by the words of OpenAI's message, not by its code."""
 _FIRST_SERVER_STATUS = 500
 _PREFIX = "/v1"
 _REMEDIES = {
@@ -51,8 +53,12 @@ def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:
     if field is None and error.field_violations:
         field = error.field_violations[0].field
     remedy = _REMEDIES.get(error.reason)
+    limit = error.metadata.get("max_context_tokens", error.metadata.get("limit"))
+    message = f"{error.message}; {remedy}" if remedy else error.message
+    if error.reason == _TOO_LONG and limit is not None:
+        message = f"This model's maximum context length is {limit} tokens. {message}"
     return _body(
-        f"{error.message}; {remedy}" if remedy else error.message,
+        message,
         kind=_TYPES.get(status, default),
         param=field if error.code is ErrorCode.INVALID_ARGUMENT else None,
         code=_CODES.get(error.reason, error.reason.lower()),

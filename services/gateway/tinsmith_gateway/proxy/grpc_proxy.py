@@ -24,8 +24,9 @@ import grpc.aio
 from tinsmith.rpc.error_codec import decode_status, encode_status, status_of
 from tinsmith_gateway.access.authentication import Callers, Credential
 from tinsmith_gateway.metrics import NATIVE_ERRORS, NATIVE_SECONDS, REROUTED_CALLS
-from tinsmith_gateway.proxy.protobuf_scan import read_prompt, read_text_field
+from tinsmith_gateway.proxy.protobuf_scan import read_text_field
 from tinsmith_gateway.proxy.proxied_methods import METHODS, Method
+from tinsmith_gateway.proxy.sampled_prompts import prompt_of
 from tinsmith_gateway.serving.shutdown import Drain
 from tinsmith_gateway.upstream.pod_directory import Directory, pod_role_of
 from tinsmith_gateway.upstream.routing import (
@@ -54,6 +55,7 @@ from tinsmith_runtime.rpc.in_flight import Admission, Limits
 from tinsmith_runtime.rpc.interceptors import CLIENT_GONE, end_with
 from tinsmith_runtime.rpc.peers import address_of, bind_peer
 from tinsmith_runtime.rpc.pod_identity import PodRole
+from tinsmith_runtime.tenant import bind_tenant
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +151,7 @@ class PassThrough(grpc.GenericRpcHandler):
         credential = await self._callers.authenticate(headers)
         credential.require_user()
         credential.caller.require_method(method.path)
+        bind_tenant(credential.caller.project)
         bind_log_fields(project=credential.caller.project, key_id=credential.caller.key_id)
         return credential
 
@@ -298,7 +301,7 @@ class _Passage:
     def _find_owner(self, body: bytes, credential: Credential) -> None:
         resource = read_text_field(body) if self._method.is_named else ""
         spread = read_text_field(body, 2) if self._method.is_spread else ""
-        prompt = read_prompt(body) if self._method.is_sampling else b""
+        prompt = prompt_of(self._method.path, body) if self._method.is_sampling else b""
         method = self._method.path.rpartition("/")[2]
         bind_log_fields(method=method, resource=resource)
         owner = owner_of(

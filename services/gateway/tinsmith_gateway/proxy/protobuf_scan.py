@@ -6,15 +6,11 @@ of tensors to look at a name would cost more than all the rest of its work.
 
 from __future__ import annotations
 
-import contextlib
-
-from tinsmith.replicas import KEY_BYTES
 from tinsmith_runtime.errors import MalformedRequestError
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
 _MAX_VARINT_BYTES = 10
-_PROMPT_WITHIN = 4096
 MAX_FIELDS = 20_000
 """Fields that are looked at. Field 1 comes first wherever messages are written in the order of
 their fields, as all known libraries do; a message of millions of tiny ones must not hold the event
@@ -57,21 +53,6 @@ def read_text_field(body: bytes, wanted: int = 1) -> str:
         else:
             raise _malformed(f"wire type {wire_type} is not in use")
     return found
-
-
-def read_prompt(body: bytes) -> bytes:
-    """Return the beginning of field 2, a message: what a request says of its prompt.
-
-    It says which replica is preferred, and nothing depends on it: a body that cannot be read has
-    none.
-    """
-    with contextlib.suppress(MalformedRequestError):
-        name = leading_fields(body[:_PROMPT_WITHIN], 1)
-        key, position = _read_varint(body, len(name))
-        if key == 2 << 3 | _BYTES:
-            _, position = _read_varint(body, position)
-            return body[position : position + KEY_BYTES]
-    return b""
 
 
 def leading_fields(body: bytes, last: int) -> bytes:

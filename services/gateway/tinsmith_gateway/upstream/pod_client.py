@@ -15,6 +15,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from tinsmith.backoff import backoff
+from tinsmith.replicas import prompt_bytes
 from tinsmith.v1 import sampler_pb2
 from tinsmith_gateway.access.authentication import Credential
 from tinsmith_gateway.upstream.pod_directory import Directory, pod_role_of
@@ -185,9 +186,9 @@ def _owner(service: str, method: str, request: Message, credential: Credential) 
     resource = value if isinstance(value, str) else ""
     prompt = b""
     if isinstance(request, sampler_pb2.SampleRequest):
-        prompt = request.prompt.SerializeToString()
+        prompt = prompt_bytes(request.prompt)
     elif isinstance(request, sampler_pb2.StreamSampleRequest):
-        prompt = request.request.prompt.SerializeToString()
+        prompt = prompt_bytes(request.request.prompt)
     owner = owner_of(service, method, resource, pool=credential.caller.pool, prompt=prompt)
     if owner is None:
         raise InternalError(f"no pod has the service {service}")

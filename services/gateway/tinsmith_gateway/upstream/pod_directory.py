@@ -18,6 +18,7 @@ from typing import Any
 from tinsmith.replicas import Replicas
 from tinsmith.rpc.lists import pages
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tinsmith_gateway.metrics import SAMPLER_CHOICES
 from tinsmith_gateway.upstream.routing import (
     AnyOf,
     InstanceOwner,
@@ -102,9 +103,11 @@ class Directory:
             # Replicas may have come meanwhile. Those that are known serve until there is an answer.
             self._refresh_s[owner] = self._clock() + _REPLICAS_TTL_S
             self._asked(owner).add_done_callback(_note_failure)
-        return self._replicas.choose(
-            known, owner.prompt if isinstance(owner, SamplingOwner) else b""
-        )
+        prompt = owner.prompt if isinstance(owner, SamplingOwner) else b""
+        choice = self._replicas.choose(known, prompt)
+        if isinstance(owner, SamplingOwner):
+            SAMPLER_CHOICES.labels(choice.reason).inc()
+        return choice.address
 
     def _asked(self, owner: Owner) -> asyncio.Task[list[str]]:
         """Return the question for an owner: one for many calls that arrive together."""

@@ -57,7 +57,7 @@ class SamplingOwner:
 
     Attributes:
         sampling_session: Its name.
-        prompt: Bytes that the request says of its prompt, by which one of them is preferred.
+        prompt: What is sampled, by which one of them is preferred; see `replicas.prompt_bytes`.
     """
 
     sampling_session: str

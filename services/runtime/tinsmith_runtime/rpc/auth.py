@@ -41,6 +41,7 @@ from tinsmith_runtime.rpc.pod_identity import (
     verify_pod_key,
 )
 from tinsmith_runtime.shielded import start
+from tinsmith_runtime.tenant import bind_tenant
 
 _KEY_PATTERN = re.compile(r"(?:tsk_|tml-)([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _SECRET_BYTES = 32
@@ -117,6 +118,7 @@ def current_caller() -> Caller:
 def bind_caller(caller: Caller) -> None:
     """Set the caller of the current task; the interceptor does this for each call."""
     _caller.set(caller)
+    bind_tenant(caller.project)
 
 
 @dataclass(frozen=True, slots=True)

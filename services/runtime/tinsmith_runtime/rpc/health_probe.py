@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tinsmith_runtime.rpc.pod_tls import PodTls
 
-_FILES = ("CERTIFICATE", "CERTIFICATE_KEY", "AUTHORITY")
+_FILES = ("TINSMITH_POD_CERTIFICATE", "TINSMITH_POD_CERTIFICATE_KEY", "TINSMITH_POD_AUTHORITY")
 
 
 def is_serving(
@@ -61,7 +61,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if not arguments.address:
         parser.error("name an address, or set TINSMITH_LISTEN_ADDRESS")
-    files = (os.environ.get(f"TINSMITH_POD_{name}") for name in _FILES)
+    files = (os.environ.get(name) for name in _FILES)
     tls = PodTls.from_settings(*(Path(file) if file else None for file in files))
     found = is_serving(
         arguments.address, timeout_s=arguments.timeout_s, tls=tls, role=arguments.role

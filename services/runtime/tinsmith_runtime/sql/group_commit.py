@@ -14,7 +14,6 @@ import logging
 import math
 import time
 import uuid
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -26,14 +25,15 @@ from tinsmith_runtime.errors import (
 )
 from tinsmith_runtime.observability.metrics import LEDGER_COMMIT_SECONDS, LEDGER_COMMIT_WRITES
 from tinsmith_runtime.sql.advisory_lock import HoldLostError
+from tinsmith_runtime.sql.fair_groups import FairGroups
 from tinsmith_runtime.sql.postgres_sessions import PassingError, is_disk_full
 from tinsmith_runtime.sql.postgres_transactions import Statements, Write, WriterSession
+from tinsmith_runtime.tenant import current_tenant
 
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-_MAX_GROUP = 256
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -70,7 +70,7 @@ class GroupCommitWriter:
         self._is_watched = is_watched
         self._reconnect_timeout_s = reconnect_timeout_s
         self._ping_interval_s = ping_interval_s
-        self._queue: deque[list[Write[Any]]] = deque()
+        self._waiting: FairGroups[Write[Any]] = FairGroups()
         self._event = asyncio.Event()
         self._is_closing = False
         self._latest_s = math.inf
@@ -96,7 +96,7 @@ class GroupCommitWriter:
         deadline_s = time.monotonic() + self._reconnect_timeout_s
         writes = [Write(statements, deadline_s=deadline_s) for statements in group]
         if writes:
-            self._queue.append(cast(list[Write[Any]], writes))
+            self._waiting.add(current_tenant(), cast(list[Write[Any]], writes))
             self._event.set()
         return writes
 
@@ -142,7 +142,7 @@ class GroupCommitWriter:
 
     async def _next_group(self) -> list[Write[Any]]:
         """Return what waits, at least one write; nothing once the database is to be closed."""
-        while not self._queue:
+        while not self._waiting:
             if self._is_closing:
                 return []
             self._event.clear()
@@ -152,12 +152,9 @@ class GroupCommitWriter:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s if self._is_watched else None):
                     await self._event.wait()
-            if self._is_watched and not self._queue and not self._is_closing:
+            if self._is_watched and not self._waiting and not self._is_closing:
                 await self._watch()
-        group: list[Write[Any]] = []
-        while self._queue and len(group) < _MAX_GROUP:
-            group += self._queue.popleft()
-        return group
+        return self._waiting.take()
 
     async def _watch(self) -> None:
         """Have a session, so that a lost lock is noticed without a write."""
@@ -181,10 +178,14 @@ class GroupCommitWriter:
                     break
                 nonce = ""
                 attempt = uuid.uuid4().hex
+                begin_s = time.perf_counter()
                 if not await session.run(group, attempt):
                     break
                 nonce = attempt
+                written_s = time.perf_counter()
                 if await session.commit():
+                    commit_s = time.perf_counter() - written_s
+                    self._waiting.note(len(group), writes_s=written_s - begin_s, commit_s=commit_s)
                     break
             except PassingError as error:
                 await self._clean_session(error, keep=error.keeps_session)
@@ -268,5 +269,5 @@ class GroupCommitWriter:
         """Refuse what waits and what comes, for the first reason given."""
         if self._end is None:
             self._end = error
-        while self._queue:
-            self._fail(self._queue.popleft(), self._end)
+        while waiting := self._waiting.take():
+            self._fail(waiting, self._end)

@@ -1,7 +1,8 @@
 """SQLite as a durable store: one writer thread, group commit, one process for each file.
 
-Every write is a function of a connection. The writer takes all functions that wait and runs them in
-one transaction, each under a savepoint of its own. It commits, and only then tells the callers; by
+Every write is a function of a connection. The writer takes the functions that are next (see
+`fair_groups`) and runs them in one transaction, each under a savepoint of its own. It commits, and
+only then tells the callers; by
 `synchronous=FULL` a commit is an fsync of the log. There is no timer: a lone write commits at once,
 and while a commit runs, the next group gathers. A write that raises is rolled back alone.
 
@@ -14,7 +15,6 @@ import asyncio
 import contextlib
 import fcntl
 import logging
-import queue
 import sqlite3
 import threading
 import time
@@ -27,14 +27,15 @@ import sqlalchemy as sa
 
 from tinsmith_runtime.errors import ConfigError, StorageBusyError, StorageFullError, TinsmithError
 from tinsmith_runtime.observability.metrics import LEDGER_COMMIT_SECONDS, LEDGER_COMMIT_WRITES
+from tinsmith_runtime.sql.fair_groups import FairGroups
 from tinsmith_runtime.sql.schema_versions import prepare_schema
+from tinsmith_runtime.tenant import current_tenant
 
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 Statements = Callable[[sa.Connection], ResultT]
 
-_MAX_GROUP = 256
 _BUSY_CODES = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _DAMAGED_CODES = frozenset({sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT})
 _CLOSED_CODES = frozenset(
@@ -90,7 +91,9 @@ class SqliteDatabase:
         except BaseException:
             self._lock_file.close()
             raise
-        self._writes: queue.SimpleQueue[list[_Write[Any]] | None] = queue.SimpleQueue()
+        self._waiting: FairGroups[_Write[Any]] = FairGroups()
+        self._is_closing = False
+        self._change = threading.Condition()
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sql-read")
         self._writer = threading.Thread(target=self._write_forever, name="sql-write", daemon=True)
         self._writer.start()
@@ -133,7 +136,9 @@ class SqliteDatabase:
 
     def close_sync(self) -> None:
         """Do the same from a plain thread."""
-        self._writes.put(None)
+        with self._change:
+            self._is_closing = True
+            self._change.notify()
         self._writer.join()
         self._reader.shutdown()
         self._engine.dispose()
@@ -141,7 +146,10 @@ class SqliteDatabase:
 
     def _enqueue(self, group: Sequence[Statements[ResultT]]) -> list[Future[ResultT]]:
         writes: list[_Write[ResultT]] = [_Write(statements) for statements in group]
-        self._writes.put(writes)
+        if writes:
+            with self._change:
+                self._waiting.add(current_tenant(), writes)
+                self._change.notify()
         return [write.future for write in writes]
 
     def _read(self, statements: Statements[ResultT]) -> ResultT:
@@ -154,25 +162,14 @@ class SqliteDatabase:
 
     def _write_forever(self) -> None:
         with self._engine.connect() as connection:
-            is_open = True
-            while is_open:
-                group, is_open = self._next_group()
-                if group:
-                    self._commit(connection, group)
+            while group := self._next_group():
+                self._commit(connection, group)
 
-    def _next_group(self) -> tuple[list[_Write[Any]], bool]:
-        """Return what waits, at least one write, and whether more may come."""
-        group: list[_Write[Any]] = []
-        entry = self._writes.get()
-        while entry is not None:
-            group += entry
-            if len(group) >= _MAX_GROUP:
-                return group, True
-            try:
-                entry = self._writes.get_nowait()
-            except queue.Empty:
-                return group, True
-        return group, False
+    def _next_group(self) -> list[_Write[Any]]:
+        """Return at least one write; nothing once the database is closing and all is written."""
+        with self._change:
+            self._change.wait_for(lambda: self._waiting or self._is_closing)
+            return self._waiting.take()
 
     def _commit(self, connection: sa.Connection, group: list[_Write[Any]]) -> None:
         begin_s = time.perf_counter()
@@ -180,6 +177,7 @@ class SqliteDatabase:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             for write in group:
                 write.run(connection)
+            written_s = time.perf_counter()
             connection.exec_driver_sql("COMMIT")
         except Exception as error:
             with contextlib.suppress(sa.exc.SQLAlchemyError):
@@ -194,8 +192,11 @@ class SqliteDatabase:
             for write in group:
                 write.fail(failure)
             return
-        LEDGER_COMMIT_SECONDS.observe(time.perf_counter() - begin_s)
+        end_s = time.perf_counter()
+        LEDGER_COMMIT_SECONDS.observe(end_s - begin_s)
         LEDGER_COMMIT_WRITES.observe(len(group))
+        with self._change:
+            self._waiting.note(len(group), writes_s=written_s - begin_s, commit_s=end_s - written_s)
         for write in group:
             write.finish()
 

@@ -94,7 +94,7 @@ class RunAdoption:
         self._arriving: set[str] = set()
         self._chores: set[asyncio.Task[Any]] = set()
         self._chore_turns = asyncio.Semaphore(_NUM_CHORES)
-        registry.wake_by(self._wake)
+        registry.wake_by(self._wake, self._put_to_sleep)
 
     async def stop(self) -> None:
         """Stop cleaning up; the next process goes on."""

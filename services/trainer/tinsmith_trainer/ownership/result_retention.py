@@ -34,6 +34,8 @@ REQUEST_RETENTION_S = 25 * 3600.0
 _INTERVAL_S = 60.0
 _FILES_INTERVAL_S = 3600.0
 _ASLEEP_INTERVAL_S = 3600.0
+_ASLEEP_PAGE = 500
+"""Runs that sleep are looked at in parts, so that those in use are not kept waiting."""
 _MIN_FILE_AGE_S = 3600.0
 """A younger file may belong to a request that is being accepted."""
 _FILES_PAGE = 100
@@ -109,6 +111,7 @@ class RetentionSweeper:
         self._files_at_s: WeakKeyDictionary[LiveRun, float] = WeakKeyDictionary()
         self._begin_s = clock()
         self._asleep_at_s = self._begin_s + _ASLEEP_INTERVAL_S
+        self._asleep: list[str] = []
 
     async def watch(self) -> None:
         """Sweep again and again.
@@ -127,30 +130,40 @@ class RetentionSweeper:
             FencedError: If another process holds a run.
         """
         await self.flush()
-        if self._clock() >= self._asleep_at_s:
-            self._asleep_at_s = self._clock() + _ASLEEP_INTERVAL_S
-            await self._wake_expirable()
         for run in self._registry.runs:
-            try:
-                await self._sweep_run(run)
-            except FencedError as error:
-                if _is_ours(self._registry, run):
-                    raise
-                logger.info("run is gone", extra={"run": run.name, "problem": error.message})
-            except (TinsmithError, OSError) as error:
-                logger.warning("not swept", extra={"run": run.name, "problem": str(error)})
+            await self._try_sweep(run)
+        await self._sweep_asleep()
 
-    async def _wake_expirable(self) -> None:
-        """Take in the runs that sleep and have something to drop."""
+    async def _try_sweep(self, run: LiveRun) -> None:
+        try:
+            await self._sweep_run(run)
+        except FencedError as error:
+            if _is_ours(self._registry, run):
+                raise
+            logger.info("run is gone", extra={"run": run.name, "problem": error.message})
+        except (TinsmithError, OSError) as error:
+            logger.warning("not swept", extra={"run": run.name, "problem": str(error)})
+
+    async def _sweep_asleep(self) -> None:
+        """Drop what is due of some runs that sleep; each takes a place no longer than that."""
+        if not self._asleep and self._clock() >= self._asleep_at_s:
+            self._asleep_at_s = self._clock() + _ASLEEP_INTERVAL_S
+            self._asleep = [record.name for record in await self._ledger.list_held_runs()]
         cutoffs = self._cutoffs_at(self._begin_s)
-        for record in await self._ledger.list_held_runs():
-            if self._registry.held(record.name) is None and await self._ledger.has_expirable(
-                record.name, cutoffs
+        page, self._asleep = self._asleep[:_ASLEEP_PAGE], self._asleep[_ASLEEP_PAGE:]
+        for index, name in enumerate(page):
+            if self._registry.held(name) is not None or not await self._ledger.has_expirable(
+                name, cutoffs
             ):
-                try:
-                    await self._registry.wake(record.name)
-                except CapacityExhaustedError:
-                    return
+                continue
+            try:
+                run = await self._registry.wake(name)
+            except CapacityExhaustedError:
+                self._asleep = page[index:] + self._asleep
+                return
+            if run is not None:
+                await self._try_sweep(run)
+                await self._registry.rest(run)
 
     async def flush(self) -> None:
         """Write down which results were retrieved."""

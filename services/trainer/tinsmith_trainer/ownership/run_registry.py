@@ -80,6 +80,7 @@ class RunRegistry:
         self.pace = Pace()
         self._admission = Admission(config, self.pace)
         self._wakes: Callable[[str], Awaitable[LiveRun | None]] | None = None
+        self._rests: Callable[[LiveRun], Awaitable[None]] | None = None
         self.num_submits = 0
         """Calls that asked for an operation so far."""
 
@@ -108,9 +109,14 @@ class RunRegistry:
         """Return a run that is in use here, or None."""
         return self._runs.get(name)
 
-    def wake_by(self, wakes: Callable[[str], Awaitable[LiveRun | None]]) -> None:
-        """Say what takes in a run that this trainer holds and that sleeps."""
+    def wake_by(
+        self,
+        wakes: Callable[[str], Awaitable[LiveRun | None]],
+        rests: Callable[[LiveRun], Awaitable[None]],
+    ) -> None:
+        """Say what takes in a run that sleeps, and what lets one sleep again."""
         self._wakes = wakes
+        self._rests = rests
 
     async def wake(self, name: str) -> LiveRun | None:
         """Return a run, taken in again if it slept; None if this trainer does not hold it."""
@@ -120,6 +126,11 @@ class RunRegistry:
         if run is not None:
             run.note_asked()
         return run
+
+    async def rest(self, run: LiveRun) -> None:
+        """Let a run sleep again that was woken for a chore, if it is at rest."""
+        if self._rests is not None:
+            await self._rests(run)
 
     async def get(self, name: str) -> LiveRun:
         """Return a run.

@@ -1,0 +1,239 @@
+"""The engine that lives in this process: Tinsmith's own decoder.
+
+It lives on the engines' thread and steps there between other jobs. A step that fails ends all
+requests, since the state of none can be trusted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from tinsmith.version import __version__
+from tinsmith_engine import AdapterConfig, Published, Sampler, SampleRequest
+from tinsmith_engine.base.types import ModelInfo
+from tinsmith_engine.host import EngineHost
+from tinsmith_runtime.errors import DrainingError, InternalError, internal_error
+from tinsmith_sampler.config import SamplerConfig
+from tinsmith_sampler.engine_protocol import (
+    EngineCapabilities,
+    EngineStatistics,
+    HeldWeights,
+    NoteOutdated,
+    SamplingEngine,
+    Ticket,
+)
+from tinsmith_sampler.metrics import (
+    CACHED_PROMPT_TOKENS,
+    PROMPT_TOKENS,
+    SAMPLED_TOKENS,
+    SEQUENCES,
+    WEIGHT_UPDATES,
+)
+from tinsmith_sampler.token_stream import TokenFeed
+
+logger = logging.getLogger(__name__)
+
+
+class EmbeddedEngine:
+    """The decoder of one base model.
+
+    Args:
+        host: Owns the model and its thread.
+        base_model: Name of the model.
+        max_sequences: Sequences that decode at once.
+        cache_bytes: Memory of their keys and values.
+        note_outdated: Is told, on the engine's thread, of a run that has newer weights than a
+            request that follows it.
+    """
+
+    def __init__(
+        self,
+        host: EngineHost,
+        base_model: str,
+        *,
+        max_sequences: int,
+        cache_bytes: int,
+        note_outdated: NoteOutdated,
+    ) -> None:
+        self._host = host
+        self._engine = host.engine(base_model)
+        self._sampler = Sampler(self._engine, max_sequences=max_sequences, cache_bytes=cache_bytes)
+        self._tickets: dict[int, Ticket] = {}
+        self._feeds: dict[int, TokenFeed] = {}
+        self._note_outdated = note_outdated
+        self._outdated: set[Published] = set()
+        self._stepped_at_s = time.monotonic()
+        host.thread.add_stepper(self._step, self._fail_all)
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model."""
+        return self._engine.info
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What the engine is; it refuses nothing of the contract."""
+        return EngineCapabilities(
+            "embedded",
+            __version__,
+            self._sampler.max_sequence_tokens,
+            self._sampler.cache_bytes,
+        )
+
+    def refuse(self, request: SampleRequest) -> None:
+        """Refuse nothing: this engine does all that the contract names."""
+
+    async def submit(self, ticket: Ticket) -> None:
+        """Take a request.
+
+        Raises:
+            VersionNotLoadedError: If the weights were replaced before the request began.
+        """
+        await self._host.call(self._add, ticket)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Give a request up."""
+        try:
+            # Behind `_add`, which may be running although its caller no longer waits for it.
+            self._host.thread.submit(self._cancel, ticket)
+        except DrainingError:
+            logger.debug("the engine stopped before a request was cancelled")
+
+    async def update(self, ticket: Ticket, weights: Published) -> None:
+        """Sample the tokens to come from newer weights.
+
+        Raises:
+            VersionNotLoadedError: If they were replaced by even newer ones.
+        """
+        await self._host.call(self._update, ticket, weights)
+
+    async def load(
+        self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig, version: int
+    ) -> Published:
+        """Make a version from tensors of a checkpoint; see `Engine.load_weights` for the errors."""
+        return await self._host.call(
+            self._engine.load_weights, name, tensors, config, version=version
+        )
+
+    async def unload(self, name: str) -> None:
+        """End the hold of `load`."""
+        await self._host.call(self._engine.unload_weights, name)
+
+    def held(self) -> list[HeldWeights]:
+        """Return the versions in memory, oldest first."""
+        versions = self._engine.versions
+        # One holder is the publisher; the others are requests.
+        return [HeldWeights(one, versions.num_holders(one) - 1) for one in versions.held()]
+
+    def statistics(self) -> EngineStatistics:
+        """Return how the engine does."""
+        num_requests = len(self._tickets)
+        stalled_s = time.monotonic() - self._stepped_at_s if num_requests else 0.0
+        return EngineStatistics(num_requests, stalled_s=stalled_s)
+
+    # On the engine's thread from here on.
+
+    def _add(self, ticket: Ticket) -> None:
+        ticket.request_id = self._sampler.add(ticket.request, ticket.feed)
+        self._tickets[ticket.request_id] = ticket
+        if ticket.feed is not None:
+            self._feeds[ticket.request_id] = ticket.feed
+        PROMPT_TOKENS.inc(len(ticket.request.prompt_tokens))
+
+    def _cancel(self, ticket: Ticket) -> None:
+        if ticket.request_id is not None:
+            self._sampler.cancel(ticket.request_id)
+            self._tickets.pop(ticket.request_id, None)
+            self._feeds.pop(ticket.request_id, None)
+
+    def _update(self, ticket: Ticket, weights: Published) -> None:
+        if ticket.request_id is not None and self._sampler.update(ticket.request_id, weights):
+            WEIGHT_UPDATES.inc()
+
+    def _step(self) -> bool:
+        finished = self._sampler.step()
+        self._stepped_at_s = time.monotonic()
+        for feed in self._feeds.values():
+            feed.flush()
+        for sequence in finished:
+            SAMPLED_TOKENS.inc(len(sequence.tokens))
+            SEQUENCES.labels(sequence.finish_reason).inc()
+            ticket = self._tickets[sequence.request_id]
+            ticket.finished.append(sequence)
+            if len(ticket.finished) == ticket.request.num_samples:
+                del self._tickets[sequence.request_id]
+                self._feeds.pop(sequence.request_id, None)
+                CACHED_PROMPT_TOKENS.inc(sequence.num_cached_prompt_tokens)
+                if ticket.future.set_running_or_notify_cancel():
+                    ticket.future.set_result(ticket.finished)
+        self._announce()
+        return self._sampler.has_work
+
+    def _announce(self) -> None:
+        """Tell of each version once that its run has newer weights."""
+        outdated = self._sampler.outdated()
+        for published in outdated - self._outdated:
+            self._note_outdated(published.run)
+        self._outdated = outdated
+
+    def _fail_all(self, error: Exception) -> None:
+        """End everything that decodes: a step failed, and its state cannot be trusted."""
+        reported: InternalError = internal_error()
+        logger.error(
+            "decoding failed",
+            extra={"num_requests": len(self._tickets), "problem": type(error).__name__},
+        )
+        for request_id, ticket in list(self._tickets.items()):
+            self._sampler.cancel(request_id)
+            if ticket.feed is not None:
+                ticket.feed.fail(reported)
+            if ticket.future.set_running_or_notify_cancel():
+                ticket.future.set_exception(reported)
+        self._tickets.clear()
+        self._feeds.clear()
+        self._sampler.forget_prompts()
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedEngines:
+    """The engines of a host, for a sampler pod.
+
+    Attributes:
+        host: Base models; those of the trainer where both share a process.
+    """
+
+    host: EngineHost
+
+    @property
+    def infos(self) -> Mapping[str, ModelInfo]:
+        """The base models by name."""
+        return {name: engine.info for name, engine in self.host.engines.items()}
+
+    @property
+    def directories(self) -> Mapping[str, Path]:
+        """Where the files of each are."""
+        return self.host.directories
+
+    def engines(
+        self, config: SamplerConfig, note_outdated: NoteOutdated
+    ) -> Mapping[str, SamplingEngine]:
+        """Return an engine for each base model."""
+        return {
+            name: EmbeddedEngine(
+                self.host,
+                name,
+                max_sequences=config.max_concurrent_sequences,
+                cache_bytes=config.cache_bytes,
+                note_outdated=note_outdated,
+            )
+            for name in self.host.engines
+        }
+
+    async def close(self, timeout_s: float) -> None:
+        """Leave the host to its owner, which may be a trainer of the same process."""
