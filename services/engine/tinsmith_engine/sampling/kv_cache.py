@@ -156,6 +156,12 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, split: KSplit
     if is_lone:
         # The threads would share out a lone product, and sum what is left over otherwise.
         q, keys, values = (one.expand(-1, 2, -1, -1) for one in (q, keys, values))
+    if num_products == 1 and not is_lone:
+        scores = torch.bmm(q[0], keys[0].transpose(1, 2)).float().add_(mask[0])
+        return _placed(
+            weighted_values(torch.softmax(scores, dim=-1).to(q.dtype), values[0], split)[None],
+            by_head=by_head,
+        )
     scores = q.new_empty(num_products, q.shape[1], num_queries, keys.shape[2])
     for index in range(num_products):
         torch.bmm(q[index], keys[index].transpose(1, 2), out=scores[index])
@@ -163,7 +169,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, split: KSplit
     out = q.new_empty(num_products, q.shape[1], num_queries, head_dim)
     for index in range(num_products):
         weighted_values(probabilities[index], values[index], split, out=out[index])
-    out = out[:, :batch]
+    return _placed(out[:, :batch], by_head=by_head)
+
+
+def _placed(out: Tensor, *, by_head: bool) -> Tensor:
     return out.transpose(0, 1) if by_head else out
 
 
@@ -252,7 +261,7 @@ class DecodeAttention:
             grouped = grouped * cache.head_dim**-0.5
             if num_groups < _FEWEST_QUERIES:
                 grouped = F.pad(grouped, (0, 0, 0, _FEWEST_QUERIES - num_groups))
-        if self._groups[0].rows is None and self._groups[0].num_rows == len(q):
+        if self._groups[0].rows is None and self._groups[0].num_rows == q.shape[0]:
             return self._attended(self._groups[0], grouped, layer, num_groups)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for group in self._groups:
