@@ -36,9 +36,9 @@ def test_output_and_gradient_are_torchs(length: int) -> None:
     out = attention.forward(0, q, k, v)
     found = attention.backward(0, dout)
     inputs = [one.double().requires_grad_() for one in (q, k, v)]
-    wanted = F.scaled_dot_product_attention(
-        *(one.transpose(0, 1)[None] for one in inputs), is_causal=True, enable_gqa=True
-    )[0].transpose(0, 1)
+    q_64, k_64, v_64 = (one.transpose(0, 1)[None] for one in inputs)
+    wanted = F.scaled_dot_product_attention(q_64, k_64, v_64, is_causal=True, enable_gqa=True)
+    wanted = wanted[0].transpose(0, 1)
     torch.testing.assert_close(out.double(), wanted, atol=1e-5, rtol=1e-5)
     gradients = torch.autograd.grad(wanted, inputs, dout.double())
     for ours, theirs in zip(found, gradients, strict=True):
@@ -54,8 +54,9 @@ def test_a_query_has_the_same_bits_in_sequences_of_all_lengths() -> None:
 
     def attended(count: int) -> torch.Tensor:
         rows = rows_of(count)
-        filled = (F.pad(one[:count], (0, 0, 0, 0, 0, len(rows) - count)) for one in (q, k, v))
-        return PackedAttention(rows, SPLIT, keeps_graph=False).forward(0, *filled)[:count]
+        filled = [F.pad(one[:count], (0, 0, 0, 0, 0, len(rows) - count)) for one in (q, k, v)]
+        attention = PackedAttention(rows, SPLIT, keeps_graph=False)
+        return attention.forward(0, filled[0], filled[1], filled[2])[:count]
 
     whole = attended(length)
     for count in (16, 33, 100, 129, 200, 385, 513, 700):
