@@ -45,7 +45,12 @@ class Case:
 
 
 def build_model(
-    directory: Path, *, vocab_size: int = VOCAB, scale: int = 1, with_tokenizer: bool = False
+    directory: Path,
+    *,
+    vocab_size: int = VOCAB,
+    scale: int = 1,
+    max_context_tokens: int = 1024,
+    with_tokenizer: bool = False,
 ) -> None:
     """Write the model with random weights; `scale` multiplies its width.
 
@@ -63,7 +68,7 @@ def build_model(
         num_attention_heads=4 * scale,
         num_key_value_heads=2 * scale,
         head_dim=64,
-        max_position_embeddings=1024,
+        max_position_embeddings=max_context_tokens,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=None,

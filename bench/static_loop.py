@@ -2,12 +2,13 @@
 
 No transformers in the loop, no batching of requests, no adapters, no log-probabilities: weights of
 a Qwen2, Qwen3 or Llama checkpoint, one greedy token after another for sequences of one length.
+Projections that read the same input are one product, and names are looked up before the loop.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
@@ -22,7 +23,6 @@ class StaticLoop:
 
         model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
         self._config: Any = model.config
-        self._weights: dict[str, Tensor] = dict(model.state_dict())
         config = self._config
         self._head_dim = getattr(config, "head_dim", None) or (
             config.hidden_size // config.num_attention_heads
@@ -34,6 +34,15 @@ class StaticLoop:
         half = torch.arange(0, self._head_dim, 2) / self._head_dim
         angles = position / config.rope_parameters["rope_theta"] ** half
         self._cos, self._sin = angles.cos(), angles.sin()
+        weights: dict[str, Tensor] = dict(model.state_dict())
+        self._embedding, self._norm = (
+            weights[f"model.{name}.weight"] for name in ("embed_tokens", "norm")
+        )
+        self._head = weights["lm_head.weight"]
+        self._layers = [
+            _Layer.of(weights, f"model.layers.{layer}.")
+            for layer in range(config.num_hidden_layers)
+        ]
 
     @torch.inference_mode()
     def generate(self, prompts_ST: Tensor, num_tokens: int) -> Tensor:
@@ -46,42 +55,68 @@ class StaticLoop:
         return torch.cat(found, dim=1)
 
     def _step(self, tokens_ST: Tensor, start: int) -> Tensor:
-        weights, eps = self._weights, self._config.rms_norm_eps
+        eps, head_dim = self._config.rms_norm_eps, self._head_dim
+        num_heads, num_keys = self._config.num_attention_heads, self._config.num_key_value_heads
         stop = start + tokens_ST.shape[1]
         cos, sin = self._cos[start:stop], self._sin[start:stop]
-        x = F.embedding(tokens_ST, weights["model.embed_tokens.weight"])
-        for layer in range(self._config.num_hidden_layers):
-            prefix = f"model.layers.{layer}."
-            normed = F.rms_norm(x, x.shape[-1:], weights[prefix + "input_layernorm.weight"], eps)
-            q, k, v = (self._heads(normed, prefix + f"self_attn.{name}_proj") for name in "qkv")
-            if prefix + "self_attn.q_norm.weight" in weights:
-                q, k = (
-                    F.rms_norm(t, t.shape[-1:], weights[prefix + f"self_attn.{n}_norm.weight"], eps)
-                    for t, n in ((q, "q"), (k, "k"))
-                )
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-            self._keys[layer][:, :, start:stop], self._values[layer][:, :, start:stop] = k, v
+        x = F.embedding(tokens_ST, self._embedding)
+        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+            normed = F.rms_norm(x, x.shape[-1:], layer.input_norm, eps)
+            heads = F.linear(normed, *layer.qkv).view(*tokens_ST.shape, -1, head_dim)
+            q, k, v = heads.transpose(1, 2).split((num_heads, num_keys, num_keys), dim=1)  # type: ignore[no-untyped-call]
+            if layer.qk_norms is not None:
+                q = F.rms_norm(q, (head_dim,), layer.qk_norms[0], eps)
+                k = F.rms_norm(k, (head_dim,), layer.qk_norms[1], eps)
+            keys[:, :, start:stop], values[:, :, start:stop] = _rotate(k, cos, sin), v
             attended = F.scaled_dot_product_attention(
-                q,
-                self._keys[layer][:, :, :stop],
-                self._values[layer][:, :, :stop],
+                _rotate(q, cos, sin),
+                keys[:, :, :stop],
+                values[:, :, :stop],
                 is_causal=start == 0,
                 enable_gqa=True,
             )
-            x = x + self._linear(attended.transpose(1, 2).flatten(2), prefix + "self_attn.o_proj")
-            normed = F.rms_norm(
-                x, x.shape[-1:], weights[prefix + "post_attention_layernorm.weight"], eps
-            )
-            gate, up = (self._linear(normed, prefix + f"mlp.{n}_proj") for n in ("gate", "up"))
-            x = x + self._linear(F.silu(gate) * up, prefix + "mlp.down_proj")
-        last = F.rms_norm(x[:, -1:], x.shape[-1:], weights["model.norm.weight"], eps)
-        return self._linear(last, "lm_head").argmax(-1)
+            x = x + F.linear(attended.transpose(1, 2).flatten(2), layer.o)
+            normed = F.rms_norm(x, x.shape[-1:], layer.post_norm, eps)
+            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
+            x = x + F.linear(F.silu(gate) * up, layer.down)
+        last = F.rms_norm(x[:, -1:], x.shape[-1:], self._norm, eps)
+        return F.linear(last, self._head).argmax(-1)
 
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return F.linear(x, self._weights[name + ".weight"], self._weights.get(name + ".bias"))
 
-    def _heads(self, x: Tensor, name: str) -> Tensor:
-        return self._linear(x, name).unflatten(-1, (-1, self._head_dim)).transpose(1, 2)  # type: ignore[no-untyped-call,no-any-return]
+class _Layer(NamedTuple):
+    """The weights of a layer."""
+
+    input_norm: Tensor
+    qkv: tuple[Tensor, Tensor | None]
+    """Weight and bias."""
+    qk_norms: tuple[Tensor, Tensor] | None
+    o: Tensor
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def of(cls, weights: dict[str, Tensor], prefix: str) -> _Layer:
+        """Return a layer, its projections of one input side by side."""
+
+        def weight(name: str, kind: str = "weight") -> Tensor:
+            return weights[f"{prefix}{name}.{kind}"]
+
+        projections = [f"self_attn.{name}_proj" for name in "qkv"]
+        has_bias = f"{prefix}{projections[0]}.bias" in weights
+        bias = torch.cat([weight(name, "bias") for name in projections]) if has_bias else None
+        has_norms = f"{prefix}self_attn.q_norm.weight" in weights
+        return cls(
+            input_norm=weight("input_layernorm"),
+            qkv=(torch.cat([weight(name) for name in projections]), bias),
+            qk_norms=(
+                (weight("self_attn.q_norm"), weight("self_attn.k_norm")) if has_norms else None
+            ),
+            o=weight("self_attn.o_proj"),
+            post_norm=weight("post_attention_layernorm"),
+            gate_up=torch.cat([weight("mlp.gate_proj"), weight("mlp.up_proj")]),
+            down=weight("mlp.down_proj"),
+        )
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

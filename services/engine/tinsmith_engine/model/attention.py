@@ -9,14 +9,20 @@ padding: it is on the right, so causality keeps it from every real row, and its 
 read back. Padding repeats the sequence's own last row, not zeros or another row. What is finite
 stays finite, and another tenant's NaN stays with the other tenant.
 
-Short sequences are attended to by plain batched products, whose backward is written out; long ones
-by torch's fused kernel, which needs no [T, T] matrix. Which one a sequence gets depends on its
-padded length alone.
+On a CPU, scores, their softmax and the weighted sum of values are plain products. A query's sums
+are cut at fixed places along its keys, and keys that it does not see add zeros. So its bits depend
+on the keys before it alone: not on the length of the sequence, nor on the queries beside it.
+Decoding attends by the same operations, with the same bits.
+
+The backward of short sequences is written out. Long ones go through their queries in chunks, which
+needs no [T, T] matrix, and leave their backward to torch's fused kernel; on a GPU it has both.
+Which one a sequence gets depends on its padded length alone.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -29,8 +35,13 @@ from tinsmith_engine.products.split_products import KSplit
 # Measured, forward and backward, on one core: at 64 tokens the products take 0.8 of the fused
 # kernel's time in float32 and 0.2 in bfloat16; from these lengths on they take more.
 _LONGEST_BY_PRODUCTS = {torch.float32: 128, torch.bfloat16: 256}
-PRODUCTS_RULE = "/".join(str(length) for length in _LONGEST_BY_PRODUCTS.values())
+_KEY_BLOCK = 128
+"""Keys whose weighted values are summed in one product: cut here whatever the sequence's length."""
+PRODUCTS_RULE = "/".join(map(str, (*_LONGEST_BY_PRODUCTS.values(), _KEY_BLOCK)))
 """The rule, for the fingerprint."""
+_CHUNK_STEP, _LONGEST_CHUNK = 16, 128
+_CHUNK_NUMBERS = 16 << 20
+"""Scores of a chunk of queries at a time, at most: 64 MB in float32."""
 
 
 class AttentionBackend(Protocol):
@@ -50,16 +61,15 @@ class PackedAttention:
         self._new = torch.zeros_like if rows.has_padding else torch.empty_like
         self._keeps_graph = keeps_graph
         self._num_key_heads = 0
-        self._saved: dict[int, list[_ByProducts | _Fused]] = {}
+        self._saved: dict[int, list[_Kept]] = {}
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Return attended values [N, Hq, D]; keeps what the backward of the layer needs."""
-        saved: list[_ByProducts | _Fused] = []
+        saved: list[_Kept] = []
         self._num_key_heads = k.shape[1]
         out = self._new(q, memory_format=torch.contiguous_format)
         for bucket in self._buckets:
-            attend = _attend_by_products if _is_short(bucket, q) else _attend_fused
-            found, kept = attend(
+            found, kept = _attend_by(bucket, q)(
                 _padded(bucket, q),
                 _padded(bucket, k),
                 _padded(bucket, v),
@@ -140,6 +150,34 @@ class _Fused(NamedTuple):
         return dq, dk, dv
 
 
+class _InChunks(NamedTuple):
+    """What the backward of long sequences needs."""
+
+    q: Tensor
+    """[S, L, Hq, D]."""
+    k: Tensor
+    """[S, L, Hkv, D]."""
+    v: Tensor
+    out: Tensor
+    """[S, Hq, L, D]."""
+    totals: Tensor
+    """Logarithm of the sum of each query's exponentials, float32 [S, Hq, L]."""
+
+    def backward(self, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of q, k and v, [S, L, heads, D], for that of the output."""
+        num_groups = self.q.shape[2] // self.k.shape[2]
+        k, v = (t.transpose(1, 2).repeat_interleave(num_groups, 1) for t in (self.k, self.v))
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            dout.transpose(1, 2), self.q.transpose(1, 2), k, v, self.out, self.totals, 0.0, True
+        )
+        dk, dv = (t.unflatten(1, (-1, num_groups)).sum(2).transpose(1, 2) for t in (dk, dv))
+        return dq.transpose(1, 2), dk, dv
+
+
+_Kept = _ByProducts | _Fused | _InChunks
+_Attend = Callable[[Tensor, Tensor, Tensor, KSplit, bool], tuple[Tensor, _Kept | None]]
+
+
 def _attend_by_products(
     q: Tensor, k: Tensor, v: Tensor, split: KSplit, keeps_graph: bool
 ) -> tuple[Tensor, _ByProducts | None]:
@@ -152,7 +190,7 @@ def _attend_by_products(
     v_stacked = v.transpose(1, 2).reshape(by_key)
     scores = torch.bmm(q_stacked, k_stacked.transpose(1, 2)).float()
     probabilities = torch.softmax(scores.add_(_causal_mask(length, shape[3], q.device)), dim=-1)
-    out = _unstack_queries(torch.bmm(probabilities.to(q.dtype), v_stacked), shape)
+    out = _unstack_queries(weighted_values(probabilities.to(q.dtype), v_stacked, split), shape)
     if not keeps_graph:
         return out, None
     return out, _ByProducts(q_stacked, k_stacked, v_stacked, probabilities, shape, split)
@@ -174,8 +212,81 @@ def _attend_fused(
     return out.detach(), _Fused(q, k, v, out) if keeps_graph else None
 
 
-def _is_short(bucket: Bucket, q: Tensor) -> bool:
-    return q.device.type == "cpu" and bucket.length <= _LONGEST_BY_PRODUCTS[q.dtype]
+def _attend_in_chunks(
+    q: Tensor, k: Tensor, v: Tensor, split: KSplit, keeps_graph: bool
+) -> tuple[Tensor, _InChunks | None]:
+    num_sequences, length, num_heads, head_dim = q.shape
+    num_key_heads = k.shape[2]
+    num_groups = num_heads // num_key_heads
+    batch = num_sequences * num_key_heads
+    queries = q.view(num_sequences, length, num_key_heads, num_groups, head_dim)
+    scaled = queries.permute(0, 2, 3, 1, 4).reshape(batch, num_groups, length, head_dim)
+    scaled = scaled * head_dim**-0.5
+    k_stacked, v_stacked = (t.transpose(1, 2).reshape(batch, length, head_dim) for t in (k, v))
+    out = torch.empty_like(scaled)
+    # log(sum(exp(scores))), which the backward wants.
+    totals = q.new_empty(batch, num_groups, length, dtype=torch.float32)
+    step = _chunk_of_queries(batch * num_groups * length)
+    for start in range(0, length, step):
+        stop = min(start + step, length)
+        num_rows = num_groups * (stop - start)
+        chunk = scaled[:, :, start:stop].reshape(batch, num_rows, head_dim)
+        scores = torch.bmm(chunk, k_stacked[:, :stop].transpose(1, 2)).float()
+        own = scores.view(batch, num_groups, stop - start, stop)[..., start:]
+        own += _causal_mask(stop - start, 1, q.device)
+        if keeps_graph:
+            totals[:, :, start:stop] = scores.logsumexp(-1).view(batch, num_groups, -1)
+        probabilities = torch.softmax(scores, dim=-1).to(q.dtype)
+        found = weighted_values(probabilities, v_stacked[:, :stop], split)
+        out[:, :, start:stop] = found.view(batch, num_groups, stop - start, head_dim)
+    by_head = out.view(num_sequences, num_heads, length, head_dim)
+    kept = None
+    if keeps_graph:
+        kept = _InChunks(q, k, v, by_head, totals.view(num_sequences, num_heads, length))
+    return by_head.transpose(1, 2), kept
+
+
+def _chunk_of_queries(scores_of_all: int) -> int:
+    """Return how many queries go together, for what they have scores of; changes no bit."""
+    fitting = _CHUNK_NUMBERS // scores_of_all
+    return max(min(fitting, _LONGEST_CHUNK) // _CHUNK_STEP, 1) * _CHUNK_STEP
+
+
+def weighted_values(
+    probabilities: Tensor, values: Tensor, split: KSplit, *, out: Tensor | None = None
+) -> Tensor:
+    """Return `probabilities @ values` for [B, n, L] and [B, L, D], the sum cut at fixed keys.
+
+    Args:
+        probabilities: Of each query over the keys, in the dtype of the values.
+        values: Finite, also where a probability is zero.
+        split: How the sums of products are cut.
+        out: Where to put it, [B, n, D].
+    """
+    if values.dtype != torch.float32:
+        if split.block is None:
+            # The library sums all keys in one sweep.
+            return _product(probabilities, values, out)
+        found = weighted_values(probabilities.float(), values.float(), split).to(values.dtype)
+        return found if out is None else out.copy_(found)
+    first = slice(0, _KEY_BLOCK)
+    y = _product(probabilities[:, :, first], values[:, first], out)
+    for start in range(_KEY_BLOCK, values.shape[1], _KEY_BLOCK):
+        block = slice(start, start + _KEY_BLOCK)
+        y.baddbmm_(probabilities[:, :, block], values[:, block])
+    return y
+
+
+def _product(left: Tensor, right: Tensor, out: Tensor | None) -> Tensor:
+    return torch.bmm(left, right) if out is None else torch.bmm(left, right, out=out)
+
+
+def _attend_by(bucket: Bucket, q: Tensor) -> _Attend:
+    """Return how a bucket's sequences are attended to."""
+    if q.device.type != "cpu":
+        return _attend_fused
+    is_short = bucket.length <= _LONGEST_BY_PRODUCTS[q.dtype]
+    return _attend_by_products if is_short else _attend_in_chunks
 
 
 @functools.lru_cache(maxsize=64)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,7 @@ class SmallProducts:
     def takes(x: Tensor, weight: Tensor) -> bool:
         """Return whether the kernel can multiply x [N, in] by weight [in, out]."""
         return (
-            len(x) <= MAX_ROWS
+            x.shape[0] <= MAX_ROWS
             and x.dtype == torch.float32 == weight.dtype
             and x.device.type == "cpu"
             and x.stride(1) == 1
@@ -96,40 +97,53 @@ class SmallProducts:
         out: Tensor | None = None,
     ) -> Tensor:
         """Return `x @ weight + bias` for what the kernel `takes`, its sums cut into blocks."""
-        num_rows, num_out = len(x), weight.shape[1]
+        num_rows, num_out = x.shape[0], weight.shape[1]
         y = x.new_empty(num_rows, num_out) if out is None else out
-        ends = _ends(tuple(block.stop for block in blocks), self.library_block)
+        stops = tuple([block.stop for block in blocks])
+        ends, num_ends = _place_of_ends(stops, self.library_block)
+        most_threads = max(weight.numel() // _NUMBERS_OF_A_THREAD, 1)
+        num_threads = min(torch.get_num_threads(), most_threads)
+        row_of_x, row_of_out = x.stride(0), y.stride(0)
+        x_start, out_start = x.data_ptr(), y.data_ptr()
+        fixed = (row_of_x, weight.stride(1), row_of_out, num_out, num_ends)
+        bias_start = 0 if bias is None else bias.data_ptr()
+        pointers = (weight.data_ptr(), bias_start)
         start = 0
         while start < num_rows:
-            rows = next(size for size in reversed(_KERNEL_ROWS) if size <= num_rows - start)
-            arguments = _Arguments(
-                x=x.data_ptr() + 4 * start * x.stride(0),
-                weight=weight.data_ptr(),
-                bias=None if bias is None else bias.data_ptr(),
-                out=y.data_ptr() + 4 * start * y.stride(0),
-                ends=ctypes.cast(ends, ctypes.c_void_p),
-                row_of_x=x.stride(0),
-                row_of_weight=weight.stride(1),
-                row_of_out=y.stride(0),
-                n=num_out,
-                num_blocks=len(ends),
+            rows = _KERNEL_OF_ROWS[num_rows - start]
+            arguments = _ARGUMENTS_FORMAT.pack(
+                x_start + 4 * start * row_of_x,
+                *pointers,
+                out_start + 4 * start * row_of_out,
+                ends,
+                *fixed,
             )
-            most_threads = max(weight.numel() // _NUMBERS_OF_A_THREAD, 1)
-            _kernel(rows)(ctypes.byref(arguments), min(torch.get_num_threads(), most_threads))
+            _kernel(rows)(arguments, num_threads)
             start += rows
         return y
 
 
-class _Arguments(ctypes.Structure):
-    """What a kernel is given: pointers, then strides and counts in numbers."""
+_ARGUMENTS_FORMAT = struct.Struct(f"={len(_ARGUMENTS)}q")
+"""What a kernel is given, 8 bytes each: pointers, then strides and counts in numbers."""
+_KERNEL_OF_ROWS = [
+    max((size for size in _KERNEL_ROWS if size <= count), default=0)
+    for count in range(MAX_ROWS + 1)
+]
+"""For a number of rows that are left, those of the largest kernel that they fill."""
 
-    _fields_ = [
-        (name, ctypes.c_void_p if index < _NUM_POINTERS else ctypes.c_int64)
-        for index, name in enumerate(_ARGUMENTS)
-    ]
+
+_KEPT: list[Any] = []
+"""What kernels read and what they are in: ends of chains, and compiled modules."""
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.cache
+def _place_of_ends(stops: tuple[int, ...], library_block: int) -> tuple[int, int]:
+    """Return where the ends of the chains of sums lie in memory, and their number."""
+    ends = _ends(stops, library_block)
+    _KEPT.append(ends)
+    return ctypes.addressof(ends), len(ends)
+
+
 def _ends(stops: tuple[int, ...], library_block: int) -> Any:
     """Return where each chain of sums ends: blocks as the library cuts them further.
 
@@ -169,12 +183,8 @@ def is_available() -> bool:
     return bool(features.get("fma") or features.get("neon"))
 
 
-_KEPT: list[Any] = []
-"""Compiled modules, whose memory the kernels are in."""
-
-
 @functools.cache
-def _kernel(num_rows: int) -> Callable[[Any, int], None]:
+def _kernel(num_rows: int) -> Callable[[bytes, int], None]:
     """Compile the kernel for a number of rows."""
     import llvmlite.binding as llvm
 
@@ -192,7 +202,7 @@ def _kernel(num_rows: int) -> Callable[[Any, int], None]:
     compiled.finalize_object()
     _KEPT.append(compiled)
     # ctypes lets go of the interpreter's lock for the call.
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)(
+    return ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int32)(
         compiled.get_function_address("product")
     )
 

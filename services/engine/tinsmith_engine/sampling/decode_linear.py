@@ -40,7 +40,7 @@ class AdapterTiles:
     places: Tensor
     """Where each row of the batch lies in the tiles, int64 [N]; anywhere for one that does not."""
     is_used: Tensor | None
-    """1 for rows that take part and 0 for others, [N, 1]; None if all do."""
+    """Which rows take part, bool [N, 1]; None if all do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,18 @@ class TargetMix:
         num_tiles = len(tiles.adapters)
         tiled = x.index_select(0, tiles.sources).view(num_tiles, _LORA_TILE, -1)
         projected = split.batched(tiled, self.a).mul_(self.scales)
-        rank = self.b[0].shape[1]
-        parts = [
-            split.batched(projected[:, :, index * rank : (index + 1) * rank], b)
-            for index, b in enumerate(self.b)
-        ]
-        added = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        # As in training, products are added to y itself: a narrow number is rounded once.
+        added = y.index_select(0, tiles.sources).view(num_tiles, _LORA_TILE, -1)
+        rank, start = self.b[0].shape[1], 0
+        for index, b in enumerate(self.b):
+            part = projected[:, :, index * rank : (index + 1) * rank]
+            added[:, :, start : start + b.shape[2]].baddbmm_(part, b)
+            start += b.shape[2]
         spread = added.flatten(0, 1).index_select(0, tiles.places)
-        if tiles.is_used is not None:
-            spread *= tiles.is_used
-        y += spread
+        if tiles.is_used is None:
+            y.copy_(spread)
+        else:
+            torch.where(tiles.is_used, spread, y, out=y)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ def _tiles(
         adapters=tuple(adapters),
         sources=torch.tensor(sources, device=like.device),
         places=torch.tensor(places, device=like.device),
-        is_used=None if bool(is_used.all()) else is_used.to(like),
+        is_used=None if bool(is_used.all()) else is_used.to(like.device),
     )
 
 

@@ -213,7 +213,11 @@ class CachedDecoding:
             places = [at + row.rope_shift for at, row in zip(positions, rows, strict=True)]
             cos, sin = self._decoder.rotary(torch.tensor(places + filling, device=self._device))
             attention = DecodeAttention(
-                self._cache, [row.blocks for row in rows], positions, num_rows
+                self._cache,
+                [row.blocks for row in rows],
+                positions,
+                num_rows,
+                self._decoder.split,
             )
             embedded = self._decoder.embed(weights, tokens, ())
             hidden = self._decoder.forward(weights, embedded, cos, sin, attention, None)

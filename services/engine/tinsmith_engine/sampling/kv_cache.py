@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
 from torch import Tensor
 
-from tinsmith_engine.model.attention import PackedAttention
+from tinsmith_engine.model.attention import PackedAttention, weighted_values
 from tinsmith_engine.model.decoder_config import DecoderConfig
 from tinsmith_engine.packing.packing import PackedRows
 from tinsmith_engine.products.split_products import KSplit
@@ -28,8 +28,8 @@ _COPIED_BLOCKS = 2
 """Rows of up to as many blocks are copied together where they do not lie in order.
 
 Copying so little costs less than a call for each."""
-# Products of three rows have other bits where threads share the heads than where one has all.
-_ODD_GROUPS = 3
+# Products of fewer rows take other kernels, with other orders of sums.
+_FEWEST_QUERIES = 4
 
 
 def block_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -114,10 +114,12 @@ class PrefillAttention:
 class _Group(NamedTuple):
     """Rows of equal padded length whose blocks lie in order, or are copied."""
 
-    rows: Tensor
-    """Row numbers, int64 [n]."""
+    rows: Tensor | None
+    """Row numbers, int64 [n]; None for the first n rows in their order."""
+    num_rows: int
     mask: Tensor
-    """Which positions a row may see, bool [n, 1, 1, length]."""
+    """What to add to the scores: 0 for positions that a row may see, else -inf, float32 [n, 1, 1,
+    length]."""
     first: int
     """First block of the first row."""
     spacing: int
@@ -127,12 +129,51 @@ class _Group(NamedTuple):
 
     def read(self, cache: KvCache, stored: Tensor) -> Tensor:
         """Return keys or values of the rows, [n, Hkv, length, D]."""
-        shape = (len(self.rows), cache.num_heads, self.mask.shape[-1], cache.head_dim)
+        shape = (self.num_rows, cache.num_heads, self.mask.shape[-1], cache.head_dim)
         if self.copied is not None:
             return stored.index_select(0, self.copied).view(shape)
         of_block = stored.shape[1]
         strides = (self.spacing * of_block, cache.num_blocks * of_block, cache.head_dim, 1)
         return stored.as_strided(shape, strides, self.first * of_block)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, split: KSplit) -> Tensor:
+    """Return attended values [n, Hkv, G, D] of the newest tokens, as the trainer attends.
+
+    Args:
+        q: Scaled, [n, Hkv, G, D]; at least 4 rows of a key head.
+        keys: [n, Hkv, L, D].
+        values: [n, Hkv, L, D].
+        mask: Float32 [n, 1, 1, L].
+        split: How the sums of products are cut.
+    """
+    by_head = len(q) > keys.shape[1]
+    if by_head:
+        q, keys, values, mask = (one.transpose(0, 1) for one in (q, keys, values, mask))
+    # Products over the shorter axis, one after the other: the other one is the batch.
+    num_products, batch, num_queries, head_dim = q.shape
+    is_lone = batch == 1
+    if is_lone:
+        # The threads would share out a lone product, and sum what is left over otherwise.
+        q, keys, values = (one.expand(-1, 2, -1, -1) for one in (q, keys, values))
+    if num_products == 1 and not is_lone:
+        scores = torch.bmm(q[0], keys[0].transpose(1, 2)).float().add_(mask[0])
+        return _placed(
+            weighted_values(torch.softmax(scores, dim=-1).to(q.dtype), values[0], split)[None],
+            by_head=by_head,
+        )
+    scores = q.new_empty(num_products, q.shape[1], num_queries, keys.shape[2])
+    for index in range(num_products):
+        torch.bmm(q[index], keys[index].transpose(1, 2), out=scores[index])
+    probabilities = torch.softmax(scores.float().add_(mask), dim=-1).to(q.dtype)
+    out = q.new_empty(num_products, q.shape[1], num_queries, head_dim)
+    for index in range(num_products):
+        weighted_values(probabilities[index], values[index], split, out=out[index])
+    return _placed(out[:, :batch], by_head=by_head)
+
+
+def _placed(out: Tensor, *, by_head: bool) -> Tensor:
+    return out.transpose(0, 1) if by_head else out
 
 
 class DecodeAttention:
@@ -143,6 +184,7 @@ class DecodeAttention:
         blocks: The blocks of each row's sequence; those beyond its new token are left out.
         positions: Position of each row's new token, equal to the tokens cached before it.
         num_rows: Rows of q, k and v; those beyond `blocks` are filling and attend to nothing.
+        split: How the sums of products are cut.
     """
 
     def __init__(
@@ -151,8 +193,9 @@ class DecodeAttention:
         blocks: Sequence[Sequence[int]],
         positions: Sequence[int],
         num_rows: int,
+        split: KSplit,
     ) -> None:
-        self._cache = cache
+        self._cache, self._split = cache, split
         self._num_rows = num_rows
         self._num_active = len(positions)
         self._device = cache.keys[0].device
@@ -191,9 +234,12 @@ class DecodeAttention:
             index = torch.tensor(tables)[:, None] + heads[:, None]
             copied = index.flatten().to(self._device)
         seen = torch.arange(len(tables[0]) * BLOCK_TOKENS)
-        mask = seen <= torch.tensor(positions)[:, None]
+        mask = torch.zeros(len(rows), len(seen))
+        mask.masked_fill_(seen > torch.tensor(positions)[:, None], float("-inf"))
+        is_first = rows == list(range(len(rows)))
         return _Group(
-            rows=torch.tensor(rows, device=self._device),
+            rows=None if is_first else torch.tensor(rows, device=self._device),
+            num_rows=len(rows),
             mask=mask[:, None, None].to(self._device),
             first=tables[0][0],
             spacing=tables[1][0] - tables[0][0] if len(tables) > 1 else 0,
@@ -208,21 +254,34 @@ class DecodeAttention:
             cache.by_position(stored).index_copy_(
                 1, self._places, new[: self._num_active].transpose(0, 1)
             )
-        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         # The query heads that share a key head are taken as its queries: nothing is repeated.
         grouped = q.unflatten(1, (k.shape[1], -1))  # type: ignore[no-untyped-call]
         num_groups = grouped.shape[2]
-        if num_groups == _ODD_GROUPS:
-            grouped = F.pad(grouped, (0, 0, 0, 1))
+        if q.device.type == "cpu":
+            grouped = grouped * cache.head_dim**-0.5
+            if num_groups < _FEWEST_QUERIES:
+                grouped = F.pad(grouped, (0, 0, 0, _FEWEST_QUERIES - num_groups))
+        if self._groups[0].rows is None and self._groups[0].num_rows == q.shape[0]:
+            return self._attended(self._groups[0], grouped, layer, num_groups)
+        out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         for group in self._groups:
-            attended = F.scaled_dot_product_attention(
-                grouped[group.rows],
-                group.read(cache, keys),
-                group.read(cache, values),
-                attn_mask=group.mask,
-            )
-            out[group.rows] = attended[:, :, :num_groups].flatten(1, 2)
+            chosen = slice(0, group.num_rows) if group.rows is None else group.rows
+            out[chosen] = self._attended(group, grouped[chosen], layer, num_groups)
         return out
+
+    def _attended(self, group: _Group, q: Tensor, layer: int, num_groups: int) -> Tensor:
+        """Return attended values of a group's rows, [n, Hq, D], for grouped queries."""
+        keys, values = (
+            group.read(self._cache, stored[layer])
+            for stored in (self._cache.keys, self._cache.values)
+        )
+        if q.device.type == "cpu":
+            attended = _attend(q, keys, values, group.mask, self._split)
+        else:
+            attended = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=group.mask.to(q.dtype)
+            )
+        return attended[:, :, :num_groups].flatten(1, 2)
 
 
 def _runs(tables: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
