@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tinsmith_engine.sampling.logit_shaping import RowShaping, shape_logits
-from tinsmith_runtime.penalties import MAX_LOGIT_BIASES, Shaping
 from tinsmith_engine.sampling.token_selection import PickRule, pick
 from tinsmith_runtime.errors import InvalidFieldError, NotFiniteInputError
+from tinsmith_runtime.penalties import MAX_LOGIT_BIASES, Shaping
 
 VOCABULARY = 50
 
