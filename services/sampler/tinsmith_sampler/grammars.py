@@ -1,9 +1,9 @@
 """Forms of answers as token masks: JSON schemas and regular expressions, by llguidance.
 
 A form is compiled once, aside of the engine, and kept; each sample follows a copy. What a caller
-sends may be hostile: its length, the compiler's work, the states of its automaton and the work for
-one mask are bounded, and so are the number and the bytes of forms that are kept. Masks are computed
-on a thread of their own while the model reads the token.
+sends may be hostile. So its length is bounded, and the compiler's work, the states of its automaton
+and the work for one mask. Forms are kept within a number and a size. Masks are computed on a thread
+of their own while the model reads the token.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ class Grammars:
                 else llguidance.LLMatcher.grammar_from_regex(form.source)
             )
         except ValueError as error:
-            raise InvalidFieldError(_FIELD, f"is no {form.kind}: {error}"[:_MESSAGE_CHARACTERS]) from error
+            raise InvalidFieldError(
+                _FIELD, f"is no {form.kind}: {error}"[:_MESSAGE_CHARACTERS]
+            ) from error
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0, limits=_limits())
         if not matcher.is_error():
             # What the first mask costs is known before a sample begins.
