@@ -210,6 +210,10 @@ class SamplingParams:
     """Divides positive logits of tokens that prompt or completion hold, and multiplies others."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """What is added to the logits of tokens by their ids, -100 to 100."""
+    json_schema: Mapping[str, Any] | str | None = None
+    """What the text has to keep, as long as it is not cut; tokens that break it are never drawn."""
+    regex: str | None = None
+    """The same by a regular expression of the whole text; not beside `json_schema`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ requests, since the state of none can be trusted.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from tinsmith_engine import AdapterConfig, Published, Sampler, SampleRequest
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime.errors import DrainingError, InternalError, internal_error
+from tinsmith_runtime.tokenizer_files import read_stop_token_ids
 from tinsmith_sampler.config import SamplerConfig
 from tinsmith_sampler.engine_protocol import (
     EngineCapabilities,
@@ -28,6 +30,7 @@ from tinsmith_sampler.engine_protocol import (
     SamplingEngine,
     Ticket,
 )
+from tinsmith_sampler.grammars import Grammars
 from tinsmith_sampler.metrics import (
     CACHED_PROMPT_TOKENS,
     PROMPT_TOKENS,
@@ -69,6 +72,10 @@ class EmbeddedEngine:
         self._note_outdated = note_outdated
         self._outdated: set[Published] = set()
         self._stepped_at_s = time.monotonic()
+        directory = host.directories[base_model]
+        self._grammars = Grammars(
+            directory, self._engine.info.vocab_size, read_stop_token_ids(directory)
+        )
         host.thread.add_stepper(self._step, self._fail_all)
 
     @property
@@ -94,7 +101,12 @@ class EmbeddedEngine:
 
         Raises:
             VersionNotLoadedError: If the weights were replaced before the request began.
+            InvalidFieldError: If its output format cannot be followed.
         """
+        form = ticket.request.output_format
+        if form is not None:
+            grammar = await self._grammars.get(form)
+            ticket.request = dataclasses.replace(ticket.request, constraint=grammar)
         await self._host.call(self._add, ticket)
 
     def cancel(self, ticket: Ticket) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 
 from tinsmith_engine import Published, SampledSequence, SampleRequest
-from tinsmith_runtime.errors import NonFiniteLossError
+from tinsmith_runtime.errors import InvalidFieldError, NonFiniteLossError
 from tinsmith_sampler.engine_protocol import SamplingEngine, Ticket
 from tinsmith_sampler.metrics import KV_CACHE_BYTES, OPEN_STREAMS, WAITING_SEQUENCES
 from tinsmith_sampler.queue_limits import QueueLimits
@@ -71,7 +71,7 @@ class SamplingDriver:
             NonFiniteLossError: If the weights give no finite distribution.
         """
         sequences = await asyncio.wrap_future(ticket.future)
-        _check_finite(sequence.finish_reason for sequence in sequences)
+        _check_ends(sequence.finish_reason for sequence in sequences)
         return sequences
 
     async def take(self, ticket: Ticket) -> Delivery | None:
@@ -84,7 +84,7 @@ class SamplingDriver:
             raise TypeError("the request was begun without a feed")
         delivery = await ticket.feed.take()
         if delivery is not None:
-            _check_finite(piece.reason for piece in delivery.pieces)
+            _check_ends(piece.reason for piece in delivery.pieces)
         return delivery
 
     async def update(self, ticket: Ticket, weights: Published) -> None:
@@ -109,8 +109,13 @@ class SamplingDriver:
         self._engine.cancel(ticket)
 
 
-def _check_finite(reasons: Iterable[str | None]) -> None:
-    if "error" in reasons:
+def _check_ends(reasons: Iterable[str | None]) -> None:
+    found = set(reasons)
+    if "constraint" in found:
+        raise InvalidFieldError(
+            "params.output_format", "takes too much work to follow for a sample; make it simpler"
+        )
+    if "error" in found:
         raise NonFiniteLossError(
             "the weights give no finite distribution over tokens; sample from an earlier checkpoint"
         )

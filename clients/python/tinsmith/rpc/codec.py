@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -98,6 +99,14 @@ def encode_sampling_params(
         repetition_penalty=value.repetition_penalty,
         logit_bias=value.logit_bias,
     )
+    schema = value.json_schema
+    if schema is not None and value.regex is not None:
+        raise InvalidArgumentError("json_schema and regex exclude each other; give one")
+    if schema is not None:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        message.output_format.json_schema = text
+    if value.regex is not None:
+        message.output_format.regex = value.regex
     if value.max_tokens is not None:
         message.max_tokens = value.max_tokens
     if value.stop is None:

@@ -26,7 +26,7 @@ from google.api import field_behavior_pb2 as google_dot_api_dot_field__behavior_
 from tinsmith.v1 import tensors_pb2 as tinsmith_dot_v1_dot_tensors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etinsmith/v1/trajectories.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19tinsmith/v1/tensors.proto\"6\n\nImageChunk\x12\x12\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x14\n\x06\x66ormat\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"c\n\x05\x43hunk\x12%\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.TensorH\x00\x12(\n\x05image\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ImageChunkH\x00\x42\t\n\x07\x63ontent\"6\n\nModelInput\x12(\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x12.tinsmith.v1.ChunkB\x04\xe2\x41\x01\x02\"\xc2\x01\n\x05\x44\x61tum\x12\x32\n\x0bmodel_input\x18\x01 \x01(\x0b\x32\x17.tinsmith.v1.ModelInputB\x04\xe2\x41\x01\x02\x12=\n\x0bloss_inputs\x18\x02 \x03(\x0b\x32\".tinsmith.v1.Datum.LossInputsEntryB\x04\xe2\x41\x01\x02\x1a\x46\n\x0fLossInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor:\x02\x38\x01\"\x8d\x05\n\x0eSamplingParams\x12\x1d\n\nmax_tokens\x18\x01 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x1e\n\x0btemperature\x18\x02 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x01\x88\x01\x01\x12\x18\n\x05top_k\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x02\x88\x01\x01\x12\x18\n\x05top_p\x18\x04 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x03\x88\x01\x01\x12\x17\n\x04seed\x18\x05 \x01(\x04\x42\x04\xe2\x41\x01\x01H\x04\x88\x01\x01\x12\x37\n\x0bstop_tokens\x18\x06 \x01(\x0b\x32\x17.tinsmith.v1.StopTokensB\x04\xe2\x41\x01\x01H\x05\x88\x01\x01\x12\x1a\n\x0cstop_strings\x18\x07 \x03(\tB\x04\xe2\x41\x01\x01\x12\x18\n\x05min_p\x18\x08 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x06\x88\x01\x01\x12$\n\x11\x66requency_penalty\x18\t \x01(\x02\x42\x04\xe2\x41\x01\x01H\x07\x88\x01\x01\x12#\n\x10presence_penalty\x18\n \x01(\x02\x42\x04\xe2\x41\x01\x01H\x08\x88\x01\x01\x12%\n\x12repetition_penalty\x18\x0b \x01(\x02\x42\x04\xe2\x41\x01\x01H\t\x88\x01\x01\x12\x44\n\nlogit_bias\x18\x0c \x03(\x0b\x32*.tinsmith.v1.SamplingParams.LogitBiasEntryB\x04\xe2\x41\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x0e\n\x0c_stop_tokensB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penalty\"%\n\nStopTokens\x12\x17\n\ttoken_ids\x18\x01 \x03(\x05\x42\x04\xe2\x41\x01\x01\"\xcd\x02\n\x0fSampledSequence\x12#\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08versions\x18\x03 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12<\n\x0bstop_reason\x18\x04 \x01(\x0e\x32\'.tinsmith.v1.SampledSequence.StopReason\x12\x30\n\rtopk_logprobs\x18\x05 \x01(\x0b\x32\x19.tinsmith.v1.TopkLogprobs\"W\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10STOP_REASON_STOP\x10\x01\x12\x16\n\x12STOP_REASON_LENGTH\x10\x02\"]\n\x0cTopkLogprobs\x12&\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\"8\n\x0b\x43hatMessage\x12\x12\n\x04role\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x15\n\x07\x63ontent\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"b\n\x0bObservation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.ChatMessage\x12\'\n\x06images\x18\x02 \x03(\x0b\x32\x17.tinsmith.v1.ImageChunk\"J\n\x06\x41\x63tion\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.TensorH\x00\x42\t\n\x07\x63ontentb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etinsmith/v1/trajectories.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x19tinsmith/v1/tensors.proto\"6\n\nImageChunk\x12\x12\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x42\x04\xe2\x41\x01\x02\x12\x14\n\x06\x66ormat\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"c\n\x05\x43hunk\x12%\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.TensorH\x00\x12(\n\x05image\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ImageChunkH\x00\x42\t\n\x07\x63ontent\"6\n\nModelInput\x12(\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x12.tinsmith.v1.ChunkB\x04\xe2\x41\x01\x02\"\xc2\x01\n\x05\x44\x61tum\x12\x32\n\x0bmodel_input\x18\x01 \x01(\x0b\x32\x17.tinsmith.v1.ModelInputB\x04\xe2\x41\x01\x02\x12=\n\x0bloss_inputs\x18\x02 \x03(\x0b\x32\".tinsmith.v1.Datum.LossInputsEntryB\x04\xe2\x41\x01\x02\x1a\x46\n\x0fLossInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor:\x02\x38\x01\"\xc5\x05\n\x0eSamplingParams\x12\x1d\n\nmax_tokens\x18\x01 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x1e\n\x0btemperature\x18\x02 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x01\x88\x01\x01\x12\x18\n\x05top_k\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01H\x02\x88\x01\x01\x12\x18\n\x05top_p\x18\x04 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x03\x88\x01\x01\x12\x17\n\x04seed\x18\x05 \x01(\x04\x42\x04\xe2\x41\x01\x01H\x04\x88\x01\x01\x12\x37\n\x0bstop_tokens\x18\x06 \x01(\x0b\x32\x17.tinsmith.v1.StopTokensB\x04\xe2\x41\x01\x01H\x05\x88\x01\x01\x12\x1a\n\x0cstop_strings\x18\x07 \x03(\tB\x04\xe2\x41\x01\x01\x12\x18\n\x05min_p\x18\x08 \x01(\x02\x42\x04\xe2\x41\x01\x01H\x06\x88\x01\x01\x12$\n\x11\x66requency_penalty\x18\t \x01(\x02\x42\x04\xe2\x41\x01\x01H\x07\x88\x01\x01\x12#\n\x10presence_penalty\x18\n \x01(\x02\x42\x04\xe2\x41\x01\x01H\x08\x88\x01\x01\x12%\n\x12repetition_penalty\x18\x0b \x01(\x02\x42\x04\xe2\x41\x01\x01H\t\x88\x01\x01\x12\x44\n\nlogit_bias\x18\x0c \x03(\x0b\x32*.tinsmith.v1.SamplingParams.LogitBiasEntryB\x04\xe2\x41\x01\x01\x12\x36\n\routput_format\x18\r \x01(\x0b\x32\x19.tinsmith.v1.OutputFormatB\x04\xe2\x41\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x0e\n\x0c_stop_tokensB\x08\n\x06_min_pB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penalty\"J\n\x0cOutputFormat\x12\x1b\n\x0bjson_schema\x18\x01 \x01(\tB\x04\xe2\x41\x01\x01H\x00\x12\x15\n\x05regex\x18\x02 \x01(\tB\x04\xe2\x41\x01\x01H\x00\x42\x06\n\x04\x66orm\"%\n\nStopTokens\x12\x17\n\ttoken_ids\x18\x01 \x03(\x05\x42\x04\xe2\x41\x01\x01\"\xcd\x02\n\x0fSampledSequence\x12#\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08versions\x18\x03 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12<\n\x0bstop_reason\x18\x04 \x01(\x0e\x32\'.tinsmith.v1.SampledSequence.StopReason\x12\x30\n\rtopk_logprobs\x18\x05 \x01(\x0b\x32\x19.tinsmith.v1.TopkLogprobs\"W\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10STOP_REASON_STOP\x10\x01\x12\x16\n\x12STOP_REASON_LENGTH\x10\x02\"]\n\x0cTopkLogprobs\x12&\n\ttoken_ids\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\"8\n\x0b\x43hatMessage\x12\x12\n\x04role\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x15\n\x07\x63ontent\x18\x02 \x01(\tB\x04\xe2\x41\x01\x02\"b\n\x0bObservation\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.tinsmith.v1.ChatMessage\x12\'\n\x06images\x18\x02 \x03(\x0b\x32\x17.tinsmith.v1.ImageChunk\"J\n\x06\x41\x63tion\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.TensorH\x00\x42\t\n\x07\x63ontentb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -71,6 +71,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGPARAMS'].fields_by_name['repetition_penalty']._serialized_options = b'\342A\001\001'
   _globals['_SAMPLINGPARAMS'].fields_by_name['logit_bias']._loaded_options = None
   _globals['_SAMPLINGPARAMS'].fields_by_name['logit_bias']._serialized_options = b'\342A\001\001'
+  _globals['_SAMPLINGPARAMS'].fields_by_name['output_format']._loaded_options = None
+  _globals['_SAMPLINGPARAMS'].fields_by_name['output_format']._serialized_options = b'\342A\001\001'
+  _globals['_OUTPUTFORMAT'].fields_by_name['json_schema']._loaded_options = None
+  _globals['_OUTPUTFORMAT'].fields_by_name['json_schema']._serialized_options = b'\342A\001\001'
+  _globals['_OUTPUTFORMAT'].fields_by_name['regex']._loaded_options = None
+  _globals['_OUTPUTFORMAT'].fields_by_name['regex']._serialized_options = b'\342A\001\001'
   _globals['_STOPTOKENS'].fields_by_name['token_ids']._loaded_options = None
   _globals['_STOPTOKENS'].fields_by_name['token_ids']._serialized_options = b'\342A\001\001'
   _globals['_CHATMESSAGE'].fields_by_name['role']._loaded_options = None
@@ -88,21 +94,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DATUM_LOSSINPUTSENTRY']._serialized_start=445
   _globals['_DATUM_LOSSINPUTSENTRY']._serialized_end=515
   _globals['_SAMPLINGPARAMS']._serialized_start=518
-  _globals['_SAMPLINGPARAMS']._serialized_end=1171
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=971
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1019
-  _globals['_STOPTOKENS']._serialized_start=1173
-  _globals['_STOPTOKENS']._serialized_end=1210
-  _globals['_SAMPLEDSEQUENCE']._serialized_start=1213
-  _globals['_SAMPLEDSEQUENCE']._serialized_end=1546
-  _globals['_SAMPLEDSEQUENCE_STOPREASON']._serialized_start=1459
-  _globals['_SAMPLEDSEQUENCE_STOPREASON']._serialized_end=1546
-  _globals['_TOPKLOGPROBS']._serialized_start=1548
-  _globals['_TOPKLOGPROBS']._serialized_end=1641
-  _globals['_CHATMESSAGE']._serialized_start=1643
-  _globals['_CHATMESSAGE']._serialized_end=1699
-  _globals['_OBSERVATION']._serialized_start=1701
-  _globals['_OBSERVATION']._serialized_end=1799
-  _globals['_ACTION']._serialized_start=1801
-  _globals['_ACTION']._serialized_end=1875
+  _globals['_SAMPLINGPARAMS']._serialized_end=1227
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=1027
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=1075
+  _globals['_OUTPUTFORMAT']._serialized_start=1229
+  _globals['_OUTPUTFORMAT']._serialized_end=1303
+  _globals['_STOPTOKENS']._serialized_start=1305
+  _globals['_STOPTOKENS']._serialized_end=1342
+  _globals['_SAMPLEDSEQUENCE']._serialized_start=1345
+  _globals['_SAMPLEDSEQUENCE']._serialized_end=1678
+  _globals['_SAMPLEDSEQUENCE_STOPREASON']._serialized_start=1591
+  _globals['_SAMPLEDSEQUENCE_STOPREASON']._serialized_end=1678
+  _globals['_TOPKLOGPROBS']._serialized_start=1680
+  _globals['_TOPKLOGPROBS']._serialized_end=1773
+  _globals['_CHATMESSAGE']._serialized_start=1775
+  _globals['_CHATMESSAGE']._serialized_end=1831
+  _globals['_OBSERVATION']._serialized_start=1833
+  _globals['_OBSERVATION']._serialized_end=1931
+  _globals['_ACTION']._serialized_start=1933
+  _globals['_ACTION']._serialized_end=2007
 # @@protoc_insertion_point(module_scope)

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,10 +28,28 @@ from tinsmith_runtime.errors import (
 from tinsmith_runtime.penalties import NEUTRAL, Shaping
 from tinsmith_runtime.stop_strings import check_stop_strings
 
+if TYPE_CHECKING:
+    from tinsmith_engine.sampling.output_constraint import OutputConstraint
+
 DecodeText = Callable[[Sequence[int]], str]
 
+MAX_OUTPUT_FORMAT_BYTES = 2**16
+"""Source of a form that answers keep."""
 UNLIMITED_TOKENS = 2**31 - 1
 """A completion ends where the context, or the cache, is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """A form that answers keep."""
+
+    kind: Literal["json_schema", "regex"]
+    source: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of its source."""
+        return len(self.source.encode())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +77,10 @@ class SampleRequest:
     """Sample among tokens at least this fraction as probable as the likeliest; 0 means all."""
     shaping: Shaping = NEUTRAL
     """Penalties and biases, before all of these."""
+    output_format: OutputFormat | None = None
+    """What the text of completions has to keep, as long as they are not cut."""
+    constraint: OutputConstraint | None = None
+    """The same, compiled by the engine's owner."""
     seed: int = 0
     stop_tokens: Sequence[int] = ()
     """Tokens that end a completion, of which they are the last."""
@@ -207,6 +229,11 @@ def check_ranges(request: SampleRequest, *, params: str = "") -> None:
         if is_wrong:
             raise InvalidFieldError(name, rule)
     request.shaping.check(params)
+    form = request.output_format
+    if form is not None and not 0 < form.num_bytes <= MAX_OUTPUT_FORMAT_BYTES:
+        raise InvalidFieldError(
+            f"{params}output_format.{form.kind}", f"must have 1 to {MAX_OUTPUT_FORMAT_BYTES} bytes"
+        )
     check_stop_strings(request.stop_strings, f"{params}stop_strings")
 
 

@@ -37,6 +37,7 @@ from tinsmith_engine.sampling.decode_step import (
 )
 from tinsmith_engine.sampling.kv_cache import block_bytes
 from tinsmith_engine.sampling.logit_shaping import RowShaping, shape_logits
+from tinsmith_engine.sampling.output_constraint import mask_logits
 from tinsmith_engine.sampling.prefix_cache import MAX_PROMPTS
 from tinsmith_engine.sampling.sample_request import (
     SampledSequence,
@@ -264,7 +265,9 @@ class Sampler:
         search = _stop_search(order.request)
         shaping = order.request.shaping
         row = None if shaping.is_neutral else RowShaping(shaping, tokens)
-        return ActiveSequence(order, sample, self._num_begun, tokens, rope_shift, search, row)
+        constraint = order.request.constraint
+        form = None if constraint is None else constraint.begin()
+        return ActiveSequence(order, sample, self._num_begun, tokens, rope_shift, search, row, form)
 
     def _chosen(self, num_rows: Mapping[str, int] | None) -> list[ActiveSequence]:
         """Return the sequences that get a token, those that began first of each project."""
@@ -308,6 +311,7 @@ class Sampler:
         self, sequences: Sequence[ActiveSequence], logits_RV: Tensor
     ) -> list[SampledSequence]:
         shaped_RV = shape_logits(logits_RV, [sequence.shaping for sequence in sequences])
+        shaped_RV, failed = mask_logits(shaped_RV, [one.constraint for one in sequences])
         chosen_R = pick(shaped_RV, [sequence.rule() for sequence in sequences])
         log_softmax_RV = log_probabilities(logits_RV)
         logprobs_R = log_softmax_RV.gather(1, chosen_R[:, None])[:, 0]
@@ -315,6 +319,9 @@ class Sampler:
         for index, (sequence, token, logprob) in enumerate(
             zip(sequences, chosen_R.tolist(), logprobs_R.tolist(), strict=True)
         ):
+            if index in failed:
+                finished.append(self._finish(sequence, "constraint"))
+                continue
             topk = _likeliest(log_softmax_RV[index], sequence.order.request.topk_sample_logprobs)
             reason = self._take(
                 sequence, SampledToken(token, logprob, sequence.order.version, topk)
@@ -330,6 +337,8 @@ class Sampler:
         sequence.tokens.append(sampled.token)
         if sequence.shaping is not None:
             sequence.shaping.note(sampled.token)
+        if sequence.constraint is not None:
+            sequence.constraint.note(sampled.token)
         sequence.logprobs.append(sampled.logprob)
         sequence.versions.append(sampled.version)
         sequence.topk.append(sampled.topk)
@@ -337,6 +346,8 @@ class Sampler:
             order.listener.token(sequence.sample_index, sampled)
         search = sequence.stop_search
         if sampled.token in request.stop_tokens or (search and search.push(sampled.token)):
+            return "stop"
+        if sequence.constraint is not None and sequence.constraint.has_ended():
             return "stop"
         return "length" if len(sequence.logprobs) >= self._limit(request) else None
 

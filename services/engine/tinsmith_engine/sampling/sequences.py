@@ -10,6 +10,7 @@ import numpy as np
 
 from tinsmith_engine.base.types import Published
 from tinsmith_engine.sampling.logit_shaping import RowShaping
+from tinsmith_engine.sampling.output_constraint import RowConstraint
 from tinsmith_engine.sampling.prefix_cache import PromptKey
 from tinsmith_engine.sampling.sample_request import (
     PromptLogprobs,
@@ -75,6 +76,8 @@ class ActiveSequence:
     stop_search: StopSearch | None
     shaping: RowShaping | None = None
     """What is done to its logits; None for nothing."""
+    constraint: RowConstraint | None = None
+    """Which tokens it may go on with; None for all."""
     blocks: list[int] = field(default_factory=list)
     """Where it is cached."""
     planned: list[int] = field(default_factory=list)

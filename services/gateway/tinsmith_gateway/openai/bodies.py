@@ -6,10 +6,12 @@ sample is never taken for what it is not.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 import pydantic
 
+from tinsmith.v1 import trajectories_pb2
 from tinsmith_gateway.openai.unused_fields import check_unused
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.penalties import Shaping
@@ -39,6 +41,37 @@ class StreamOptions(_Body):
     include_obfuscation: bool | None = None
 
 
+class JsonSchema(_Body):
+    """A schema that the answer keeps; it is kept whether or not `strict` asks for it."""
+
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] = pydantic.Field(default={"type": "object"}, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @property
+    def schema_text(self) -> str | None:
+        """The schema that the answer keeps."""
+        if self.type == "json_schema" and self.json_schema is not None:
+            return json.dumps(self.json_schema.schema_)
+        return '{"type":"object"}' if self.type == "json_object" else None
+
+
+class StructuredOutputs(_Body):
+    """A form of the answer, as vLLM spells it."""
+
+    json_: dict[str, Any] | str | None = pydantic.Field(default=None, alias="json")
+    regex: str | None = None
+    json_object: bool | None = None
+
+
 class SamplingBody(pydantic.BaseModel):
     """What both kinds of completion have in common.
 
@@ -62,6 +95,10 @@ class SamplingBody(pydantic.BaseModel):
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[Token, float] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
@@ -91,6 +128,25 @@ class SamplingBody(pydantic.BaseModel):
         )
 
     @property
+    def output_format(self) -> trajectories_pb2.OutputFormat | None:
+        """The form that the answer keeps."""
+        return next(iter(self._forms()), None)
+
+    def _forms(self) -> list[trajectories_pb2.OutputFormat]:
+        form, outputs = self.response_format, self.structured_outputs or StructuredOutputs()
+        schemas = [
+            None if form is None else form.schema_text,
+            _text_of(self.guided_json),
+            _text_of(outputs.json_),
+            '{"type":"object"}' if outputs.json_object else None,
+        ]
+        regexes = [self.guided_regex, outputs.regex]
+        return [
+            *(trajectories_pb2.OutputFormat(json_schema=one) for one in schemas if one is not None),
+            *(trajectories_pb2.OutputFormat(regex=one) for one in regexes if one is not None),
+        ]
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -103,7 +159,13 @@ class SamplingBody(pydantic.BaseModel):
         """
         check_unused(self.model_extra)
         self.shaping.check("")
+        if len(self._forms()) > 1:
+            raise InvalidFieldError("response_format", "is one of several forms; give one")
         check_stop_strings(self.stops, "stop")
+
+
+def _text_of(schema: dict[str, Any] | str | None) -> str | None:
+    return json.dumps(schema) if isinstance(schema, dict) else schema
 
 
 def _or(value: float | None, default: float) -> float:
@@ -144,12 +206,6 @@ class Tool(pydantic.BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-class ResponseFormat(_Body):
-    """The form of the answer."""
-
-    type: str
-
-
 class ChatBody(SamplingBody):
     """Body of `POST /v1/chat/completions`.
 
@@ -163,7 +219,6 @@ class ChatBody(SamplingBody):
     tools: list[Tool] | None = pydantic.Field(default=None, max_length=MAX_TOOLS)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -179,12 +234,9 @@ class ChatBody(SamplingBody):
         """Refuse what is not offered, or cannot be held to."""
         super().check_offered()
         self._check_tools()
-        if self.response_format is not None and self.response_format.type != "text":
-            raise InvalidFieldError(
-                "response_format",
-                f"{self.response_format.type!r} is not offered: nothing holds the model to a form; "
-                "ask for it in the prompt",
-            )
+        form = self.response_format
+        if form is not None and form.type == "json_schema" and form.json_schema is None:
+            raise InvalidFieldError("response_format.json_schema", "is missing")
         if self.top_logprobs and not self.logprobs:
             raise InvalidFieldError("top_logprobs", "needs logprobs")
         if self.max_tokens == 0:

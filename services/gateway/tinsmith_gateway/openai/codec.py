@@ -106,6 +106,8 @@ def encode_params(
         if value is not None:
             setattr(params, name, value)
     params.logit_bias.update(body.logit_bias or {})
+    if body.output_format is not None:
+        params.output_format.CopyFrom(body.output_format)
     if body.ignore_eos:
         params.stop_tokens.SetInParent()
     return params

@@ -16,7 +16,7 @@ from tinsmith.v1 import sampler_pb2, scheduler_pb2, trajectories_pb2
 from tinsmith_engine import PromptLogprobs, SampledSequence, SampleRequest
 from tinsmith_engine.base.types import IntArray
 from tinsmith_engine.contract.codec import decode_array, decode_input
-from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, check_ranges
+from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, OutputFormat, check_ranges
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
 from tinsmith_runtime.penalties import Shaping
 from tinsmith_runtime.rpc.requests import given_fields
@@ -69,6 +69,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
             "weight_updates",
             f"must be one of {sorted(_WEIGHT_UPDATES)}, got {request.weight_updates}",
         )
+    form = _decode_format(params.pop("output_format", None))
     penalties = {name: params.pop(name) for name in _PENALTIES if name in params}
     tokens_T, images = decode_input(request.prompt, field="prompt")
     params = {"max_tokens": UNLIMITED_TOKENS, "seed": secrets.randbits(63)} | params
@@ -78,6 +79,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
         num_samples=request.num_samples or 1,
         stop_tokens=() if stop is None else list(stop.token_ids),
         stop_strings=list(request.params.stop_strings),
+        output_format=form,
         shaping=Shaping(logit_bias=dict(request.params.logit_bias), **penalties),
         prompt_logprobs=request.prompt_logprobs,
         topk_prompt_logprobs=request.topk_prompt_logprobs,
@@ -172,6 +174,13 @@ def prompt_logprobs(scores: PromptLogprobs) -> np.ndarray[Any, np.dtype[np.float
     """Return the log-probability of each prompt token, float32 [T], NaN where there is none."""
     values = [math.nan if value is None else value for value in scores.logprobs]
     return np.asarray(values, dtype=np.float32)
+
+
+def _decode_format(message: trajectories_pb2.OutputFormat | None) -> OutputFormat | None:
+    kind = None if message is None else message.WhichOneof("form")
+    if message is None or kind is None:
+        return None
+    return OutputFormat(kind, getattr(message, kind))
 
 
 def _decode_targets(request: sampler_pb2.SampleRequest) -> IntArray | None:
