@@ -20,7 +20,11 @@ from tests.support.wait import eventually
 
 from tinsmith_engine import FullConfig, LoraConfig, Published, SampledSequence, SampleRequest
 from tinsmith_engine.base.types import ModelInfo
-from tinsmith_runtime.errors import VersionNotLoadedError, WorkerUnavailableError
+from tinsmith_runtime.errors import (
+    CheckpointIncompatibleError,
+    VersionNotLoadedError,
+    WorkerUnavailableError,
+)
 from tinsmith_sampler.engine_protocol import Ticket
 from tinsmith_sampler.vllm.engine import VllmEngine
 from tinsmith_sampler.vllm.messages import Configure
@@ -146,10 +150,7 @@ async def test_no_id_is_used_for_two_versions(engine: VllmEngine) -> None:
     assert len(set(serials)) == 5
 
 
-async def test_adapters_are_back_after_full_weights(engine: VllmEngine) -> None:
-    adapter = await engine.load("run", TENSORS, LORA, 1)
-    full = await engine.load("full", {"w": torch.ones(2)}, FullConfig(), 9)
-    for weights, token in ((full, 0), (adapter, adapter.serial), (full, 0)):
-        found = await sampled(engine, weights)
-        assert [one.tokens for one in found] == [[token] * 3] * 2
-        assert {version for one in found for version in one.versions} == {weights.version}
+async def test_full_weights_are_refused_by_name(engine: VllmEngine) -> None:
+    with pytest.raises(CheckpointIncompatibleError, match="engine vllm"):
+        await engine.load("full", {"w": torch.ones(2)}, FullConfig(), 9)
+    assert engine.held() == []

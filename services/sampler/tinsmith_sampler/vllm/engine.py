@@ -273,8 +273,13 @@ class VllmEngine:
             CheckpointIncompatibleError: If vLLM cannot use them.
             WorkerUnavailableError: If vLLM ended, or is given up.
         """
-        if isinstance(config, LoraConfig):
-            self._check_adapter(config)
+        if not isinstance(config, LoraConfig):
+            # Replacing base weights in a running vLLM gave a wrong answer now and then.
+            raise CheckpointIncompatibleError(
+                "the checkpoint has full weights, which engine vllm does not sample from; use a "
+                "sampler with engine embedded"
+            )
+        self._check_adapter(config)
         serial = next(self._serials)
         folder = await asyncio.to_thread(self._folders.write, str(serial), tensors, config)
         loaded = _Version(
