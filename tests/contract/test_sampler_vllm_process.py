@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +20,11 @@ from tests.support.wait import eventually
 
 from tinsmith_engine import FullConfig, LoraConfig, Published, SampledSequence, SampleRequest
 from tinsmith_engine.base.types import ModelInfo
-from tinsmith_runtime.errors import VersionNotLoadedError, WorkerUnavailableError
+from tinsmith_runtime.errors import (
+    CheckpointIncompatibleError,
+    VersionNotLoadedError,
+    WorkerUnavailableError,
+)
 from tinsmith_sampler.engine_protocol import Ticket
 from tinsmith_sampler.vllm.engine import VllmEngine
 from tinsmith_sampler.vllm.messages import Configure
@@ -37,8 +43,15 @@ LORA = LoraConfig(rank=4)
 TENSORS = {"base_model.model.q_proj.lora_A.weight": torch.ones(4, 4)}
 
 
+@pytest.fixture
+def stall_timeout_s() -> float:
+    return 60.0
+
+
 @pytest_asyncio.fixture
-async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmEngine]:
+async def engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stall_timeout_s: float
+) -> AsyncIterator[VllmEngine]:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", ":".join(filter(None, [str(Path.cwd()), *sys.path])))
     python = tmp_path / "python"
@@ -61,7 +74,7 @@ async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         tmp_path,
         settings,
         Interpreter(str(python), 1, 60.0, is_cpu=True, restart_waits_s=(0.0, 0.01)),
-        stall_timeout_s=60.0,
+        stall_timeout_s=stall_timeout_s,
     )
     await engine.start()
     yield engine
@@ -96,6 +109,16 @@ async def test_a_process_that_ended_is_started_again_with_the_adapters_that_it_h
     assert engine.statistics().num_requests == 0
 
 
+@pytest.mark.parametrize("stall_timeout_s", [3.0])
+async def test_a_process_that_stalls_over_weights_is_started_again(engine: VllmEngine) -> None:
+    """Nothing is sampled meanwhile: a call without an answer is work too."""
+    os.kill(engine.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerUnavailableError):
+        await engine.load("run", TENSORS, LORA, 5)
+    await eventually(lambda: engine.statistics().num_restarts)
+    assert engine.held() == []
+
+
 async def test_an_engine_that_cannot_start_again_says_so_and_refuses(
     engine: VllmEngine, tmp_path: Path
 ) -> None:
@@ -127,10 +150,7 @@ async def test_no_id_is_used_for_two_versions(engine: VllmEngine) -> None:
     assert len(set(serials)) == 5
 
 
-async def test_adapters_are_back_after_full_weights(engine: VllmEngine) -> None:
-    adapter = await engine.load("run", TENSORS, LORA, 1)
-    full = await engine.load("full", {"w": torch.ones(2)}, FullConfig(), 9)
-    for weights, token in ((full, 0), (adapter, adapter.serial), (full, 0)):
-        found = await sampled(engine, weights)
-        assert [one.tokens for one in found] == [[token] * 3] * 2
-        assert {version for one in found for version in one.versions} == {weights.version}
+async def test_full_weights_are_refused_by_name(engine: VllmEngine) -> None:
+    with pytest.raises(CheckpointIncompatibleError, match="engine vllm"):
+        await engine.load("full", {"w": torch.ones(2)}, FullConfig(), 9)
+    assert engine.held() == []

@@ -11,7 +11,7 @@ import torch
 from tests.fakes.sampler_harness import PROMPT, SamplerRig, as_floats, tokens_of, versions_of
 from tests.vllm.conftest import Reference, logprobs_of
 from tinsmith.v1 import sampler_pb2
-from tinsmith_engine import FullConfig, LoraConfig
+from tinsmith_engine import LoraConfig
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -104,34 +104,3 @@ async def test_more_adapters_than_fit_a_batch_are_all_served(
         model = reference.adapted(tensors, rank=4, alpha=LoraConfig().alpha)
         assert versions_of(response) == {seed}
         assert largest_difference(response, model) < TOLERANCE
-
-
-async def test_full_weights_take_turns_with_the_base_model_and_its_adapters(
-    rig: SamplerRig, reference: Reference
-) -> None:
-    generator = torch.Generator().manual_seed(3)
-    tensors = {
-        name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
-        for name, tensor in reference.base().state_dict().items()
-        if name != "lm_head.weight"
-    }
-    full = await rig.saved("full", FullConfig(), tensors, version=7)
-    config = LoraConfig(rank=4, seed=1)
-    adapter_tensors = await rig.random_adapter(config)
-    adapter = await rig.saved("adapter", config, adapter_tensors, version=1)
-    models = {
-        rig.session(checkpoint=full): reference.full(tensors),
-        rig.session(checkpoint=adapter): reference.adapted(
-            adapter_tensors, rank=4, alpha=config.alpha
-        ),
-        rig.session(): reference.base(),
-    }
-    sessions = [*models] * 3
-    responses = await asyncio.gather(
-        *(rig.sample(session, LONG_PROMPT, max_tokens=24) for session in sessions)
-    )
-    differences = [
-        largest_difference(response, models[session], LONG_PROMPT)
-        for session, response in zip(sessions, responses, strict=True)
-    ]
-    assert max(differences) < TOLERANCE, differences

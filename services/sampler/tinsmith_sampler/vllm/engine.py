@@ -47,6 +47,7 @@ from tinsmith_sampler.vllm.jobs import Job, numbers
 from tinsmith_sampler.vllm.messages import (
     Adapter,
     AddAdapter,
+    Command,
     Configure,
     LoadBase,
     RemoveAdapter,
@@ -234,8 +235,7 @@ class VllmEngine:
         try:
             await self._enter(key)
             ticket.request_id = next(self._numbers)
-            if not self._jobs:
-                self._process.note_work()
+            self._note_work()
             self._jobs[ticket.request_id] = job
             try:
                 self._send(job, first=True)
@@ -273,8 +273,13 @@ class VllmEngine:
             CheckpointIncompatibleError: If vLLM cannot use them.
             WorkerUnavailableError: If vLLM ended, or is given up.
         """
-        if isinstance(config, LoraConfig):
-            self._check_adapter(config)
+        if not isinstance(config, LoraConfig):
+            # Replacing base weights in a running vLLM gave a wrong answer now and then.
+            raise CheckpointIncompatibleError(
+                "the checkpoint has full weights, which engine vllm does not sample from; use a "
+                "sampler with engine embedded"
+            )
+        self._check_adapter(config)
         serial = next(self._serials)
         folder = await asyncio.to_thread(self._folders.write, str(serial), tensors, config)
         loaded = _Version(
@@ -305,7 +310,7 @@ class VllmEngine:
 
     def statistics(self) -> EngineStatistics:
         """Return how the engine does."""
-        stalled_s = self._process.silent_s if self._jobs else 0.0
+        stalled_s = self._process.silent_s if self._has_work else 0.0
         return EngineStatistics(len(self._jobs), self._num_restarts, stalled_s)
 
     # Requests.
@@ -419,20 +424,20 @@ class VllmEngine:
         try:
             if not version.is_full and self._ready.is_set():
                 serial = version.published.serial
-                await self._process.call(lambda call: RemoveAdapter(call, serial))
+                await self._call(lambda call: RemoveAdapter(call, serial))
         except TinsmithError as error:
             logger.debug("an adapter was not removed", extra={"problem": error.message})
         finally:
             await asyncio.to_thread(self._folders.remove, version.folder)
 
     async def _add_adapter(self, adapter: Adapter) -> None:
-        await self._process.call(lambda call: AddAdapter(call, adapter))
+        await self._call(lambda call: AddAdapter(call, adapter))
 
     async def _load_base(self, key: int) -> None:
         """Give the process other base weights; called while it samples nothing."""
         directory = self._directory if key == BASE else self._versions[key].folder
         try:
-            await self._process.call(lambda call: LoadBase(call, str(directory)))
+            await self._call(lambda call: LoadBase(call, str(directory)))
             if key == BASE:
                 await self._add_adapters()
         except BaseException:
@@ -446,6 +451,19 @@ class VllmEngine:
                 await self._add_adapter(version.adapter)
 
     # The process.
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._jobs or self._process.num_calls)
+
+    def _note_work(self) -> None:
+        """Count the silence of a process that had nothing to do from now on."""
+        if not self._has_work:
+            self._process.note_work()
+
+    async def _call(self, command: Callable[[int], Command]) -> None:
+        self._note_work()
+        await self._process.call(command)
 
     async def _enter(self, key: int) -> None:
         """Wait for a process that runs, and for base weights; a `leave` must follow."""

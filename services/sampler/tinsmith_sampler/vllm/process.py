@@ -97,6 +97,11 @@ class VllmProcess:
         return self._process.pid if self._process is not None else 0
 
     @property
+    def num_calls(self) -> int:
+        """Calls that have no answer yet."""
+        return len(self._calls)
+
+    @property
     def silent_s(self) -> float:
         """Seconds since the process was last heard, or given the first work after a rest."""
         return time.monotonic() - self._heard_at_s
