@@ -22,9 +22,11 @@ from tinsmith_engine import FullConfig, LoraConfig, Published, SampledSequence, 
 from tinsmith_engine.base.types import ModelInfo
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
+    InvalidFieldError,
     VersionNotLoadedError,
     WorkerUnavailableError,
 )
+from tinsmith_runtime.penalties import Shaping
 from tinsmith_sampler.engine_protocol import Ticket
 from tinsmith_sampler.vllm.engine import VllmEngine
 from tinsmith_sampler.vllm.messages import Configure
@@ -71,7 +73,6 @@ async def engine(
     )
     engine = VllmEngine(
         INFO,
-        tmp_path,
         settings,
         Interpreter(str(python), 1, 60.0, is_cpu=True, restart_waits_s=(0.0, 0.01)),
         stall_timeout_s=stall_timeout_s,
@@ -154,3 +155,24 @@ async def test_full_weights_are_refused_by_name(engine: VllmEngine) -> None:
     with pytest.raises(CheckpointIncompatibleError, match="engine vllm"):
         await engine.load("full", {"w": torch.ones(2)}, FullConfig(), 9)
     assert engine.held() == []
+
+
+@pytest.mark.parametrize(
+    ("shaping", "name"),
+    [
+        (Shaping(frequency_penalty=0.5), "frequency_penalty"),
+        (Shaping(repetition_penalty=1.1, logit_bias={1: 2.0}), "repetition_penalty"),
+        (Shaping(logit_bias={1: 2.0}), "logit_bias"),
+    ],
+)
+async def test_what_shapes_logits_is_refused_by_its_own_name(
+    engine: VllmEngine, shaping: Shaping, name: str
+) -> None:
+    request = SampleRequest(prompt_tokens=[1], max_tokens=1, shaping=shaping)
+    with pytest.raises(InvalidFieldError, match=f"{name} cannot be done by engine vllm"):
+        engine.refuse(request)
+    assert name in engine.capabilities.refused
+
+
+async def test_shaping_that_changes_nothing_is_taken(engine: VllmEngine) -> None:
+    engine.refuse(SampleRequest(prompt_tokens=[1], max_tokens=1, shaping=Shaping()))

@@ -18,7 +18,6 @@ from tinsmith_sampler.vllm.messages import (
     Done,
     Event,
     Generate,
-    LoadBase,
     Ready,
     RemoveAdapter,
     Stepped,
@@ -79,9 +78,6 @@ def main(connection: socket.socket) -> None:
                 send(Done(call))
             case RemoveAdapter(call, number):
                 adapters.discard(number)
-                send(Done(call))
-            case LoadBase(call):
-                adapters.clear()
                 send(Done(call))
 
 

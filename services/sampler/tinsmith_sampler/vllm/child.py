@@ -31,7 +31,6 @@ from tinsmith_sampler.vllm.messages import (
     Event,
     Generate,
     LikeliestTokens,
-    LoadBase,
     Ready,
     RemoveAdapter,
     Stepped,
@@ -90,8 +89,6 @@ class EngineLoop:
                     self._call(call, self._engine.add_lora, request)
                 case RemoveAdapter(call, number):
                     self._call(call, self._engine.remove_lora, number)
-                case LoadBase(call, directory):
-                    self._call(call, self._load_base, directory)
 
     def _add(self, command: Generate) -> None:
         adapter = command.adapter
@@ -134,11 +131,6 @@ class EngineLoop:
                     ]
                 )
             )
-
-    def _load_base(self, directory: str) -> None:
-        self._engine.collective_rpc("load_weights_of", args=(directory,))
-        if not self._engine.reset_prefix_cache():
-            raise RuntimeError("the prefix cache cannot be emptied: something is being sampled")
 
     def _call(self, call: int, function: Any, *args: Any) -> None:
         try:
@@ -195,7 +187,6 @@ def _load(settings: Configure) -> LLMEngine:
             skip_tokenizer_init=True,
             enforce_eager=vllm.platforms.current_platform.is_cpu(),
             disable_log_stats=True,
-            worker_extension_cls="tinsmith_sampler.vllm.worker_extension.WeightsExtension",
             **arguments,
         )
     )

@@ -29,6 +29,7 @@ from tinsmith_runtime.errors import (
     WorkerUnavailableError,
     internal_error,
 )
+from tinsmith_runtime.penalties import NEUTRAL, Shaping
 from tinsmith_sampler.engine_protocol import (
     EngineCapabilities,
     EngineStatistics,
@@ -42,14 +43,12 @@ from tinsmith_sampler.metrics import (
     SAMPLED_TOKENS,
     SEQUENCES,
 )
-from tinsmith_sampler.vllm.base_turns import BASE, BaseTurns
 from tinsmith_sampler.vllm.jobs import Job, numbers
 from tinsmith_sampler.vllm.messages import (
     Adapter,
     AddAdapter,
     Command,
     Configure,
-    LoadBase,
     RemoveAdapter,
     Update,
 )
@@ -82,10 +81,12 @@ _DONE = frozenset(
 """Fields of a request that this engine follows; any other one is refused unless it is unset."""
 _NAMES = {"follows_run": "weight_updates"}
 """Words of the contract for fields that have another one there."""
+_SHAPING = tuple(field.name for field in dataclasses.fields(Shaping))
 REFUSED = tuple(
-    _NAMES.get(field.name, field.name)
+    name
     for field in dataclasses.fields(SampleRequest)
     if field.name not in _DONE
+    for name in (_SHAPING if field.name == "shaping" else (_NAMES.get(field.name, field.name),))
 )
 _WATCH_INTERVAL_S = 0.5
 
@@ -94,14 +95,11 @@ _WATCH_INTERVAL_S = 0.5
 class _Version:
     published: Published
     folder: Path
-    is_full: bool
     num_requests: int = 0
     is_retired: bool = False
 
     @property
-    def adapter(self) -> Adapter | None:
-        if self.is_full:
-            return None
+    def adapter(self) -> Adapter:
         serial = self.published.serial
         return Adapter(serial, f"version-{serial}", str(self.folder))
 
@@ -111,7 +109,6 @@ class VllmEngine:
 
     Args:
         info: The model, as far as its files tell.
-        directory: Where its files are.
         settings: What the process loads.
         interpreter: What runs the process.
         stall_timeout_s: Silence with work to do after which the process is ended and started anew.
@@ -120,14 +117,12 @@ class VllmEngine:
     def __init__(
         self,
         info: ModelInfo,
-        directory: Path,
         settings: Configure,
         interpreter: Interpreter,
         *,
         stall_timeout_s: float,
     ) -> None:
         self._info = info
-        self._directory = directory
         self._settings = settings
         self._interpreter = interpreter
         self._stall_timeout_s = stall_timeout_s
@@ -140,7 +135,6 @@ class VllmEngine:
         self._numbers = numbers()
         self._jobs: dict[int, Job] = {}
         self._by_number: dict[int, Job] = {}
-        self._turns = BaseTurns(self._load_base)
         self._ready = asyncio.Event()
         self._is_failed = False
         self._is_closing = False
@@ -207,6 +201,8 @@ class VllmEngine:
             value = getattr(request, field.name)
             if field.name not in _DONE and not _is_unset(value, field.default):
                 name = _NAMES.get(field.name, field.name)
+                if isinstance(value, Shaping):
+                    name = next(each for each in _SHAPING if _differs(value, each))
                 raise InvalidFieldError(
                     name,
                     "cannot be done by engine vllm, which this sampler runs; leave it out, or use "
@@ -228,12 +224,11 @@ class VllmEngine:
             WorkerUnavailableError: If vLLM ended, or is given up.
         """
         version = self._version_of(ticket.request.weights)
-        key = version.published.serial if version is not None and version.is_full else BASE
         job = self._job(ticket, version)
         if version is not None:
             version.num_requests += 1
         try:
-            await self._enter(key)
+            await self._wait_ready()
             ticket.request_id = next(self._numbers)
             self._note_work()
             self._jobs[ticket.request_id] = job
@@ -241,7 +236,6 @@ class VllmEngine:
                 self._send(job, first=True)
             except BaseException:
                 del self._jobs[ticket.request_id]
-                self._turns.leave()
                 raise
         except BaseException:
             self._release(version)
@@ -282,16 +276,10 @@ class VllmEngine:
         self._check_adapter(config)
         serial = next(self._serials)
         folder = await asyncio.to_thread(self._folders.write, str(serial), tensors, config)
-        loaded = _Version(
-            Published(name, version, serial), folder, not isinstance(config, LoraConfig)
-        )
+        loaded = _Version(Published(name, version, serial), folder)
         try:
-            if loaded.adapter is not None:
-                await self._enter(BASE)
-                try:
-                    await self._add_adapter(loaded.adapter)
-                finally:
-                    self._turns.leave()
+            await self._wait_ready()
+            await self._add_adapter(loaded.adapter)
         except BaseException:
             self._folders.remove(folder)
             raise
@@ -366,7 +354,6 @@ class VllmEngine:
             self._by_number.pop(number, None)
         weights = job.ticket.request.weights
         self._release(None if weights is None else self._versions.get(weights.serial))
-        self._turns.leave()
 
     def _fail_jobs(self) -> None:
         for job in list(self._jobs.values()):
@@ -422,7 +409,7 @@ class VllmEngine:
 
     async def _drop(self, version: _Version) -> None:
         try:
-            if not version.is_full and self._ready.is_set():
+            if self._ready.is_set():
                 serial = version.published.serial
                 await self._call(lambda call: RemoveAdapter(call, serial))
         except TinsmithError as error:
@@ -433,22 +420,9 @@ class VllmEngine:
     async def _add_adapter(self, adapter: Adapter) -> None:
         await self._call(lambda call: AddAdapter(call, adapter))
 
-    async def _load_base(self, key: int) -> None:
-        """Give the process other base weights; called while it samples nothing."""
-        directory = self._directory if key == BASE else self._versions[key].folder
-        try:
-            await self._call(lambda call: LoadBase(call, str(directory)))
-            if key == BASE:
-                await self._add_adapters()
-        except BaseException:
-            # Half of the weights may have been replaced.
-            self._process.kill()
-            raise
-
     async def _add_adapters(self) -> None:
         for version in list(self._versions.values()):
-            if version.adapter is not None:
-                await self._add_adapter(version.adapter)
+            await self._add_adapter(version.adapter)
 
     # The process.
 
@@ -465,18 +439,12 @@ class VllmEngine:
         self._note_work()
         await self._process.call(command)
 
-    async def _enter(self, key: int) -> None:
-        """Wait for a process that runs, and for base weights; a `leave` must follow."""
-        while True:
-            if self._is_failed:
-                raise WorkerUnavailableError("vLLM cannot be started; use another sampler")
+    async def _wait_ready(self) -> None:
+        """Wait for a process that runs."""
+        if not self._is_failed:
             await self._ready.wait()
-            if self._is_failed:
-                continue
-            await self._turns.enter(key)
-            if self._ready.is_set():
-                return
-            self._turns.leave()
+        if self._is_failed:
+            raise WorkerUnavailableError("vLLM cannot be started; use another sampler")
 
     def _new_process(self) -> VllmProcess:
         return VllmProcess(
@@ -500,7 +468,6 @@ class VllmEngine:
             self._process = self._new_process()
             try:
                 await self._process.start()
-                self._turns.restarted()
                 await self._add_adapters()
             except TinsmithError as error:
                 logger.error("vLLM was not started again", extra={"problem": error.message})
@@ -528,8 +495,12 @@ class VllmEngine:
         task.add_done_callback(self._tasks.discard)
 
 
+def _differs(shaping: Shaping, name: str) -> bool:
+    return bool(getattr(shaping, name) != getattr(NEUTRAL, name))
+
+
 def _is_unset(value: object, default: object) -> bool:
-    if isinstance(value, (int, float, str)):
+    if isinstance(value, (int, float, str, Shaping)):
         return value == default
     return value is default or (isinstance(value, Sized) and len(value) == 0)
 

@@ -88,15 +88,7 @@ class RemoveAdapter:
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadBase:
-    """Replaces all weights of the model, while nothing is sampled; answered by `Done`."""
-
-    call: int
-    directory: str
-
-
-Command = Configure | Generate | Abort | AddAdapter | RemoveAdapter | LoadBase
+Command = Configure | Generate | Abort | AddAdapter | RemoveAdapter
 
 
 @dataclass(frozen=True, slots=True)

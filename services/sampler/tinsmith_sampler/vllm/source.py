@@ -93,7 +93,6 @@ def _engine(config: SamplerConfig, directory: Path) -> VllmEngine:
     info = _describe(directory, config, tensor_parallel_size)
     return VllmEngine(
         info,
-        directory,
         Configure(
             model=str(directory),
             dtype=config.dtype,

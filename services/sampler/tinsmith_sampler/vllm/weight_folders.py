@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tinsmith_engine import AdapterConfig, LoraConfig
+from tinsmith_engine import LoraConfig
 from tinsmith_engine.files.weight_files import ADAPTER_CONFIG_FILE, weights_file
 from tinsmith_runtime.errors import CheckpointIncompatibleError
 
@@ -30,7 +30,7 @@ class WeightFolders:
         parent = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
         self._root = Path(tempfile.mkdtemp(prefix="tinsmith-vllm-", dir=parent))
 
-    def write(self, name: str, tensors: Mapping[str, Tensor], config: AdapterConfig) -> Path:
+    def write(self, name: str, tensors: Mapping[str, Tensor], config: LoraConfig) -> Path:
         """Write a version and return its folder.
 
         Raises:
@@ -47,9 +47,7 @@ class WeightFolders:
             {key: tensor.contiguous() for key, tensor in tensors.items()},
             folder / weights_file(config),
         )
-        if isinstance(config, LoraConfig):
-            described = _peft_config(tensors, config)
-            (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(described))
+        (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(_peft_config(tensors, config)))
         return folder
 
     def remove(self, folder: Path) -> None:
