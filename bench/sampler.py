@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -258,16 +258,16 @@ def exactness_rows(
     return rows
 
 
-def model_rows(name: str, model_dir: Path, num_tokens: int, repeats: int) -> list[report.Row]:
-    """Return all rows of a model."""
+def model_rows(
+    name: str, model_dir: Path, num_tokens: int, repeats: int
+) -> Iterator[list[report.Row]]:
+    """Yield the rows of a model, as soon as some are measured."""
     ours = Ours(model_dir)
-    return [
-        *decode_rows(name, model_dir, ours, num_tokens, repeats),
-        *sharing_rows(name, ours, num_tokens, repeats),
-        *latency_rows(name, ours, repeats),
-        *exactness_rows(name, model_dir, ours, num_tokens, repeats),
-        *prompt_rows(name, ours, repeats),
-    ]
+    yield decode_rows(name, model_dir, ours, num_tokens, repeats)
+    yield sharing_rows(name, ours, num_tokens, repeats)
+    yield latency_rows(name, ours, repeats)
+    yield exactness_rows(name, model_dir, ours, num_tokens, repeats)
+    yield prompt_rows(name, ours, repeats)
 
 
 def main() -> None:
@@ -280,23 +280,31 @@ def main() -> None:
     logging.disable(logging.WARNING)
     keep_freed_memory()
     torch.set_num_threads(NUM_THREADS)
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        if arguments.only in (None, "small"):
-            small = Path(folder) / "small"
-            build_model(small, vocab_size=VOCAB, max_context_tokens=LONG_PROMPT + 1)
-            rows += model_rows("small", small, 64, arguments.repeats)
-        if arguments.only in (None, "wide"):
-            wide = build_random_model(Path(folder) / "wide", SHAPE)
-            rows += model_rows(SHAPE, wide, 32, arguments.repeats)
+    rows: list[report.Row] = []
     machine = report.machine() | {
         "torch": torch.__version__,
         "threads": NUM_THREADS,
         "load": round(os.getloadavg()[0], 2),
     }
-    report.show("Sampling in the engine", rows, machine)
-    if arguments.only is None:
-        report.write("sampler", rows, machine)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for group in all_rows(folder, arguments.only, arguments.repeats):
+            # A run that is cut off leaves what it has measured.
+            report.show("Sampling in the engine", group, machine)
+            rows += group
+            if arguments.only is None:
+                report.write("sampler", rows, machine)
+
+
+def all_rows(folder: Path, only: str | None, repeats: int) -> Iterator[list[report.Row]]:
+    """Yield the rows of the models that are asked for."""
+    if only in (None, "small"):
+        small = folder / "small"
+        build_model(small, vocab_size=VOCAB, max_context_tokens=LONG_PROMPT + 1)
+        yield from model_rows("small", small, 64, repeats)
+    if only in (None, "wide"):
+        wide = build_random_model(folder / "wide", SHAPE)
+        yield from model_rows(SHAPE, wide, 32, repeats)
 
 
 if __name__ == "__main__":
