@@ -13,4 +13,5 @@ A forward and backward over packed tokens; knows neither runs nor operations.
 #   E  experts of a layer                           P    numbers of a slot
 #   M  in `experts.py` pairs of token and expert,   R    runs of an adapter group
 #      in `lm_head.py` rows that are scored
+#   B  products of a stack                          Q    queries of one product
 #   n, c  rows of one chunk of M

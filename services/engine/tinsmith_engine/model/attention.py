@@ -255,13 +255,13 @@ def _chunk_of_queries(scores_of_all: int) -> int:
 def weighted_values(
     probabilities: Tensor, values: Tensor, split: KSplit, *, out: Tensor | None = None
 ) -> Tensor:
-    """Return `probabilities @ values` for [B, n, L] and [B, L, D], the sum cut at fixed keys.
+    """Return `probabilities @ values` for [B, Q, L] and [B, L, D], the sum cut at fixed keys.
 
     Args:
         probabilities: Of each query over the keys, in the dtype of the values.
         values: Finite, also where a probability is zero.
         split: How the sums of products are cut.
-        out: Where to put it, [B, n, D].
+        out: Where to put it, [B, Q, D].
     """
     if values.dtype != torch.float32:
         if split.block is None:
