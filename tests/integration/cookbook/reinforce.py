@@ -36,7 +36,7 @@ class LetterEnv(ProblemEnv):
 
 
 class LetterDataset(RLDataset):
-    """Groups of eight answers to one prompt."""
+    """Groups of sixteen answers to one prompt."""
 
     def __init__(self, prompts: Sequence[str], renderer: renderers.Renderer) -> None:
         self._prompts = prompts
@@ -45,7 +45,7 @@ class LetterDataset(RLDataset):
     def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
         prompts = self._prompts[index * GROUPS_PER_BATCH : (index + 1) * GROUPS_PER_BATCH]
         return [
-            ProblemGroupBuilder(partial(LetterEnv, prompt, self._renderer), num_envs=8)
+            ProblemGroupBuilder(partial(LetterEnv, prompt, self._renderer), num_envs=16)
             for prompt in prompts
         ]
 
@@ -83,11 +83,11 @@ def main(model_name: str, file_path: str, log_path: str, loss_beside: str = "") 
             file_path=file_path, model_name=model_name, renderer_name=renderer_name
         ),
         async_config=beside,
-        learning_rate=2e-2,
+        learning_rate=1e-2,
         max_tokens=2,
-        num_epochs=3,
+        num_epochs=4,
         eval_every=0,
-        save_every=6,
+        save_every=8,
     )
     asyncio.run(train.main(config))
 
