@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tinsmith_engine.base.engine_thread import EngineThread
+    from tinsmith_engine.base.engine_thread import EngineThread, Parts
     from tinsmith_engine.base.loss_specs import LOSS_NAMES, LOSS_SPECS, LossSpec
     from tinsmith_engine.base.types import (
         AdamParams,
@@ -59,6 +59,7 @@ _HOMES = {
     "LossSpec": "base.loss_specs",
     "ModelInfo": "base.types",
     "OptimStepResult": "base.types",
+    "Parts": "base.engine_thread",
     "PromptAlternatives": "sampling.sample_request",
     "PromptLogprobs": "sampling.sample_request",
     "Published": "base.types",
@@ -91,6 +92,7 @@ __all__ = [
     "LossSpec",
     "ModelInfo",
     "OptimStepResult",
+    "Parts",
     "PromptAlternatives",
     "PromptLogprobs",
     "Published",

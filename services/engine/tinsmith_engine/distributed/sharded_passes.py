@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from tinsmith_engine.base.memory import is_out_of_memory
@@ -75,11 +75,11 @@ class ShardedPassRunner(PassRunner):
 
     def run(
         self, requests: Sequence[tuple[BatchRequest, Run | None]]
-    ) -> list[BatchResult | TinsmithError]:
+    ) -> Generator[float, None, list[BatchResult | TinsmithError]]:
         """Compute valid requests; every rank is given the same ones."""
         self._loads.clear()
         self._assignments.clear()
-        return super().run(requests)
+        return (yield from super().run(requests))
 
     def _begin_backward(self, job: Job) -> None:
         job.starts_fresh = False
@@ -94,10 +94,14 @@ class ShardedPassRunner(PassRunner):
     def _next_microbatches(self, job: Job) -> list[list[int]]:
         return job.microbatches[: self._ranks.world_size]
 
-    def _run_segments(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
+    def _run_segments(
+        self, segments: Sequence[Segment], rows_behind: int, *, needs_gradient: bool
+    ) -> Iterator[float]:
+        yield self._seconds(rows_behind, needs_gradient=needs_gradient)
         places = self._places(segments, needs_gradient=needs_gradient)
         by_rank = self._by_rank(segments, places)
-        passes = [self._passes(members) for members in by_rank]
+        # The ranks part alike: no clock decides.
+        passes = [self._passes(members, self._max_pass_tokens) for members in by_rank]
         mine = passes[self._ranks.rank]
         failure: Exception | None = None
         for number in range(max(len(one) for one in passes)):
