@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tinsmith_engine.base.engine_thread import EngineThread, Parts
+    from tinsmith_engine.base.engine_thread import EngineThread, Parts, timed
     from tinsmith_engine.base.loss_specs import LOSS_NAMES, LOSS_SPECS, LossSpec
     from tinsmith_engine.base.types import (
         AdamParams,
@@ -70,6 +70,7 @@ _HOMES = {
     "Sampler": "sampling.sampler",
     "TokenListener": "sampling.sample_request",
     "check_target_tokens": "sampling.sample_request",
+    "timed": "base.engine_thread",
     "validate_adam": "training.batch_validation",
     "validate_batch": "training.batch_validation",
     "validate_sample_request": "sampling.sample_request",
@@ -103,6 +104,7 @@ __all__ = [
     "Sampler",
     "TokenListener",
     "check_target_tokens",
+    "timed",
     "validate_adam",
     "validate_batch",
     "validate_sample_request",

@@ -26,38 +26,37 @@ from tinsmith_runtime.errors import DrainingError
 
 logger = logging.getLogger(__name__)
 
+_SHARED_S = 1.0
+"""Where long jobs took turns, they will soon do so again."""
+
 ArgsT = ParamSpec("ArgsT")
 ResultT = TypeVar("ResultT")
 
 
 @dataclass(slots=True)
 class _LongJob(Generic[ResultT]):
-    future: Future[LongJobResult[ResultT]]
+    future: Future[ResultT]
     parts: Parts[ResultT]
     on_part: Callable[[float], object] | None
-    following_s: float | None = None
-    """After the next part; None before the first turn."""
-    busy_s: float = 0.0
+    left_s: float | None = None
+    """None before the first turn."""
 
-    def run_part(self) -> bool:
+    def run_part(self, *, is_shared: bool) -> bool:
         """Run the next part; return whether another follows."""
-        if self.following_s is None and not self.future.set_running_or_notify_cancel():
+        if self.left_s is None and not self.future.set_running_or_notify_cancel():
             return False
-        begin_s = time.perf_counter()
         try:
-            if self.following_s is None:
-                self.following_s = next(self.parts)
+            if self.left_s is None:
+                self.left_s = next(self.parts)
             if self.on_part is not None:
-                self.on_part(self.following_s)
-            self.following_s = next(self.parts)
+                self.on_part(self.left_s)
+            self.left_s = self.parts.send(is_shared)
         except StopIteration as end:
-            busy_s = self.busy_s + time.perf_counter() - begin_s
-            self.future.set_result(LongJobResult(end.value, busy_s))
+            self.future.set_result(end.value)
             return False
         except BaseException as error:
             self.future.set_exception(error)
             return False
-        self.busy_s += time.perf_counter() - begin_s
         return True
 
 
@@ -68,21 +67,23 @@ class _Stepper:
     has_work: bool = True
 
 
-Parts = Generator[float, None, ResultT]
-"""A long job. It yields before each of its parts about how many seconds are to follow that one."""
+Parts = Generator[float, bool | None, ResultT]
+"""A long job. It yields before each of its parts about how many seconds it is still to take, and is
+sent whether other long jobs take turns with it, so that its part had better be short."""
 
 
-@dataclass(frozen=True, slots=True)
-class LongJobResult(Generic[ResultT]):
-    """What a long job gave.
-
-    Attributes:
-        value: What its generator returned.
-        busy_s: How long its parts took, without what came between them.
-    """
-
-    value: ResultT
-    busy_s: float
+def timed(parts: Parts[ResultT]) -> Parts[tuple[ResultT, float]]:
+    """Return also how many seconds the parts took, without what came between them."""
+    busy_s = 0.0
+    sent: bool | None = None
+    while True:
+        begin_s = time.perf_counter()
+        try:
+            left_s = parts.send(sent)
+        except StopIteration as end:
+            return end.value, busy_s + time.perf_counter() - begin_s
+        busy_s += time.perf_counter() - begin_s
+        sent = yield left_s
 
 
 class EngineThread:
@@ -99,6 +100,7 @@ class EngineThread:
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         # The one that had its turn longest ago is first.
         self._long_jobs: deque[_LongJob[Any]] = deque()
+        self._shared_until_s = 0.0
         self._steppers: list[_Stepper] = []
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -122,13 +124,13 @@ class EngineThread:
 
     def submit_parts(
         self, parts: Parts[ResultT], on_part: Callable[[float], object] | None = None
-    ) -> Future[LongJobResult[ResultT]]:
+    ) -> Future[ResultT]:
         """Queue a long job, whose parts take turns with other work.
 
         Args:
             parts: The job. What it does before its first part is done within the first turn.
-            on_part: Called on the engine's thread before each part, with the seconds that are
-                expected to follow it.
+            on_part: Called on the engine's thread before each part, with the seconds that the job
+                is still expected to take.
 
         Returns:
             The future of its result, or of what the generator raises. It cannot be cancelled once
@@ -137,7 +139,7 @@ class EngineThread:
         Raises:
             DrainingError: The thread was closed.
         """
-        future: Future[LongJobResult[ResultT]] = Future()
+        future: Future[ResultT] = Future()
         with self._changed:
             if self._is_closing:
                 raise DrainingError("the engine is shutting down; send the request again")
@@ -223,7 +225,9 @@ class EngineThread:
             if not self._long_jobs:
                 return
             job = self._long_jobs.popleft()
-        if job.run_part():
+            if self._long_jobs:
+                self._shared_until_s = time.monotonic() + _SHARED_S
+        if job.run_part(is_shared=time.monotonic() < self._shared_until_s):
             with self._changed:
                 self._long_jobs.append(job)
 

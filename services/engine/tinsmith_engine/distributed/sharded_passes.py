@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tinsmith_engine.base.engine_thread import Parts
 from tinsmith_engine.base.memory import is_out_of_memory
 from tinsmith_engine.base.types import BatchRequest, BatchResult
 from tinsmith_engine.distributed.microbatch_assignment import (
@@ -75,7 +76,7 @@ class ShardedPassRunner(PassRunner):
 
     def run(
         self, requests: Sequence[tuple[BatchRequest, Run | None]]
-    ) -> Generator[float, None, list[BatchResult | TinsmithError]]:
+    ) -> Parts[list[BatchResult | TinsmithError]]:
         """Compute valid requests; every rank is given the same ones."""
         self._loads.clear()
         self._assignments.clear()
@@ -95,9 +96,9 @@ class ShardedPassRunner(PassRunner):
         return job.microbatches[: self._ranks.world_size]
 
     def _run_segments(
-        self, segments: Sequence[Segment], rows_behind: int, *, needs_gradient: bool
-    ) -> Iterator[float]:
-        yield self._seconds(rows_behind, needs_gradient=needs_gradient)
+        self, segments: Sequence[Segment], rows_left: int, *, needs_gradient: bool
+    ) -> Parts[None]:
+        yield self._seconds(rows_left, needs_gradient=needs_gradient)
         places = self._places(segments, needs_gradient=needs_gradient)
         by_rank = self._by_rank(segments, places)
         # The ranks part alike: no clock decides.

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tinsmith_engine.arena.adam import grad_norm
+from tinsmith_engine.base.engine_thread import Parts
 from tinsmith_engine.base.types import (
     AdamParams,
     AdapterConfig,
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 _STATE_TENSORS = ("theta", "m", "v", "grad")
 
-Passes = Generator[float, None, list[BatchResult | TinsmithError]]
+Passes = Parts[list[BatchResult | TinsmithError]]
 """A computation by passes; see `Engine.compute_by_pass`."""
 
 
@@ -227,7 +228,8 @@ class Engine:
         changes no bit.
 
         Yields:
-            Before each pass, about how many seconds the passes after it are to take.
+            Before each pass, about how many seconds are left. What is sent in return says whether
+            the pass had better be short, as other work waits for its end.
 
         Returns:
             What `compute` returns.

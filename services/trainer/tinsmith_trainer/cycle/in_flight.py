@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 from tinsmith_trainer.execution.slices import Slice, is_suspect
 
-_LONG_S = 0.05
+_LONG_S = 0.1
 _MAX_CYCLES_OF_PROJECT, _MAX_CYCLES_OF_ONLY_PROJECT = 1, 2
 
 
 class _Stage(enum.Enum):
     WAITING = enum.auto()
     SHORT = enum.auto()
-    """What follows the pass that is computed takes less than `_LONG_S`."""
+    """It is to last less than `_LONG_S`: what is ready waits for its end."""
     LONG = enum.auto()
     PASSED = enum.auto()
     """What is left is short: optimizer steps."""
@@ -57,9 +57,9 @@ class ComputedCycle:
         """Whether it has passes left."""
         return self._stage is not _Stage.PASSED
 
-    def note_pass(self, following_s: float) -> None:
-        """Take notice that the engine begins a pass, after which others are to take so long."""
-        self._enter(_Stage.LONG if following_s >= _LONG_S else _Stage.SHORT)
+    def note_pass(self, left_s: float) -> None:
+        """Take notice that a pass begins, and about how long the cycle is to take from there."""
+        self._enter(_Stage.LONG if left_s >= _LONG_S else _Stage.SHORT)
 
     def note_passed(self) -> None:
         """Take notice that all passes have ended."""

@@ -33,13 +33,7 @@ from tinsmith_trainer.cycle.committer import Committer
 from tinsmith_trainer.cycle.in_flight import ComputedCycle, CyclesInFlight
 from tinsmith_trainer.cycle.planner import CyclePlanner
 from tinsmith_trainer.cycle.run_tasks import RunTasks
-from tinsmith_trainer.execution.engine_calls import (
-    SliceResult,
-    Steps,
-    apply_steps,
-    note_batches,
-    request_of,
-)
+from tinsmith_trainer.execution.engine_calls import SliceResult, compute_slices, step_slices
 from tinsmith_trainer.execution.slices import Slice, is_suspect, step_behind
 from tinsmith_trainer.metrics import (
     COMPUTED_TOKENS_PER_SECOND,
@@ -50,9 +44,7 @@ from tinsmith_trainer.metrics import (
 from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.residency.manager import Residency
-from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
 from tinsmith_trainer.runs.run import LiveRun
-from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 logger = logging.getLogger(__name__)
 
@@ -209,42 +201,21 @@ class Cycle:
         cycle: ComputedCycle,
     ) -> None:
         """Fill in the results; what joins on the way has its intent written as well."""
-        begin_s, busy_s = time.perf_counter(), 0.0
+        begin_s = time.perf_counter()
         engine = results[0].slice.run.engine
-        requests = [
-            request_of(result.slice.run.name, operation.work)
-            for result in results
-            for operation in result.slice.operations
-            if isinstance(operation.work, ForwardWork)
-        ]
-        if requests:
-            computation = await self._host.call_by_part(
-                engine.compute_by_pass(requests), cycle.note_pass
-            )
-            busy_s = computation.busy_s
-            note_batches(results, computation.value, busy_s)
+        computation = compute_slices(engine, results)
+        busy_s = await self._host.call_by_part(computation, cycle.note_pass)
         cycle.note_passed()
-        steps, stepping, joined = Steps(), [], []
+        joining = []
         for result in results:
-            run, last = result.slice.run, result.slice.operations[-1]
-            step: QueuedOperation | None = last
-            if not isinstance(last.work, OptimStepWork):
-                step = step_behind(run, last)
-                if step is not None:
-                    joined.append((run, [step]))
-                    run.queue.start([step.sequence_number])
-            if step is not None and isinstance(step.work, OptimStepWork):
-                steps.add(run.name, step.work, result.accumulation, step.record.seen_through)
-                stepping.append((result, step))
-        if joined:
+            step = step_behind(result.slice.run, result.slice.operations[-1])
+            if step is not None:
+                result.slice.run.queue.start([step.sequence_number])
+                joining.append((result, step))
+        if joining:
+            joined = [(result.slice.run, [step]) for result, step in joining]
             intents.append(asyncio.create_task(self._committer.begin(joined)))
-        if stepping:
-            steps_begin_s = time.perf_counter()
-            applied = await self._host.call(apply_steps, engine, steps)
-            steps_s = time.perf_counter() - steps_begin_s
-            busy_s += steps_s
-            for result, step in stepping:
-                result.note(step, applied[result.slice.run.name], steps_s / len(stepping))
+            busy_s += await self._host.call(step_slices, engine, joining)
         self._measure(results, time.perf_counter() - begin_s, busy_s)
 
     def _measure(self, results: Sequence[SliceResult], duration_s: float, busy_s: float) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 
-from tinsmith_engine import Engine, Parts
+from tinsmith_engine import Engine, Parts, timed
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import DataLossError, TinsmithError
@@ -98,12 +98,11 @@ class Replayer:
         payload = await read_payload(self._store, record)
         kind = Kind(record.kind)
         work = self._wire.decode_work(kind, payload)
-        computation = await self._host.call_by_part(
-            _compute(run.engine, run.name, work, record.plan or "")
+        answer, busy_s = await self._host.call_by_part(
+            timed(_compute(run.engine, run.name, work, record.plan or ""))
         )
-        answer = computation.value
         failpoints.passing("trainer.replayed")
-        run.state.add_replay_cost(computation.busy_s)
+        run.state.add_replay_cost(busy_s)
         if kind is Kind.OPTIM_STEP:
             run.queue.set_accumulation(Accumulation())
         else:
