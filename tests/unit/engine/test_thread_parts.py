@@ -50,7 +50,12 @@ def test_parts_of_long_jobs_take_turns_and_short_jobs_wait_for_one_part(
 
 def test_a_stepper_steps_between_parts(thread: EngineThread) -> None:
     events: list[str] = []
-    thread.add_stepper(lambda: bool(events.append("step")) or True)
+
+    def step() -> bool:
+        events.append("step")
+        return True
+
+    thread.add_stepper(step)
     assert thread.submit_parts(parts_of("a", 3, events)).result(5) == "a ended"
     within = events[events.index("a0") : events.index("a2") + 1]
     assert [each for each in within if each != "step"] == ["a0", "a1", "a2"]
