@@ -27,7 +27,7 @@ from tinsmith_runtime.errors import (
     VersionNotLoadedError,
 )
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_driver import SamplingDriver
+from tinsmith_sampler.engine_driver import Load, SamplingDriver
 from tinsmith_sampler.engine_protocol import EngineCapabilities, SamplingEngine, Ticket
 from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.queue_limits import QueueLimits
@@ -148,6 +148,16 @@ class SamplingService:
     def capabilities(self) -> EngineCapabilities | None:
         """What samples, the same for all models of a pod; None if it has no model."""
         return next((driver.engine.capabilities for driver in self._drivers.values()), None)
+
+    @property
+    def load(self) -> Load:
+        """What all models of the pod have to do together."""
+        loads = [driver.load for driver in self._drivers.values()]
+        return Load(
+            num_requests=sum(load.num_requests for load in loads),
+            num_sequences=sum(load.num_sequences for load in loads),
+            num_tokens=sum(load.num_tokens for load in loads),
+        )
 
     async def sample(self, prompt: Prompt) -> Sampled:
         """Draw completions; see `SamplerService.Sample` for the errors."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.rpc.core import ClientCore
@@ -62,14 +62,13 @@ async def open_sampler(
         core.scheduler, lambda c: c.scheduler.CreateSamplingSession, request
     )
 
-    async def locate() -> Sequence[str]:
-        found = await core.transport.call_once(
+    async def locate() -> scheduler_pb2.SamplingSession:
+        return await core.transport.call_once(
             core.scheduler,
             lambda c: c.scheduler.GetSamplingSession,
             scheduler_pb2.GetSamplingSessionRequest(name=message.name),
             timeout_s=10,
         )
-        return list(found.sampler_addresses)
 
-    endpoint = SamplerEndpoint(message.sampler_addresses or [core.settings.address], locate)
+    endpoint = SamplerEndpoint(message, core.settings.address, locate)
     return Sampler(core, message, endpoint, min_version, retry_config)

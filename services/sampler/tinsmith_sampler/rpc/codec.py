@@ -20,6 +20,7 @@ from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, OutputForm
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
 from tinsmith_runtime.penalties import Shaping
 from tinsmith_runtime.rpc.requests import given_fields
+from tinsmith_sampler.engine_driver import Load
 from tinsmith_sampler.service import Prompt, Sampled
 from tinsmith_sampler.sessions import Target
 from tinsmith_sampler.token_stream import Delivery, PromptReport
@@ -125,6 +126,15 @@ def encode_sampled(request: SampleRequest, sampled: Sampled) -> sampler_pb2.Samp
     response = _encode_report(request, report, sampled.seed)
     response.sequences.extend(_encode_sequence(request, one) for one in sampled.sequences)
     return response
+
+
+def encode_load(load: Load) -> scheduler_pb2.SamplerLoad:
+    """Return the message of what a sampler has to do."""
+    return scheduler_pb2.SamplerLoad(
+        num_requests=load.num_requests,
+        num_sequences=load.num_sequences,
+        num_tokens=load.num_tokens,
+    )
 
 
 def encode_delivery(
