@@ -52,6 +52,7 @@ class Prompt:
     uses_model_stop_tokens: bool = True
     """Whether the tokens that end a turn of the model end a completion."""
     min_version: int = 0
+    max_staleness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +246,9 @@ class SamplingService:
 
     async def _resolve(self, prompt: Prompt, target: Target) -> Published | None:
         try:
-            return await self._weights.get(target, min_version=prompt.min_version)
+            return await self._weights.get(
+                target, min_version=prompt.min_version, max_staleness=prompt.max_staleness
+            )
         except TinsmithError as error:
             if error.code in _ELSEWHERE_CODES:
                 # The run may have moved, or the session ended: ask the scheduler next time.

@@ -182,6 +182,7 @@ class SampleRequest(_message.Message):
     TARGET_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_ALTERNATIVES_FIELD_NUMBER: _builtins.int
     WEIGHT_UPDATES_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
     sampling_session: _builtins.str
     """Names the sampling session."""
     num_samples: _builtins.int
@@ -208,6 +209,11 @@ class SampleRequest(_message.Message):
     """
     weight_updates: Global___WeightUpdates.ValueType
     """Says what becomes of a sample of a live run when the run steps on."""
+    max_staleness: _builtins.int
+    """Lets the weights of a live run be this many steps older than `min_version`, while the trainer
+    cannot be asked for newer ones. Each token carries the version that it is of. 0 refuses all
+    that is older, with `VERSION_NOT_LOADED` or `WORKER_UNAVAILABLE`.
+    """
     @_builtins.property
     def prompt(self) -> _trajectories_pb2.ModelInput:
         """Holds the prompt."""
@@ -237,10 +243,11 @@ class SampleRequest(_message.Message):
         target_prompt_tokens: _tensors_pb2.Tensor | None = ...,
         num_prompt_alternatives: _builtins.int = ...,
         weight_updates: Global___WeightUpdates.ValueType = ...,
+        max_staleness: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "params", b"params", "prompt", b"prompt", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "target_prompt_tokens", b"target_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "min_version", b"min_version", "num_prompt_alternatives", b"num_prompt_alternatives", "num_samples", b"num_samples", "params", b"params", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "sampling_session", b"sampling_session", "target_prompt_tokens", b"target_prompt_tokens", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs", "weight_updates", b"weight_updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "max_staleness", b"max_staleness", "min_version", b"min_version", "num_prompt_alternatives", b"num_prompt_alternatives", "num_samples", b"num_samples", "params", b"params", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "sampling_session", b"sampling_session", "target_prompt_tokens", b"target_prompt_tokens", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs", "weight_updates", b"weight_updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs_last_n: _TypeAlias = _typing.Literal["prompt_logprobs_last_n"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs_last_n: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n"]  # noqa: Y015

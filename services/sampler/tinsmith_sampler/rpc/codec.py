@@ -62,7 +62,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
         raise InvalidFieldError("params.top_k", "must be at least -1")
     if params.get("max_tokens", 1) < 1:
         raise InvalidFieldError("params.max_tokens", "must be at least 1")
-    for name in ("num_samples", "min_version"):
+    for name in ("num_samples", "min_version", "max_staleness"):
         if getattr(request, name) < 0:
             raise InvalidFieldError(name, "must not be negative")
     if request.weight_updates not in _WEIGHT_UPDATES:
@@ -97,6 +97,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
         request=decoded,
         uses_model_stop_tokens=stop is None,
         min_version=request.min_version,
+        max_staleness=request.max_staleness,
     )
 
 
