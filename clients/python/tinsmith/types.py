@@ -487,6 +487,8 @@ class ModelInfo:
     numerics_fingerprint: str
     reads_images: bool = False
     """Whether prompts may hold images."""
+    dtype: str = "float32"
+    """Of its weights, `float32` or `bfloat16`; adapters are float32 always."""
 
 
 @dataclass(frozen=True, slots=True)

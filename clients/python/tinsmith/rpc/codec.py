@@ -283,6 +283,7 @@ def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ModelInfo:
         stop_token_ids=list(model.stop_token_ids),
         numerics_fingerprint=model.numerics_fingerprint,
         reads_images=model.reads_images,
+        dtype=model.dtype,
     )
 
 
