@@ -3,8 +3,8 @@
 `python -m bench.fairness` starts the embedded server. A quiet project does one thing after the
 other and notes how long each takes: alone, and beside a project that keeps a hundred of the same in
 flight, from a process of its own. That is done for training steps, samples, completions of the
-OpenAI API, episodes and control calls, and for training steps beside one large operation after the
-other. Then two projects with as many runs share training and
+OpenAI API, episodes and control calls. Training steps are measured beside one large operation after
+the other as well. Then two projects with as many runs share training and
 sampling, one with 16 loops and one with a hundred. Jain's index of what they got is 1 if that was
 equal.
 

@@ -38,7 +38,7 @@ class LongBatches:
 
     def _compute_by_pass(self, requests: Sequence[BatchRequest]) -> Passes:
         is_large = any("/large" in str(request.run) for request in requests)
-        while is_large and not self._ends.is_set():
+        while is_large and not self._ends.wait(0.005):
             yield 10.0
         return (yield from self._compute(requests))
 
@@ -54,10 +54,10 @@ async def begin_large(rig: TrainerRig, name: str = "large", *, project: str) -> 
     run = await rig.new_run(name, project=project)
     await run.forward_backward(make_datum(num_tokens=40, seed=3))
 
-    async def is_running() -> None:
-        assert metadata_of(await run.get(1)).state == RUNNING
+    async def is_running() -> bool:
+        return metadata_of(await run.get(1)).state == RUNNING
 
-    await eventually(is_running)
+    assert await eventually(is_running)
     return run
 
 
