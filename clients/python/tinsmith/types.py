@@ -375,6 +375,11 @@ class SampleResponse:
     """Prompt tokens that the server did not compute again."""
     version: int = 0
     """Of the newest weights that were used; 0 for a base model."""
+    sampler: str = ""
+    """The sampler that answered, `workers/{worker}`; of a stream, the last one."""
+    sampler_choice: str = ""
+    """Why the call went there: `only_one`, `least_loaded`, `sticky` (it sampled what the prompt
+    continues), `full` (another one did, and is busy) or `failover` (another one failed)."""
 
 
 @dataclass(frozen=True, slots=True)
