@@ -20,7 +20,12 @@ tools = [
         "type": "function",
         "function": {
             "name": "get_time",
-            "parameters": {"type": "object", "properties": {"zone": {"type": "integer"}}},
+            # A model that knows nothing writes properties of its own wherever it may.
+            "parameters": {
+                "type": "object",
+                "properties": {"zone": {"type": "integer"}},
+                "additionalProperties": False,
+            },
         },
     }
 ]
