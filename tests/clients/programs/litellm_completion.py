@@ -30,7 +30,14 @@ tools = [
     }
 ]
 answer = litellm.completion(model=model, messages=messages, max_tokens=16)
-chunks = list(litellm.completion(model=model, messages=messages, max_tokens=16, stream=True))
+stream = litellm.completion(
+    model=model,
+    messages=messages,
+    max_tokens=64,
+    stream=True,
+    extra_body={"ignore_eos": True},
+)
+chunks = list(stream)
 called = litellm.completion(
     model=model, messages=messages, tools=tools, tool_choice="required", max_tokens=200
 )
