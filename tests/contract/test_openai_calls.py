@@ -199,11 +199,6 @@ def test_what_changes_nothing_is_taken(client: openai.OpenAI) -> None:
     ).choices
 
 
-def test_tools_are_refused_by_a_model_without_a_convention(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="no convention"):
-        client.chat.completions.create(model=BASE_MODEL, messages=MESSAGES, tools=TOOLS)
-
-
 def test_a_prompt_may_be_too_long(client: openai.OpenAI) -> None:
     for is_streamed in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
