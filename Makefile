@@ -33,7 +33,7 @@ PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
 .PHONY: help venv lock demo test test-cluster test-node test-images test-postgres test-real test-vllm venv-vllm unit verify lint format types proto proto-check proto-baseline \
-	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos fuzz bench bench-real bench-sampler bench-engine bench-tenants bench-fairness \
+	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos fuzz bench bench-real bench-sampler bench-samplers bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client audit release clean
 
@@ -191,6 +191,9 @@ bench-real: venv ## A 0.5 B shape in full depth through the service, beside PEFT
 
 bench-sampler: venv ## Sampling in the engine beside a static-KV loop and generate: sequences, prompts, adapters, latency
 	$(BIN)/python -m bench.sampler
+
+bench-samplers: venv ## One sampling session over two sampler processes beside one
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.samplers
 
 bench-engine: venv ## Compare the packed engine with sequential PEFT, in one process
 	$(BIN)/python -m bench.engine --eager
