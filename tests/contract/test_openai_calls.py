@@ -435,8 +435,9 @@ def test_errors_name_routes_and_no_methods_of_another_protocol(
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        pytest.param("responses", "use /v1/chat/completions", id="responses"),
-        pytest.param("embeddings", "served are /v1/models", id="embeddings"),
+        pytest.param("responses/resp_1/cancel", "nothing is kept on the server", id="responses"),
+        pytest.param("embeddings", "none of them gives embeddings", id="embeddings"),
+        pytest.param("moderations", "served are /v1/models", id="moderations"),
     ],
 )
 def test_a_path_that_is_not_served_is_an_error_of_this_api(

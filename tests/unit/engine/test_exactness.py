@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.support.engine_turns import computed_in_turns
 from tests.unit.engine.conftest import VOCAB, make_batch, save_tiny
 
 from tinsmith_engine import (
@@ -273,31 +274,6 @@ def bits_alone(engine: Engine, tenant: Tenant) -> Bits:
         return Bits(results, gradient, step, state_bits(engine, tenant.run))
     finally:
         engine.drop_run(tenant.run)
-
-
-def computed_in_turns(
-    random: Random, engine: Engine, requests: Sequence[BatchRequest]
-) -> list[BatchResult | TinsmithError]:
-    """Compute requests in up to three calls, whose passes take turns in a random order.
-
-    Requests of one run are in one call.
-    """
-    calls = {request.run: int(random.integers(3)) for request in requests}
-    places = [
-        [index for index, request in enumerate(requests) if calls[request.run] == call]
-        for call in set(calls.values())
-    ]
-    going = [(engine.compute_by_pass([requests[i] for i in one]), one) for one in places]
-    found: dict[int, BatchResult | TinsmithError] = {}
-    while going:
-        turn = int(random.integers(len(going)))
-        passes, indices = going[turn]
-        try:
-            next(passes)
-        except StopIteration as end:
-            found.update(zip(indices, end.value, strict=True))
-            del going[turn]
-    return [found[index] for index in range(len(requests))]
 
 
 def bits_mixed(random: Random, engine: Engine, tenants: Sequence[Tenant]) -> dict[str, Bits]:

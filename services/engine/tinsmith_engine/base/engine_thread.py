@@ -68,8 +68,9 @@ class _Stepper:
 
 
 Parts = Generator[float, bool | None, ResultT]
-"""A long job. It yields before each of its parts about how many seconds it is still to take, and is
-sent whether other long jobs take turns with it, so that its part had better be short."""
+"""A long job. It yields before each of its parts, about how many seconds it is still to take. What
+it is sent in return says whether other long jobs take turns with it: the part had better be short
+then."""
 
 
 def timed(parts: Parts[ResultT]) -> Parts[tuple[ResultT, float]]:

@@ -28,22 +28,34 @@ async def chat_completion(calls: ModelCalls, call: Call) -> Response:
     body = await call.parse(ChatBody)
     body.check_offered()
     if body.stream:
-        return await begin_stream(call, lambda it: _ChatCompletion(calls, it, body).chunks())
-    work = _ChatCompletion(calls, call, body).whole()
+        return await begin_stream(call, lambda it: ChatCompletion(calls, it, body).chunks())
+    work = ChatCompletion(calls, call, body).whole()
     return JSONResponse(await until_disconnect(call.request, work))
 
 
-class _ChatCompletion:
+class ChatCompletion:
+    """One answer to a conversation.
+
+    Args:
+        calls: Samples.
+        call: The request.
+        body: What it asks for, checked.
+    """
+
     def __init__(self, calls: ModelCalls, call: Call, body: ChatBody) -> None:
         self._calls = calls
         self._credential = call.credential
         self._admission = call.admission
         self._body = body
         self._call_id = call_id_of(call)
+        self.id = self._call_id.hex
+        """Of the call."""
+        self.model = body.model or _episode_model(call)
+        """As the request names it, or the episode."""
         self._head = {
-            "id": f"chatcmpl-{self._call_id.hex}",
+            "id": f"chatcmpl-{self.id}",
             "created": int(time.time()),
-            "model": body.model or _episode_model(call),
+            "model": self.model,
         }
 
     async def whole(self) -> dict[str, Any]:

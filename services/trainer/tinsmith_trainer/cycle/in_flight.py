@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tinsmith_trainer.execution.slices import Slice, is_suspect
 
 _LONG_S = 0.1
-_MAX_CYCLES_OF_PROJECT, _MAX_CYCLES_OF_ONLY_PROJECT = 1, 2
+_CYCLES_OF_PROJECT, _CYCLES_OF_ONLY_PROJECT = 1, 2
 
 
 class _Stage(enum.Enum):
@@ -96,7 +96,7 @@ class CyclesInFlight:
         Args:
             working: The projects that have work, computed or waiting.
         """
-        most = _MAX_CYCLES_OF_PROJECT if len(working) > 1 else _MAX_CYCLES_OF_ONLY_PROJECT
+        most = _CYCLES_OF_PROJECT if len(working) > 1 else _CYCLES_OF_ONLY_PROJECT
         counts = Counter(
             project for cycle in self._cycles if cycle.takes_turns for project in cycle.projects
         )
