@@ -91,7 +91,7 @@ def _wait_for(sampler: tinsmith.Sampler, num_samplers: int) -> None:
 
 
 def _rate(sampler: tinsmith.Sampler, seed: int) -> tuple[float, set[str]]:
-    """Sample all prompts at once; return tokens each second, and who answered."""
+    """Sample all prompts at once; return tokens each second, and the samplers that answered."""
     # Prompts of each round are new: nothing of them is known.
     prompts = [
         [(seed * 31 + index * 7 + position) % 200 + 1 for position in range(_PROMPT_TOKENS)]
