@@ -112,6 +112,7 @@ def load(running: Pods) -> Iterator[Load]:
         load.close()
 
 
+@pytest.mark.timeout(120 + 30 * NUM_KILLS)
 def test_one_session_uses_both_and_loses_nothing_when_they_are_killed(
     running: Pods, load: Load
 ) -> None:
