@@ -10,6 +10,7 @@ TEST_WORKERS ?= logical
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist worksteal
 SEEDS ?= 0
 KILLS ?= 8
+SAMPLER_KILLS ?= 50
 FUZZ_COUNT ?= 50000
 FUZZ_CONNECTIONS ?= 1000
 FUZZ_SEED ?= 0
@@ -33,7 +34,7 @@ PYTHON_IMAGE ?=
 BUILD_ARGS := $(foreach name,TORCH_INDEX_URL PYTHON_IMAGE,$(if $($(name)),--build-arg $(name)=$($(name)),))
 
 .PHONY: help venv lock demo test test-clients test-cluster test-node test-images test-postgres test-real test-vllm venv-clients venv-vllm unit verify lint format types proto proto-check proto-baseline \
-	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos fuzz bench bench-real bench-sampler bench-engine bench-tenants bench-fairness \
+	docs sdk manifests manifests-check images attack chaos chaos-long controller-chaos kill-samplers fuzz bench bench-real bench-sampler bench-samplers bench-engine bench-tenants bench-fairness \
 	bench-durability \
 	bench-gateway bench-episodes bench-assignment bench-controller bench-gpu thin-client audit release clean
 
@@ -192,6 +193,10 @@ chaos: venv ## Kill, stop, cut off and fill up while tenants train; every acknow
 chaos-long: venv ## The same with 100 kills, every failpoint and 400 cuts
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.chaos --size long
 
+kill-samplers: venv ## Kill one of two samplers under load SAMPLER_KILLS times, directly and through the gateway
+	TINSMITH_TEST_SAMPLER_KILLS=$(SAMPLER_KILLS) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --log-cli-level=INFO \
+		tests/integration/test_two_samplers.py
+
 fuzz: venv ## Send FUZZ_COUNT hostile messages (wire, native calls, routes, HTTP/2 frames) to pods beside a neighbour (3 minutes)
 	OMP_NUM_THREADS=$(TEST_THREADS) $(BIN)/python -m tests.fuzz --count $(FUZZ_COUNT) --connections $(FUZZ_CONNECTIONS) --seed $(FUZZ_SEED)
 
@@ -203,6 +208,9 @@ bench-real: venv ## A 0.5 B shape in full depth through the service, beside PEFT
 
 bench-sampler: venv ## Sampling in the engine beside a static-KV loop and generate: sequences, prompts, adapters, latency
 	$(BIN)/python -m bench.sampler
+
+bench-samplers: venv ## One sampling session over two sampler processes beside one
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.samplers
 
 bench-engine: venv ## Compare the packed engine with sequential PEFT, in one process
 	$(BIN)/python -m bench.engine --eager

@@ -20,6 +20,12 @@ _POLL_S = 0.05
 class Pods:
     """Running pods; ended when the context ends.
 
+    Args:
+        folder: Of their data, logs and store.
+        model: Folder of the base model.
+        base_model: Its name.
+        num_samplers: Samplers, each a process with one thread.
+
     Attributes:
         scheduler_address: Of the scheduler; what it says of pods leads to them directly.
         gateway_address: Of the gateway.
@@ -27,7 +33,9 @@ class Pods:
         gateway: The gateway's process.
     """
 
-    def __init__(self, folder: Path, model: Path, base_model: str) -> None:
+    def __init__(
+        self, folder: Path, model: Path, base_model: str, *, num_samplers: int = 1
+    ) -> None:
         self.scheduler_address = f"127.0.0.1:{free_port()}"
         self.gateway_address = f"127.0.0.1:{free_port()}"
         self.api_key = str(ApiKey.generate())
@@ -40,13 +48,16 @@ class Pods:
             "NUM_THREADS": "1",
             "LISTEN_ADDRESS": "127.0.0.1:0",
         }
-        further = {
+        further: dict[str, dict[str, str]] = {
             "scheduler": {
                 "BOOTSTRAP_KEY": self.api_key,
                 "LISTEN_ADDRESS": self.scheduler_address,
             },
             "trainer": {},
-            "sampler": {},
+            **{
+                f"sampler-{index}": {"WORKER_NAME": f"sampler-{index}"}
+                for index in range(num_samplers)
+            },
             "gateway": {"LISTEN_ADDRESS": self.gateway_address},
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +65,7 @@ class Pods:
         for pod, values in further.items():
             settings = {**shared, "DATA_DIR": str(folder / pod), **values}
             self._children[pod] = Child(
-                ["-m", f"tinsmith_{pod}"],
+                ["-m", f"tinsmith_{pod.partition('-')[0]}"],
                 num_threads=1,
                 log=folder / f"{pod}.log",
                 environment={f"TINSMITH_{name}": value for name, value in settings.items()},
