@@ -3,7 +3,8 @@
 `python -m bench.fairness` starts the embedded server. A quiet project does one thing after the
 other and notes how long each takes: alone, and beside a project that keeps a hundred of the same in
 flight, from a process of its own. That is done for training steps, samples, completions of the
-OpenAI API, episodes and control calls. Then two projects with as many runs share training and
+OpenAI API, episodes and control calls, and for training steps beside one large operation after the
+other. Then two projects with as many runs share training and
 sampling, one with 16 loops and one with a hundred. Jain's index of what they got is 1 if that was
 equal.
 
@@ -39,10 +40,19 @@ from bench.service_side import wait_served
 
 _FLOOD, _MODEST = 100, 16
 _FLOOD_RUNS = 16
-_COUNTS = {"training": 60, "sampling": 60, "openai": 60, "episodes": 100, "control": 300}
+_LARGE = "large"
+_COUNTS = {
+    "training": 60,
+    "sampling": 60,
+    "openai": 60,
+    "episodes": 100,
+    "control": 300,
+    _LARGE: 40,
+}
 _SHARED = ("training", "sampling")
 _MAX_RATIO, _MIN_JAIN = 2.0, 0.95
 _NUM_TOKENS, _MAX_TOKENS = 32, 16
+_LARGE_TOKENS, _LARGE_DATUMS = 257, 150
 _SHARE_S = 15.0
 _ADAM = tinsmith.AdamParams(learning_rate=1e-4)
 _console = Console(highlight=False, stderr=True)
@@ -55,17 +65,24 @@ async def actor(client: tinsmith.Client, key: str, kind: str, *, num_runs: int =
     """Return what does one thing of a kind; its argument tells the loops of a flood apart."""
     random = np.random.default_rng(0)
 
-    def tokens() -> list[int]:
-        return [int(token) for token in random.integers(0, VOCAB, _NUM_TOKENS)]
+    def tokens(count: int = _NUM_TOKENS) -> list[int]:
+        return [int(token) for token in random.integers(0, VOCAB, count)]
 
-    if kind == "training":
+    if kind in ("training", _LARGE):
         runs = [
             await client.create_lora_training_run_async("bench", rank=8, seed=1)
             for _ in range(num_runs)
         ]
-        row = tokens()
-        inputs = {"target_tokens": np.array(row[1:]), "weights": np.ones(len(row) - 1, np.float32)}
-        data = [tinsmith.Datum(tinsmith.ModelInput.from_ints(row[:-1]), inputs)]
+        # Those of the flood, which has several runs, are large; those of the quiet project are not.
+        is_large = kind == _LARGE and num_runs > 1
+        rows = [tokens(_LARGE_TOKENS) for _ in range(_LARGE_DATUMS)] if is_large else [tokens()]
+        data = [
+            tinsmith.Datum(
+                tinsmith.ModelInput.from_ints(row[:-1]),
+                {"target_tokens": np.array(row[1:]), "weights": np.ones(len(row) - 1, np.float32)},
+            )
+            for row in rows
+        ]
 
         async def train(loop: int) -> None:
             run = runs[loop % len(runs)]
@@ -166,9 +183,10 @@ async def flood(kind: str, address: str, key: str, duration_s: float) -> None:
     retry = tinsmith.RetryPolicy(budget_s=3600)
     with tinsmith.Client(address, key, retry=retry, operation_timeout_s=3600) as client:
         act = await actor(client, key, kind, num_runs=_FLOOD_RUNS)
-        await act(0)
+        if kind != _LARGE:
+            await act(0)
         print("begun", flush=True)
-        print(await loops(act, _FLOOD, duration_s), flush=True)
+        print(await loops(act, 1 if kind == _LARGE else _FLOOD, duration_s), flush=True)
 
 
 def jain(shares: Sequence[float]) -> float:
@@ -225,7 +243,7 @@ def draw(found: dict[str, tuple[Floats, Floats]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, len(found), figsize=(4 * len(found), 3.4))
     for axis, (kind, (alone, beside)) in zip(np.atleast_1d(axes), found.items(), strict=True):
-        for label, seconds in (("alone", alone), (f"beside {_FLOOD}", beside)):
+        for label, seconds in (("alone", alone), (f"beside {_beside(kind)}", beside)):
             ordered = np.sort(seconds) * 1e3
             axis.plot(ordered, np.arange(1, len(ordered) + 1) / len(ordered), label=label)
         axis.set(xscale="log", xlabel="ms", title=kind)
@@ -282,18 +300,23 @@ def main() -> None:
     draw(found, report.RESULTS_DIR / "fairness.png")
 
 
+def _beside(kind: str) -> str:
+    is_large = kind == _LARGE
+    return f"one of {(_LARGE_TOKENS - 1) * _LARGE_DATUMS} tokens" if is_large else "a flood"
+
+
 def latency_rows(kind: str, alone: Floats, beside: Floats) -> list[report.Row]:
     """Return the figures of a kind; the last one is the ratio."""
-    row = report.Row.of
+    row, beside_what = report.Row.of, _beside(kind)
     p99 = [float(np.percentile(seconds, 99)) * 1e3 for seconds in (alone, beside)]
     medians = [statistics.median(seconds.tolist()) * 1e3 for seconds in (alone, beside)]
     return [
         row(f"{kind}, alone: p50", [medians[0]], "ms", "lower"),
         row(f"{kind}, alone: p99", [p99[0]], "ms", "lower"),
-        row(f"{kind}, beside a flood: p50", [medians[1]], "ms", "lower"),
-        row(f"{kind}, beside a flood: p99", [p99[1]], "ms", "lower"),
+        row(f"{kind}, beside {beside_what}: p50", [medians[1]], "ms", "lower"),
+        row(f"{kind}, beside {beside_what}: p99", [p99[1]], "ms", "lower"),
         row(
-            f"{kind}: p99 beside a flood / alone",
+            f"{kind}: p99 beside {beside_what} / alone",
             [p99[1] / p99[0]],
             "ratio",
             "lower",

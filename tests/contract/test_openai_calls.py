@@ -199,11 +199,6 @@ def test_what_changes_nothing_is_taken(client: openai.OpenAI) -> None:
     ).choices
 
 
-def test_tools_are_refused_by_a_model_without_a_convention(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="no convention"):
-        client.chat.completions.create(model=BASE_MODEL, messages=MESSAGES, tools=TOOLS)
-
-
 def test_a_prompt_may_be_too_long(client: openai.OpenAI) -> None:
     for is_streamed in (False, True):
         with pytest.raises(openai.BadRequestError) as refused:
@@ -440,8 +435,9 @@ def test_errors_name_routes_and_no_methods_of_another_protocol(
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        pytest.param("responses", "use /v1/chat/completions", id="responses"),
-        pytest.param("embeddings", "served are /v1/models", id="embeddings"),
+        pytest.param("responses/resp_1/cancel", "nothing is kept on the server", id="responses"),
+        pytest.param("embeddings", "none of them gives embeddings", id="embeddings"),
+        pytest.param("moderations", "served are /v1/models", id="moderations"),
     ],
 )
 def test_a_path_that_is_not_served_is_an_error_of_this_api(

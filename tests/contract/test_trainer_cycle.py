@@ -28,6 +28,7 @@ from tests.support.wait import eventually
 from tinsmith.v1 import checkpoint_pb2, trainer_control_pb2, trainer_pb2
 from tinsmith_engine import AdamParams, BatchRequest, BatchResult, OptimStepResult
 from tinsmith_engine.host import EngineHost
+from tinsmith_engine.training.engine import Passes
 from tinsmith_runtime.errors import TinsmithError
 
 State = trainer_pb2.OperationMetadata
@@ -52,16 +53,16 @@ class Cycles:
 def cycles(engine_host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cycles]:
     """Records the calls of the real engine."""
     engine = engine_host.engine(BASE_MODEL)
-    compute, optim_steps = engine.compute, engine.optim_steps
+    compute, optim_steps = engine.compute_by_pass, engine.optim_steps
     cycles = Cycles()
 
-    def recorded_compute(requests: Sequence[BatchRequest]) -> list[BatchResult | TinsmithError]:
+    def recorded_compute(requests: Sequence[BatchRequest]) -> Passes:
         names = [str(request.run).rpartition("/")[2] for request in requests]
         cycles.batches.append(names)
         cycles.splits += [request.micro_batch_tokens for request in requests]
         if cycles.broken_by & set(names):
             raise RuntimeError("a bug")
-        answers = compute(requests)
+        answers = yield from compute(requests)
         for answer in answers:
             if isinstance(answer, BatchResult):
                 answer.micro_batch_tokens = cycles.split
@@ -73,7 +74,7 @@ def cycles(engine_host: EngineHost, monkeypatch: pytest.MonkeyPatch) -> Iterator
         cycles.steps.append([run.rpartition("/")[2] for run, _ in steps])
         return optim_steps(steps)
 
-    monkeypatch.setattr(engine, "compute", recorded_compute)
+    monkeypatch.setattr(engine, "compute_by_pass", recorded_compute)
     monkeypatch.setattr(engine, "optim_steps", recorded_steps)
     return cycles
 

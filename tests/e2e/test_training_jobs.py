@@ -28,8 +28,18 @@ _STEPS = 16
 
 # The first process of a pod hears no signal that it does not handle.
 _IDLE = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); time.sleep(3600)"
-# Is ready as a trainer is: by the port that it listens on.
-_LISTEN = f"import os, socket; s = socket.create_server((os.environ['POD_IP'], 7071)); {_IDLE}"
+# Is ready as a trainer with a certificate is: by what it says beside its metrics.
+_HEALTHY = """
+import http.server, os, signal, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/healthz" else 404)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+signal.signal(15, lambda *_: sys.exit(0))
+http.server.HTTPServer((os.environ["POD_IP"], 9090), Handler).serve_forever()
+"""
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -335,7 +345,7 @@ def _holding(deployment: TrainingDeployment, gpus: int) -> Json:
         "roles": {
             "trainer": {
                 **deployment.role(gpus=gpus),
-                "template": {"command": [sys.executable, "-c", _LISTEN]},
+                "template": {"command": [sys.executable, "-c", _HEALTHY]},
             },
             "driver": {
                 "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},

@@ -26,6 +26,7 @@ from tests.fakes.chart_harness import load_values, of_kind, render
 from tests.fakes.postgres import new_server
 from tests.fakes.s3_server import CREDENTIALS, running_s3_server
 from tinsmith.names import DEFAULT_PROJECT
+from tinsmith_local.certificates import make_certificates
 from tinsmith_local.database_users import make_database_users
 from tinsmith_local.process import free_port
 from tinsmith_local.tiny_model import build_tiny_model
@@ -126,12 +127,17 @@ def training_deployment(
         storage_uri = store.uri(_BUCKET)
         _create_secret(cluster, namespace, "database", urls)
         _create_secret(cluster, namespace, "storage", CREDENTIALS)
+        certificates = folder / "certificates"
+        make_certificates(certificates, namespace=namespace)
+        for kind in _PODS:
+            _create_secret(cluster, namespace, f"pods-{kind}", _files(certificates / kind))
         scheduler = scheduler_process(
             folder,
             database_url=urls["scheduler-database-url"],
             bootstrap_key=key,
             job_launcher="kubernetes",
             job_namespaces=f"{DEFAULT_PROJECT}={namespace}",
+            **_certificate(certificates, "scheduler"),
         )
         scheduler.environment = {
             "KUBECONFIG": str(_service_account(cluster, namespace, "scheduler"))
@@ -144,6 +150,7 @@ def training_deployment(
             folder / "gateway.log",
             {
                 **common,
+                **_certificate(certificates, "gateway"),
                 "database_url": urls["gateway-database-url"],
                 "data_dir": folder / "gateway",
                 "listen_address": f"127.0.0.1:{free_port()}",
@@ -156,6 +163,7 @@ def training_deployment(
             folder / "checkpoints.log",
             {
                 **common,
+                **_certificate(certificates, "trainer"),
                 "database_url": urls["trainer-database-url"],
                 "data_dir": folder / "checkpoints",
                 "worker_name": "checkpoints",
@@ -173,6 +181,8 @@ def training_deployment(
             address,
             gateway_address=gateway_address,
             database_secret_name="database",
+            pod_certificate_secrets="pods",
+            **_certificate(certificates, "controller"),
             projects=f"{namespace}={DEFAULT_PROJECT}",
             storage_uri=storage_uri,
             storage_secret_name="storage",
@@ -190,6 +200,19 @@ def training_deployment(
 
 
 _PODS = ("trainer", "sampler", "environment", "coordinator")
+
+
+def _certificate(folder: Path, pod: str) -> dict[str, Any]:
+    """Return the settings of a pod that speaks TLS to others."""
+    return {
+        "pod_certificate": folder / pod / "tls.crt",
+        "pod_certificate_key": folder / pod / "tls.key",
+        "pod_authority": folder / pod / "ca.crt",
+    }
+
+
+def _files(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
 
 
 def _image(module: str) -> Image:

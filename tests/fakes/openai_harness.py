@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import uuid
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,13 +33,21 @@ class OpenAiRig:
     Args:
         folder: For the data of the pods.
         model_dir: Of the base model.
+        models: Further base models.
         gateway: Settings of the gateway.
     """
 
-    def __init__(self, folder: Path, model_dir: Path, **gateway: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model_dir: Path,
+        *,
+        models: Mapping[str, Path] | None = None,
+        **gateway: Any,
+    ) -> None:
         self._gateway = {"model_aliases": f"{ALIAS}={BASE_MODEL}", **gateway}
         self._folder = folder
-        self._model_dir = model_dir
+        self._models = {BASE_MODEL: model_dir, **(models or {})}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="openai-rig")
         self.pods: EmbeddedServer
@@ -134,7 +142,7 @@ class OpenAiRig:
         self.pods = EmbeddedServer(
             EmbeddedConfig(
                 data_dir=self._folder,
-                models={BASE_MODEL: str(self._model_dir)},
+                models={name: str(path) for name, path in self._models.items()},
                 port=0,
                 num_threads=1,
                 overrides={"gateway": self._gateway},

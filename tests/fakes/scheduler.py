@@ -64,6 +64,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def HeartbeatWorker(self, request: Any, context: Any) -> scheduler_pb2.Worker:
         return self.workers[request.name]
 
+    async def DeregisterWorker(
+        self, request: Any, context: Any
+    ) -> scheduler_pb2.DeregisterWorkerResponse:
+        self.workers.pop(request.name, None)
+        return scheduler_pb2.DeregisterWorkerResponse()
+
     async def GetSamplingSession(self, request: Any, context: Any) -> scheduler_pb2.SamplingSession:
         if request.name not in self.sampling_sessions:
             raise SamplingSessionNotFoundError(f"{request.name} does not exist", name=request.name)

@@ -172,6 +172,7 @@ def pods(
     *,
     with_gateway: bool = False,
     more: Sequence[str] = (),
+    num_samplers: int = 1,
     certificates: Path | None = None,
 ) -> Iterator[tuple[Deployment, dict[str, PodProcess]]]:
     """Run the pods as processes, which may be killed and started again.
@@ -181,6 +182,7 @@ def pods(
         model_dir: Of the base model.
         with_gateway: Whether there is a gateway, whose address the deployment then has.
         more: Of `environment` and `coordinator`, which there are.
+        num_samplers: Samplers, named `sampler`, `sampler-1` and so on.
         certificates: A folder of `tinsmith certificates`; without one pods speak in clear.
     """
     address = f"127.0.0.1:{free_port()}"
@@ -207,6 +209,8 @@ def pods(
         "trainer": {**engine, "DATA_DIR": str(folder / "trainer")},
         "sampler": engine,
     }
+    for index in range(1, num_samplers):
+        by_pod[f"sampler-{index}"] = {**engine, "WORKER_NAME": f"sampler-{index}"}
     served = address
     if with_gateway:
         served = f"127.0.0.1:{free_port()}"
@@ -220,9 +224,10 @@ def pods(
         by_pod[pod] = {**shared, "DATA_DIR": str(folder / pod)} if pod == "coordinator" else shared
     if certificates is not None:
         for pod, values in by_pod.items():
-            values["POD_CERTIFICATE"] = str(certificates / pod / "tls.crt")
-            values["POD_CERTIFICATE_KEY"] = str(certificates / pod / "tls.key")
-            values["POD_AUTHORITY"] = str(certificates / pod / "ca.crt")
+            own = certificates / pod.partition("-")[0]
+            values["POD_CERTIFICATE"] = str(own / "tls.crt")
+            values["POD_CERTIFICATE_KEY"] = str(own / "tls.key")
+            values["POD_AUTHORITY"] = str(own / "ca.crt")
     processes = {pod: PodProcess(pod, folder, values) for pod, values in by_pod.items()}
     try:
         for process in processes.values():
@@ -242,7 +247,7 @@ class PodProcess:
     """One pod as a process.
 
     Args:
-        pod: Its name.
+        pod: Its kind, with `-` and a number where there are several.
         folder: Where its log goes.
         settings: By name, in capitals.
     """
@@ -262,7 +267,7 @@ class PodProcess:
         """Start the pod, and do not wait for it."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"tinsmith_{self._pod}"],
+                [sys.executable, "-m", f"tinsmith_{self._pod.partition('-')[0]}"],
                 env=self._environment,
                 stdout=log,
                 stderr=log,

@@ -7,7 +7,8 @@ conversation; a prompt that is sent again as it was is a new one, so that a grou
 
 Hashing prompts to replicas, as this module did before, fills some replicas whatever their load, and
 long conversations stay on them. The benchmark of the policy is a simulation
-(`tests/unit/sdk/test_replicas_simulation.py`). The load is what this process has in flight.
+(`tests/unit/sdk/test_replicas_simulation.py`). The load is what this process has in flight, and
+what a replica has of others by its own last word. A word that is old counts no more.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import contextlib
 import hashlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from tinsmith.v1 import trajectories_pb2
 
@@ -25,6 +26,8 @@ MAX_KNOWN = 32_768
 """Prompts whose replica is remembered; the one that was looked up longest ago is forgotten."""
 _MAX_HOLDERS = 16
 _AVOIDED_S = 5.0
+_MAX_REPORT_AGE_S = 15.0
+"""A replica that says nothing for this long counts as gone to the scheduler, too."""
 _BLOCK_BYTES, _NUM_BLOCKS, _LATER_BLOCK_BYTES = 256, 64, 4096
 """Borders of prefixes: 64 tokens apart at first, then 1,024."""
 _MIN_KNOWN = 0.5
@@ -39,8 +42,9 @@ class Choice:
 
     Attributes:
         address: Of the replica.
-        reason: `only` if there is no other; `prefix` if it knows the prompt's beginning; `load` if
-            it has the least to do; `full` if another one knows the beginning, and is full.
+        reason: `only_one` if there is no other; `sticky` if it knows the prompt's beginning;
+            `least_loaded` if it has the least to do; `full` if another one knows the beginning, and
+            is full; `failover` if another one would have been chosen, and failed a moment ago.
     """
 
     address: str
@@ -71,6 +75,14 @@ def prompt_bytes(prompt: trajectories_pb2.ModelInput) -> bytes:
     return b"".join(pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What a replica has in flight of other processes, and until when that counts."""
+
+    num_calls: int
+    until_s: float
+
+
 class Replicas:
     """The calls in flight of this process, by address, and where prompts went.
 
@@ -85,6 +97,7 @@ class Replicas:
         self._clock = clock
         self._max_known = max_known
         self._loads: Counter[str] = Counter()
+        self._reports: dict[str, _Report] = {}
         self._failed: dict[str, float] = {}
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
 
@@ -96,23 +109,47 @@ class Replicas:
             prompt: See `prompt_bytes`; empty for a call about none.
         """
         if len(addresses) == 1:
-            return Choice(addresses[0], "only")
-        now = self._clock()
-        self._failed = {one: until for one, until in self._failed.items() if until > now}
-        usable = [one for one in addresses if one not in self._failed] or list(addresses)
+            return Choice(addresses[0], "only_one")
+        now_s = self._clock()
+        self._failed = {one: until for one, until in self._failed.items() if until > now_s}
+        self._reports = {
+            one: report for one, report in self._reports.items() if report.until_s > now_s
+        }
         digests = _digests(prompt)
-        holders = self._holders(digests, usable, len(prompt))
-        least = min(usable, key=lambda one: (self._loads[one], _weight(prompt, one)))
-        best = min(holders, key=lambda one: self._loads[one], default="")
-        if not best:
-            choice = Choice(least, "load")
-        elif self._is_full(best, usable):
-            choice = Choice(least, "full")
-        else:
-            choice = Choice(best, "prefix")
+        choice = self._preferred(addresses, prompt, digests)
+        usable = [one for one in addresses if one not in self._failed]
+        if choice.address in self._failed and usable:
+            choice = replace(self._preferred(usable, prompt, digests), reason="failover")
         if digests:
             self._note(digests[-1][1], len(prompt), choice.address)
         return choice
+
+    def note_loads(self, loads: Iterable[tuple[str, int, float]]) -> None:
+        """Take in what replicas say that they have in flight, of all processes together.
+
+        Args:
+            loads: Address, calls, and the age of the word in seconds, of each that said something.
+        """
+        now_s = self._clock()
+        for address, num_calls, age_s in loads:
+            num_others = max(num_calls - self._loads[address], 0)
+            self._reports[address] = _Report(num_others, now_s + _MAX_REPORT_AGE_S - age_s)
+
+    def _preferred(
+        self, usable: Sequence[str], prompt: bytes, digests: Sequence[tuple[int, bytes]]
+    ) -> Choice:
+        holders = self._holders(digests, usable, len(prompt))
+        least = min(usable, key=lambda one: (self._load(one), _weight(prompt, one)))
+        best = min(holders, key=self._load, default="")
+        if not best:
+            return Choice(least, "least_loaded")
+        if self._is_full(best, usable):
+            return Choice(least, "full")
+        return Choice(best, "sticky")
+
+    def _load(self, address: str) -> int:
+        report = self._reports.get(address)
+        return self._loads[address] + (report.num_calls if report is not None else 0)
 
     @contextlib.contextmanager
     def in_flight(self, address: str) -> Iterator[None]:
@@ -143,8 +180,8 @@ class Replicas:
         return []
 
     def _is_full(self, address: str, usable: Sequence[str]) -> bool:
-        mean = sum(self._loads[one] for one in usable) / len(usable)
-        return self._loads[address] >= _FULL_FACTOR * mean + _FULL_CALLS
+        mean = sum(map(self._load, usable)) / len(usable)
+        return self._load(address) >= _FULL_FACTOR * mean + _FULL_CALLS
 
     def _note(self, digest: bytes, num_bytes: int, address: str) -> None:
         known = self._known.setdefault(digest, _Known(num_bytes))

@@ -375,6 +375,11 @@ class SampleResponse:
     """Prompt tokens that the server did not compute again."""
     version: int = 0
     """Of the newest weights that were used; 0 for a base model."""
+    sampler: str = ""
+    """The sampler that answered, `workers/{worker}`; of a stream, the last one."""
+    sampler_choice: str = ""
+    """Why the call went there: `only_one`, `least_loaded`, `sticky` (it sampled what the prompt
+    continues), `full` (another one did, and is busy) or `failover` (another one failed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +487,8 @@ class ModelInfo:
     numerics_fingerprint: str
     reads_images: bool = False
     """Whether prompts may hold images."""
+    dtype: str = "float32"
+    """Of its weights, `float32` or `bfloat16`; adapters are float32 always."""
 
 
 @dataclass(frozen=True, slots=True)

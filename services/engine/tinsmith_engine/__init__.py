@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tinsmith_engine.base.engine_thread import EngineThread
+    from tinsmith_engine.base.engine_thread import EngineThread, Parts, timed
     from tinsmith_engine.base.loss_specs import LOSS_NAMES, LOSS_SPECS, LossSpec
     from tinsmith_engine.base.types import (
         AdamParams,
@@ -59,6 +59,7 @@ _HOMES = {
     "LossSpec": "base.loss_specs",
     "ModelInfo": "base.types",
     "OptimStepResult": "base.types",
+    "Parts": "base.engine_thread",
     "PromptAlternatives": "sampling.sample_request",
     "PromptLogprobs": "sampling.sample_request",
     "Published": "base.types",
@@ -69,6 +70,7 @@ _HOMES = {
     "Sampler": "sampling.sampler",
     "TokenListener": "sampling.sample_request",
     "check_target_tokens": "sampling.sample_request",
+    "timed": "base.engine_thread",
     "validate_adam": "training.batch_validation",
     "validate_batch": "training.batch_validation",
     "validate_sample_request": "sampling.sample_request",
@@ -91,6 +93,7 @@ __all__ = [
     "LossSpec",
     "ModelInfo",
     "OptimStepResult",
+    "Parts",
     "PromptAlternatives",
     "PromptLogprobs",
     "Published",
@@ -101,6 +104,7 @@ __all__ = [
     "Sampler",
     "TokenListener",
     "check_target_tokens",
+    "timed",
     "validate_adam",
     "validate_batch",
     "validate_sample_request",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from tinsmith_engine.base.engine_thread import EngineThread
+from tinsmith_engine.base.engine_thread import EngineThread, Parts
 from tinsmith_engine.base.memory import keep_freed_memory
 from tinsmith_engine.files.hub_files import resolve_model
 from tinsmith_engine.training.engine import Engine
@@ -104,6 +104,25 @@ class EngineHost:
     ) -> ResultT:
         """Run a function on the engines' thread, in the order of the calls."""
         return await asyncio.wrap_future(self.thread.submit(function, *args, **kwargs))
+
+    async def call_by_part(
+        self, parts: Parts[ResultT], on_part: Callable[[float], None] | None = None
+    ) -> ResultT:
+        """Run a long job on the engines' thread, where other work comes between its parts.
+
+        Args:
+            parts: The job.
+            on_part: Called on the event loop before each part, with the seconds that the job is
+                still expected to take.
+        """
+        loop = asyncio.get_running_loop()
+
+        def notify(left_s: float) -> None:
+            if on_part is not None:
+                loop.call_soon_threadsafe(on_part, left_s)
+
+        future = self.thread.submit_parts(parts, notify)
+        return await asyncio.wrap_future(future)
 
 
 def model_not_served(base_model: str, served: Iterable[str]) -> ModelNotFoundError:

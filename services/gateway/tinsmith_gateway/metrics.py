@@ -40,7 +40,7 @@ REROUTED_CALLS = Counter(
 )
 SAMPLER_CHOICES = Counter(
     "tinsmith_gateway_sampler_choices_total",
-    "Samples by why their sampler was chosen: `only`, `prefix`, `load` or `full`.",
+    "Samples by why their sampler was chosen; the reasons are those of `SamplerChoice`.",
     ["reason"],
 )
 CONNECTIONS = Gauge("tinsmith_gateway_connections", "Open connections, by protocol.", ["protocol"])

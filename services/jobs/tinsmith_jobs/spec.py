@@ -15,6 +15,8 @@ TRAINER = "trainer"
 SAMPLER = "sampler"
 VLLM = "vllm"
 """An engine of samplers, in an image of its own."""
+AUTO_DTYPE = "auto"
+DTYPES = (AUTO_DTYPE, "float32", "bfloat16")
 ENVIRONMENT = "environment"
 COORDINATOR = "coordinator"
 DRIVER = "driver"
@@ -97,12 +99,18 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A base model and where it is."""
+    """A base model and where it is.
+
+    Attributes:
+        dtype: Of its weights in trainers and samplers: `float32`, `bfloat16`, or `auto`, which is
+            bfloat16 on GPUs that compute in it.
+    """
 
     name: str
     source: str
     hub_token_secret: str = ""
     cache_claim: str = ""
+    dtype: str = AUTO_DTYPE
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tinsmith_jobs.quantities import QuantityError, parse_quantity
 from tinsmith_jobs.spec import (
+    AUTO_DTYPE,
     COORDINATOR,
     DRIVER,
+    DTYPES,
     ENVIRONMENT,
     MANAGED_BY,
     SAMPLER,
@@ -325,7 +327,13 @@ def _model(reader: _Reader, is_local: bool = False) -> Model:
         )
     _check_path(f"{reader.path}.source", source)
     token = reader.at("hubTokenSecretRef")
-    return Model(name, source, token.text("name"), reader.text("cacheClaimName"))
+    dtype = reader.choice("dtype", DTYPES, AUTO_DTYPE)
+    if is_local and dtype != AUTO_DTYPE:
+        raise SpecError(
+            f"{reader.path}.dtype: the model is served already; start the server with --dtype "
+            f"{dtype}, and drop the field"
+        )
+    return Model(name, source, token.text("name"), reader.text("cacheClaimName"), dtype)
 
 
 def _check_path(field: str, path: str) -> None:

@@ -42,12 +42,29 @@ SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 """In this order they are the tokens 0, 1 and 2."""
 
 CHAT_TEMPLATE = (
+    "{% if tools %}{{ '<|im_start|>system\\nTools:\\n' }}"
+    "{% for tool in tools %}{{ tool | tojson + '\\n' }}{% endfor %}"
+    '{{ \'A call: <tool_call>{"name": ..., "arguments": {...}}</tool_call><|im_end|>\\n\' }}'
+    "{% endif %}"
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% if message['role'] == 'tool' %}"
+    "{{ '<|im_start|>user\\n<tool_response>\\n' + message['content'] "
+    "+ '\\n</tool_response><|im_end|>' + '\\n' }}"
+    "{% else %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{% if message['content'] or not loop.first %}{{ '\\n' }}{% endif %}"
+    "{{ '<tool_call>\\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+    "{% set arguments = call['function']['arguments'] %}"
+    "{{ arguments if arguments is string else arguments | tojson }}"
+    "{{ '}\\n</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|im_end|>' + '\\n' }}"
+    "{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""ChatML, as Qwen3 writes it, without tools and thinking."""
+"""ChatML with tools, as Qwen3 writes it, without thinking."""
 
 SCAFFOLD_TEXTS = ("user\n", "assistant\n", "Pig Latin:", "Repeat:")
 """Texts that stand in nearly every prompt of the demo."""

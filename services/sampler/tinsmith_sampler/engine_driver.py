@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tinsmith_engine import Published, SampledSequence, SampleRequest
 from tinsmith_runtime.errors import InvalidFieldError, NonFiniteLossError
@@ -15,6 +16,28 @@ from tinsmith_sampler.engine_protocol import SamplingEngine, Ticket
 from tinsmith_sampler.metrics import KV_CACHE_BYTES, OPEN_STREAMS, WAITING_SEQUENCES
 from tinsmith_sampler.queue_limits import QueueLimits
 from tinsmith_sampler.token_stream import Delivery, TokenFeed
+
+
+@dataclass(slots=True)
+class Load:
+    """What has not ended.
+
+    Attributes:
+        num_requests: Of all callers.
+        num_sequences: Of these, those that wait included.
+        num_tokens: Of prompts and samples at most.
+    """
+
+    num_requests: int = 0
+    num_sequences: int = 0
+    num_tokens: int = 0
+
+    def add(self, request: SampleRequest, times: int) -> None:
+        """Count a request; `times` is 1, or -1 at its end."""
+        self.num_requests += times
+        self.num_sequences += times * request.num_samples
+        length = len(request.prompt_tokens) + request.max_tokens
+        self.num_tokens += times * request.num_samples * length
 
 
 class SamplingDriver:
@@ -29,6 +52,7 @@ class SamplingDriver:
     def __init__(self, engine: SamplingEngine, base_model: str, limits: QueueLimits) -> None:
         self._engine = engine
         self._limits = limits
+        self.load = Load()
         KV_CACHE_BYTES.labels(base_model).set(engine.capabilities.cache_bytes)
 
     @property
@@ -55,6 +79,7 @@ class SamplingDriver:
         self._limits.enter(request.cache_scope, request.num_samples)
         ticket = Ticket(request, feed)
         WAITING_SEQUENCES.inc(request.num_samples)
+        self.load.add(request, 1)
         if feed is not None:
             OPEN_STREAMS.inc()
         try:
@@ -102,6 +127,7 @@ class SamplingDriver:
         ticket.is_closed = True
         self._limits.leave(ticket.request.cache_scope, ticket.request.num_samples)
         WAITING_SEQUENCES.dec(ticket.request.num_samples)
+        self.load.add(ticket.request, -1)
         if ticket.feed is not None:
             OPEN_STREAMS.dec()
         if ticket.future.done() and not ticket.future.cancelled():

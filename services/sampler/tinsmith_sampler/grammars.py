@@ -1,4 +1,4 @@
-"""Forms of answers as token masks: JSON schemas and regular expressions, by llguidance.
+"""Forms of answers as token masks: JSON schemas, regular expressions, tags; by llguidance.
 
 A form is compiled once, aside of the engine, and kept; each sample follows a copy. What a caller
 sends may be hostile. So its length is bounded, and the compiler's work, the states of its automaton
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from tinsmith_engine.sampling.output_constraint import RowConstraint
 from tinsmith_engine.sampling.sample_request import OutputFormat
 from tinsmith_runtime.errors import InvalidFieldError
+from tinsmith_sampler.structural_tags import to_lark
 
 MAX_KEPT_GRAMMARS = 256
 """Compiled forms of a base model; those used longest ago go first."""
@@ -118,6 +119,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._end_tokens = list(end_tokens)
         self._tokenizer: llguidance.LLTokenizer | None = None
+        self._special_tokens: dict[str, int] = {}
         self._kept: OrderedDict[OutputFormat, Grammar] = OrderedDict()
         self._num_bytes = 0
 
@@ -146,11 +148,7 @@ class Grammars:
         if self._tokenizer is None:
             self._tokenizer = self._load()
         try:
-            source = (
-                llguidance.LLMatcher.grammar_from_json_schema(form.source, overrides=_OPTIONS)
-                if form.kind == "json_schema"
-                else llguidance.LLMatcher.grammar_from_regex(form.source)
-            )
+            source = self._grammar_of(form)
         except ValueError as error:
             raise InvalidFieldError(
                 _FIELD, f"is no {form.kind}: {error}"[:_MESSAGE_CHARACTERS]
@@ -164,6 +162,16 @@ class Grammars:
             raise InvalidFieldError(_FIELD, f"cannot be followed: {problem}"[:_MESSAGE_CHARACTERS])
         return Grammar(matcher, self._vocab_size, frozenset(self._end_tokens))
 
+    def _grammar_of(self, form: OutputFormat) -> str:
+        if form.kind == "json_schema":
+            return llguidance.LLMatcher.grammar_from_json_schema(form.source, overrides=_OPTIONS)
+        if form.kind == "regex":
+            return llguidance.LLMatcher.grammar_from_regex(form.source)
+        lark = to_lark(
+            form.source, special_tokens=self._special_tokens, json_options=dict(_OPTIONS)
+        )
+        return llguidance.LLMatcher.grammar_from_lark(lark)
+
     def _load(self) -> llguidance.LLTokenizer:
         if not self._file.is_file() or not self._end_tokens:
             raise InvalidFieldError(
@@ -172,6 +180,13 @@ class Grammars:
         tokenizer = json.loads(self._file.read_text())
         # A prompt is cut or padded nowhere here.
         tokenizer["truncation"] = tokenizer["padding"] = None
-        return llguidance.LLTokenizer(
+        loaded = llguidance.LLTokenizer(
             json.dumps(tokenizer), n_vocab=self._vocab_size, eos_token=self._end_tokens
         )
+        # It takes more for special than the file does, such as Qwen's `<tool_call>`.
+        self._special_tokens = {
+            token["content"]: token["id"]
+            for token in tokenizer.get("added_tokens", ())
+            if loaded.is_special_token(token["id"])
+        }
+        return loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class SamplerPod(WorkerPod):
             poll_interval_s=config.weight_poll_interval_s,
             is_told=weights.is_local,
         )
-        service = SamplingService(
+        self._service = SamplingService(
             config,
             engines,
             SessionCache(self._look_up, ttl_s=config.session_ttl_s),
@@ -76,12 +77,20 @@ class SamplerPod(WorkerPod):
         )
         self._server.add(
             sampler_pb2_grpc.add_SamplerServiceServicer_to_server,
-            SamplerServicer(config, service, self._catalog),
+            SamplerServicer(config, self._service, self._catalog, name=self._listing.name),
         )
 
     def _note_failed(self) -> None:
         """Report unhealthy, so that the pod is replaced."""
         self._farewell = asyncio.create_task(self._server.report_unhealthy())
+
+    async def stop(self) -> None:
+        """Leave the listing, so that no new request comes, and do as other pods."""
+        if self._registration is not None:
+            await self._registration.stop()
+            await self._registration.leave()
+            self._registration = None
+        await super().stop()
 
     async def _open(self) -> None:
         await asyncio.to_thread(storage.probe_at_start, self._store, writable=False)
@@ -92,9 +101,13 @@ class SamplerPod(WorkerPod):
     def _describe(self) -> scheduler_pb2.Worker:
         return scheduler_pb2.Worker(
             models=self._catalog.select(""),
+            incarnation=uuid.uuid4().hex,
             project=self._config.dedicated_project,
             checkpoint=self._config.dedicated_checkpoint,
         )
+
+    def _load(self) -> scheduler_pb2.SamplerLoad:
+        return codec.encode_load(self._service.load)
 
     async def _look_up(self, name: str) -> Target:
         return codec.decode_target(await self._scheduler.get_sampling_session(name))

@@ -27,7 +27,7 @@ from tinsmith_runtime.errors import (
     VersionNotLoadedError,
 )
 from tinsmith_sampler.config import SamplerConfig
-from tinsmith_sampler.engine_driver import SamplingDriver
+from tinsmith_sampler.engine_driver import Load, SamplingDriver
 from tinsmith_sampler.engine_protocol import EngineCapabilities, SamplingEngine, Ticket
 from tinsmith_sampler.live_weights import WeightFollower
 from tinsmith_sampler.queue_limits import QueueLimits
@@ -52,6 +52,7 @@ class Prompt:
     uses_model_stop_tokens: bool = True
     """Whether the tokens that end a turn of the model end a completion."""
     min_version: int = 0
+    max_staleness: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,16 @@ class SamplingService:
         """What samples, the same for all models of a pod; None if it has no model."""
         return next((driver.engine.capabilities for driver in self._drivers.values()), None)
 
+    @property
+    def load(self) -> Load:
+        """What all models of the pod have to do together."""
+        loads = [driver.load for driver in self._drivers.values()]
+        return Load(
+            num_requests=sum(load.num_requests for load in loads),
+            num_sequences=sum(load.num_sequences for load in loads),
+            num_tokens=sum(load.num_tokens for load in loads),
+        )
+
     async def sample(self, prompt: Prompt) -> Sampled:
         """Draw completions; see `SamplerService.Sample` for the errors."""
         started = await self._start(prompt)
@@ -235,7 +246,9 @@ class SamplingService:
 
     async def _resolve(self, prompt: Prompt, target: Target) -> Published | None:
         try:
-            return await self._weights.get(target, min_version=prompt.min_version)
+            return await self._weights.get(
+                target, min_version=prompt.min_version, max_staleness=prompt.max_staleness
+            )
         except TinsmithError as error:
             if error.code in _ELSEWHERE_CODES:
                 # The run may have moved, or the session ended: ask the scheduler next time.

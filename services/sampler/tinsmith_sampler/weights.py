@@ -24,7 +24,9 @@ from tinsmith_runtime.errors import (
     CheckpointCorruptError,
     CheckpointIncompatibleError,
     CheckpointNotFoundError,
+    ErrorCode,
     StoreMismatchError,
+    TinsmithError,
     VersionNotLoadedError,
 )
 from tinsmith_runtime.storage import ObjectStore, checkpoint_manifests
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 PublishLive = Callable[[str], Awaitable[Published]]
 
+_AWAY_CODES = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED})
 _MAX_REMOVALS = 8
 """Removed versions of a run that one request passes over."""
 
@@ -67,6 +70,7 @@ class WeightSource:
         self._max_loaded = max_loaded
         self._publish_live = publish_live
         self._loaded: OrderedDict[str, tuple[SamplingEngine, Published, str]] = OrderedDict()
+        self._latest: dict[str, str] = {}
         self._loading: dict[str, asyncio.Lock] = {}
 
     @property
@@ -74,8 +78,16 @@ class WeightSource:
         """Whether live runs are trained in this process, on the same engines."""
         return self._publish_live is not None
 
-    async def get(self, target: Target, *, min_version: int) -> Published | None:
+    async def get(
+        self, target: Target, *, min_version: int, max_staleness: int = 0
+    ) -> Published | None:
         """Return the weights of a target; None stands for the base model.
+
+        Args:
+            target: What is sampled from.
+            min_version: Of a live run, what the caller knows of.
+            max_staleness: Steps that the weights may be older. The last ones of the run that are in
+                memory serve then, while its trainer cannot be asked.
 
         Raises:
             RunNotFoundError: If the run is gone.
@@ -85,8 +97,14 @@ class WeightSource:
             VersionNotLoadedError: If the run has no version as new as `min_version`.
         """
         if target.run:
-            published = await self._live(target)
-            if published.version < min_version:
+            try:
+                published = await self._live(target)
+            except TinsmithError as error:
+                kept = self._last_live(target.run) if error.code in _AWAY_CODES else None
+                if kept is None or not max_staleness:
+                    raise
+                published = kept
+            if published.version < min_version - max_staleness:
                 raise VersionNotLoadedError(
                     f"{target.run} is at version {published.version}, the request asks for "
                     f"{min_version}; send it again",
@@ -98,13 +116,20 @@ class WeightSource:
             return await self._load(target, await self._locate(target))
         return None
 
+    def _last_live(self, run: str) -> Published | None:
+        """Return the weights of a run that its trainer named last, if they are in memory."""
+        name = self._latest.get(run, "")
+        known = self._loaded.get(name)
+        return None if known is None else known[1]
+
     async def _live(self, target: Target) -> Published:
         if self._publish_live is not None:
             return await self._publish_live(target.run)
         stored = await self._trainers.publish(target.trainer_address, target.run)
+        self._latest.pop(target.run, None)
         for _ in range(_MAX_REMOVALS):
             try:
-                return await self._load(target, stored)
+                return await self._load_live(target, stored)
             except (CheckpointCorruptError, StoreMismatchError):
                 # The trainer removes what it has replaced, also while it is read here. What it
                 # still names is damaged.
@@ -112,7 +137,13 @@ class WeightSource:
                 if newest == stored:
                     raise
                 stored = newest
-        return await self._load(target, stored)
+        return await self._load_live(target, stored)
+
+    async def _load_live(self, target: Target, stored: StoredWeights) -> Published:
+        published = await self._load(target, stored)
+        if stored.manifest_sha256 in self._loaded:
+            self._latest[target.run] = stored.manifest_sha256
+        return published
 
     async def _locate(self, target: Target) -> StoredWeights:
         # Asked each time: a checkpoint that was deleted, or is published no longer, must not be
@@ -156,7 +187,9 @@ class WeightSource:
         WEIGHT_LOADS.labels("run" if target.run else "checkpoint").inc()
         self._loaded[stored.manifest_sha256] = (engine, published, target.source)
         while len(self._loaded) > self._max_loaded:
-            oldest, (its_engine, _, _) = self._loaded.popitem(last=False)
+            oldest, (its_engine, _, source) = self._loaded.popitem(last=False)
+            if self._latest.get(source) == oldest:
+                del self._latest[source]
             await its_engine.unload(oldest)
         return published
 

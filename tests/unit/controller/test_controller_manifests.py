@@ -264,7 +264,9 @@ def test_nothing_that_an_author_writes_is_replaced_by_a_secret() -> None:
         "model": {"name": "m", "source": "file:///$(TINSMITH_POD_KEY)"},
         "roles": {
             "trainer": {
-                "template": {"env": [{"name": "TINSMITH_DTYPE", "value": "$(TINSMITH_POD_KEY)"}]}
+                "template": {
+                    "env": [{"name": "TINSMITH_LOG_LEVEL", "value": "$(TINSMITH_POD_KEY)"}]
+                }
             }
         },
         "checkpoint": {"uri": "s3://$(TINSMITH_DATABASE_URL)", "secretRef": {"name": "mine"}},

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.support.engine_turns import computed_in_turns
 from tests.unit.engine.conftest import VOCAB, make_batch, save_tiny
 
 from tinsmith_engine import (
@@ -282,7 +283,7 @@ def bits_mixed(random: Random, engine: Engine, tenants: Sequence[Tenant]) -> dic
         requests = shuffled(random, tenants)
         # The base model itself may be scored in the same pass.
         guests = [random_request(random, None, is_backward=False)] * int(random.random() < 0.3)
-        outcomes = engine.compute([*guests, *requests])[len(guests) :]
+        outcomes = computed_in_turns(random, engine, [*guests, *requests])[len(guests) :]
         results: dict[str, list[tuple[Any, ...]]] = {tenant.run: [] for tenant in tenants}
         for request, outcome in zip(requests, outcomes, strict=True):
             results[str(request.run)].append(result_bits(outcome))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tinsmith_gateway.openai.text.tool_calls import (
     HERMES,
     LLAMA,
-    MISTRAL,
+    MISTRAL_LIST,
     Piece,
     ToolCall,
     ToolFormat,
@@ -68,21 +68,21 @@ CASES = [
         id="hermes-no-name",
     ),
     pytest.param(
-        MISTRAL,
+        MISTRAL_LIST,
         '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1,  "b": [2]}}, '
         '{"name": "look_up", "arguments": {}}]',
         [ADD, LOOK],
         id="mistral-list",
     ),
     pytest.param(
-        MISTRAL,
+        MISTRAL_LIST,
         'Hm.[TOOL_CALLS]add[ARGS]{"a": 1,  "b": [2]}[TOOL_CALLS]look_up[ARGS]{}',
         ["Hm.", ADD, LOOK],
         id="mistral-named",
     ),
-    pytest.param(MISTRAL, "[TOOL_CALLS]", ["[TOOL_CALLS]"], id="mistral-none"),
-    pytest.param(MISTRAL, "[TOOL_CALLS][1]", ["[TOOL_CALLS][1]"], id="mistral-malformed"),
-    pytest.param(MISTRAL, "see [TOOL", ["see [TOOL"], id="mistral-half-a-mark"),
+    pytest.param(MISTRAL_LIST, "[TOOL_CALLS]", ["[TOOL_CALLS]"], id="mistral-none"),
+    pytest.param(MISTRAL_LIST, "[TOOL_CALLS][1]", ["[TOOL_CALLS][1]"], id="mistral-malformed"),
+    pytest.param(MISTRAL_LIST, "see [TOOL", ["see [TOOL"], id="mistral-half-a-mark"),
     pytest.param(
         LLAMA,
         ' {"name": "add", "parameters": {"a": 1,  "b": [2]}}',
@@ -132,7 +132,7 @@ _FRAGMENTS = [
 @given(st.lists(st.sampled_from([*_FRAGMENTS, HERMES_LOOK])), st.integers(1, 9))
 def test_a_text_reads_the_same_whole_and_in_pieces(fragments: list[str], size: int) -> None:
     text = "".join(fragments)
-    for tool_format in (HERMES, MISTRAL, LLAMA):
+    for tool_format in (HERMES, MISTRAL_LIST, LLAMA):
         assert parse(tool_format, text, size) == parse(tool_format, text)
 
 
@@ -156,7 +156,7 @@ def test_arguments_are_the_models_own_characters(
     [
         pytest.param("{% for tool in tools %}<tool_call>{% endfor %}", HERMES, id="hermes"),
         pytest.param("{% if tools %}<tool_call><function={% endif %}", None, id="xml"),
-        pytest.param("{{ tools }}[TOOL_CALLS]", MISTRAL, id="mistral"),
+        pytest.param("{{ tools }}[TOOL_CALLS]", MISTRAL_LIST, id="mistral"),
         pytest.param('{{ tools }}{"name": x, "parameters": y}', LLAMA, id="llama"),
         pytest.param("<tool_call>", None, id="no-tools"),
         pytest.param("{{ tools }}", None, id="unknown"),
@@ -167,6 +167,6 @@ def test_the_template_says_the_convention(template: str, expected: ToolFormat | 
 
 
 def test_mistral_ids_have_nine_letters() -> None:
-    assert len(MISTRAL.new_id()) == 9
-    assert MISTRAL.new_id().isalnum()
+    assert len(MISTRAL_LIST.new_id()) == 9
+    assert MISTRAL_LIST.new_id().isalnum()
     assert HERMES.new_id() != HERMES.new_id()

@@ -26,7 +26,7 @@ def replicas() -> Replicas:
 
 
 def test_one_replica_gets_everything(replicas: Replicas) -> None:
-    assert replicas.choose(["a:1"], text(1000)).reason == "only"
+    assert replicas.choose(["a:1"], text(1000)).reason == "only_one"
 
 
 def test_new_prompts_go_to_the_least_loaded(replicas: Replicas) -> None:
@@ -34,7 +34,7 @@ def test_new_prompts_go_to_the_least_loaded(replicas: Replicas) -> None:
     with contextlib.ExitStack() as calls:
         for seed in range(40):
             choice = replicas.choose(ADDRESSES, text(300, seed))
-            assert choice.reason == "load"
+            assert choice.reason == "least_loaded"
             calls.enter_context(replicas.in_flight(choice.address))
             loads[choice.address] += 1
             assert max(loads.values()) - min(loads.values()) <= 1
@@ -58,13 +58,13 @@ def test_a_conversation_stays_where_it_is(replicas: Replicas) -> None:
         # Others come and go meanwhile.
         with replicas.in_flight(home):
             choice = replicas.choose(ADDRESSES, prompt)
-        assert (choice.address, choice.reason) == (home, "prefix")
+        assert (choice.address, choice.reason) == (home, "sticky")
 
 
 def test_a_system_prompt_in_common_is_no_conversation(replicas: Replicas) -> None:
     system = text(200)
     replicas.choose(ADDRESSES, system)
-    assert replicas.choose(ADDRESSES, system + text(900, 1)).reason == "load"
+    assert replicas.choose(ADDRESSES, system + text(900, 1)).reason == "least_loaded"
 
 
 def test_a_group_goes_on_where_each_of_it_is(replicas: Replicas) -> None:
@@ -78,7 +78,7 @@ def test_a_group_goes_on_where_each_of_it_is(replicas: Replicas) -> None:
     with contextlib.ExitStack() as calls:
         for member in members:
             choice = replicas.choose(ADDRESSES, member)
-            assert choice.reason == "prefix"
+            assert choice.reason == "sticky"
             calls.enter_context(replicas.in_flight(choice.address))
             homes.append(choice.address)
     assert sorted(homes) == ADDRESSES
@@ -121,7 +121,7 @@ def test_a_replica_that_left_is_forgotten(replicas: Replicas) -> None:
     others = [one for one in ADDRESSES if one != home]
     choice = replicas.choose(others, prompt + text(100, 1))
     assert choice.address in others
-    assert choice.reason == "load"
+    assert choice.reason == "least_loaded"
 
 
 def test_short_prompts_find_the_same_replica_while_loads_are_equal(replicas: Replicas) -> None:
@@ -133,9 +133,9 @@ def test_the_memory_of_prompts_is_bounded() -> None:
     first = replicas.choose(ADDRESSES, text(100, 10_000))
     for seed in range(200):
         replicas.choose(ADDRESSES, text(100, seed))
-    assert first.reason == "load"
-    assert replicas.choose(ADDRESSES, text(100, 10_000) + text(20, 1)).reason == "load"
-    assert replicas.choose(ADDRESSES, text(100, 199) + text(20, 1)).reason == "prefix"
+    assert first.reason == "least_loaded"
+    assert replicas.choose(ADDRESSES, text(100, 10_000) + text(20, 1)).reason == "least_loaded"
+    assert replicas.choose(ADDRESSES, text(100, 199) + text(20, 1)).reason == "sticky"
 
 
 def test_a_long_prompt_has_few_borders(replicas: Replicas) -> None:

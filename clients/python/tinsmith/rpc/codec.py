@@ -13,6 +13,7 @@ import numpy as np
 from tinsmith import tensors
 from tinsmith import types as t
 from tinsmith.errors import InvalidArgumentError
+from tinsmith.rpc.sampler_choice import choice_name
 from tinsmith.v1 import (
     checkpoint_pb2,
     models_pb2,
@@ -282,6 +283,7 @@ def decode_served_model(message: scheduler_pb2.ServedModel) -> t.ModelInfo:
         stop_token_ids=list(model.stop_token_ids),
         numerics_fingerprint=model.numerics_fingerprint,
         reads_images=model.reads_images,
+        dtype=model.dtype,
     )
 
 
@@ -312,6 +314,8 @@ def decode_sample(message: sampler_pb2.SampleResponse) -> t.SampleResponse:
         prompt_alt_tokens=alternatives,
         prompt_cache_hit_tokens=message.num_cached_prompt_tokens,
         version=message.version,
+        sampler=message.sampler,
+        sampler_choice=choice_name(message.sampler_choice),
     )
 
 

@@ -109,6 +109,9 @@ class Connection:
 class Endpoint:
     """An address that may change: a pod that restarts elsewhere is looked up again."""
 
+    metadata: tuple[tuple[str, str], ...] = ()
+    """What is sent with each call beside the key."""
+
     def __init__(self, address: str, locate: Callable[[], Awaitable[str]] | None = None) -> None:
         self.address = address
         self._locate = locate
@@ -240,7 +243,7 @@ class Transport:
         timeout_s = self.settings.call_timeout_s if timeout_s is None else timeout_s
         try:
             call = method(self.connection(address))(
-                request, timeout=timeout_s, metadata=self._metadata
+                request, timeout=timeout_s, metadata=self._metadata + endpoint.metadata
             )
             response = await call
             if address == self.settings.address and not self.is_pinned:
@@ -313,7 +316,9 @@ class Transport:
         timeout_s = self.settings.call_timeout_s if timeout_s is None else timeout_s
         call: Any = None
         try:
-            call = method(self.connection(address))(request, metadata=self._metadata)
+            call = method(self.connection(address))(
+                request, metadata=self._metadata + endpoint.metadata
+            )
             while True:
                 async with asyncio.timeout(timeout_s):
                     message = await call.read()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tinsmith.errors import ConfigurationError
 from tinsmith.rpc.core import ClientCore
@@ -21,6 +21,7 @@ async def open_sampler(
     run: str = "",
     min_version: Callable[[], int] = lambda: 0,
     retry_config: RetryPolicy | None = None,
+    max_staleness: int = 0,
 ) -> Sampler:
     """Open a sampling session. Runs in the background loop.
 
@@ -31,13 +32,15 @@ async def open_sampler(
         run: Resource name or id of a run, for its live weights.
         min_version: The version that each request must see at least.
         retry_config: How its requests are sent again; as the client's calls if None.
+        max_staleness: Steps that the weights of a run may be older than `min_version`, while newer
+            ones cannot be had.
 
     Returns:
         The sampler.
 
     Raises:
-        ConfigurationError: Unless exactly one source is given, or if `retry_config` is of another
-            type.
+        ConfigurationError: Unless exactly one source is given, if `retry_config` is of another
+            type, or if `max_staleness` is negative or not of a run.
     """
     if not isinstance(retry_config, RetryPolicy | None):
         raise ConfigurationError(
@@ -48,6 +51,11 @@ async def open_sampler(
     if sum(map(bool, (base_model, checkpoint, run))) != 1:
         raise ConfigurationError(
             "a sampler needs one source", remedy="give base_model=, checkpoint= or run="
+        )
+    if max_staleness < 0 or (max_staleness and not run):
+        raise ConfigurationError(
+            f"max_staleness is {max_staleness}",
+            remedy="give a number of steps, 0 or more, with run=; other weights do not change",
         )
     request = scheduler_pb2.CreateSamplingSessionRequest(
         parent=core.session.name, request_id=str(uuid.uuid4())
@@ -62,14 +70,13 @@ async def open_sampler(
         core.scheduler, lambda c: c.scheduler.CreateSamplingSession, request
     )
 
-    async def locate() -> Sequence[str]:
-        found = await core.transport.call_once(
+    async def locate() -> scheduler_pb2.SamplingSession:
+        return await core.transport.call_once(
             core.scheduler,
             lambda c: c.scheduler.GetSamplingSession,
             scheduler_pb2.GetSamplingSessionRequest(name=message.name),
             timeout_s=10,
         )
-        return list(found.sampler_addresses)
 
-    endpoint = SamplerEndpoint(message.sampler_addresses or [core.settings.address], locate)
-    return Sampler(core, message, endpoint, min_version, retry_config)
+    endpoint = SamplerEndpoint(message, core.settings.address, locate)
+    return Sampler(core, message, endpoint, min_version, retry_config, max_staleness)

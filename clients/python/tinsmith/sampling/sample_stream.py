@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import time
@@ -161,6 +162,8 @@ class _Reader:
             prompt_alt_tokens=prompt.prompt_alt_tokens,
             prompt_cache_hit_tokens=prompt.prompt_cache_hit_tokens,
             version=max([prompt.version, *(v for one in self._samples for v in one.versions[-1:])]),
+            sampler=prompt.sampler,
+            sampler_choice=prompt.sampler_choice,
         )
 
     async def pieces(self) -> AsyncGenerator[SampleChunk, None]:
@@ -204,8 +207,14 @@ class _Reader:
 
     def _take(self, message: sampler_pb2.StreamSampleResponse) -> SampleChunk:
         """Note what a message brings."""
-        if message.HasField("prompt") and self._prompt is None:
-            self._prompt = codec.decode_sample(message.prompt)
+        if message.HasField("prompt"):
+            prompt = codec.decode_sample(message.prompt)
+            # After a failure another sampler goes on; what it says of the prompt is known.
+            self._prompt = dataclasses.replace(
+                self._prompt or prompt,
+                sampler=prompt.sampler,
+                sampler_choice=prompt.sampler_choice,
+            )
         index, known = message.sample_index, self._samples[message.sample_index]
         piece = codec.decode_piece(message)
         known.tokens.extend(piece.tokens)

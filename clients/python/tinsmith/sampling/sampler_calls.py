@@ -45,7 +45,9 @@ class SampleRequest:
     prompt_logprobs_last_n: int | None = None
     weight_updates: WeightUpdates = "pinned"
 
-    def encode(self, *, sampling_session: str, min_version: int) -> sampler_pb2.SampleRequest:
+    def encode(
+        self, *, sampling_session: str, min_version: int, max_staleness: int = 0
+    ) -> sampler_pb2.SampleRequest:
         """Return the message; a seed is drawn where none was given, so that it can be repeated.
 
         Returns:
@@ -67,6 +69,7 @@ class SampleRequest:
             topk_sample_logprobs=self.topk_sample_logprobs,
             weight_updates=_WEIGHT_UPDATES[self.weight_updates],
             min_version=min_version,
+            max_staleness=max_staleness,
         )
         if self.target_prompt_logprobs is not None:
             targets = np.asarray(self.target_prompt_logprobs, dtype=np.int64)
@@ -90,8 +93,10 @@ class SamplerCalls(Ready):
         endpoint: SamplerEndpoint,
         min_version: Callable[[], int] = lambda: 0,
         retry: RetryPolicy | None = None,
+        max_staleness: int = 0,
     ) -> None:
         self._core = core
+        self._max_staleness = max_staleness
         self._retry = retry or core.settings.retry
         self._endpoint = endpoint
         self._min_version = min_version
@@ -160,7 +165,11 @@ class SamplerCalls(Ready):
             prompt_logprobs_last_n,
             weight_updates,
         )
-        message = request.encode(sampling_session=self.name, min_version=self._min_version())
+        message = request.encode(
+            sampling_session=self.name,
+            min_version=self._min_version(),
+            max_staleness=self._max_staleness,
+        )
         return self._core.future(self._draw(message), what=f"sample from {self.name}")
 
     def stream(
@@ -205,7 +214,11 @@ class SamplerCalls(Ready):
             prompt_logprobs_last_n,
             weight_updates,
         )
-        message = request.encode(sampling_session=self.name, min_version=self._min_version())
+        message = request.encode(
+            sampling_session=self.name,
+            min_version=self._min_version(),
+            max_staleness=self._max_staleness,
+        )
         return SampleStream(self._core, self._endpoint, message, self._retry)
 
     @awaited

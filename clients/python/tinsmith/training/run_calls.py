@@ -344,10 +344,14 @@ class TrainingRunCalls(Ready):
         return self._load(path, include_optimizer=True)
 
     @call
-    async def _sampler(self) -> Sampler:
+    async def _sampler(self, *, max_staleness: int = 0) -> Sampler:
         """Return a sampler of the live weights.
 
         Each request uses weights at least as new as the last `optim_step` whose result arrived.
+
+        Args:
+            max_staleness: Steps that they may be older, while the trainer is away and cannot be
+                asked for newer ones. Each token carries its version.
 
         Returns:
             The sampler.
@@ -358,7 +362,12 @@ class TrainingRunCalls(Ready):
         Example:
             >>> sampler = run.sampler()
         """
-        return await open_sampler(self._core, run=self.name, min_version=lambda: self._version)
+        return await open_sampler(
+            self._core,
+            run=self.name,
+            min_version=lambda: self._version,
+            max_staleness=max_staleness,
+        )
 
     @call
     async def _save_weights_and_get_sampling_client(

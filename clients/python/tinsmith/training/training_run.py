@@ -89,10 +89,14 @@ class TrainingRun(TrainingRunCalls):
         """Submit as `load_state_with_optimizer` does; await the future for the result."""
         return self.load_state_with_optimizer(path)
 
-    def sampler(self) -> Sampler:
+    def sampler(self, *, max_staleness: int = 0) -> Sampler:
         """Return a sampler of the live weights.
 
         Each request uses weights at least as new as the last `optim_step` whose result arrived.
+
+        Args:
+            max_staleness: Steps that they may be older, while the trainer is away and cannot be
+                asked for newer ones. Each token carries its version.
 
         Returns:
             The sampler.
@@ -103,11 +107,11 @@ class TrainingRun(TrainingRunCalls):
         Example:
             >>> sampler = run.sampler()
         """
-        return self._core.background.call(self._sampler())
+        return self._core.background.call(self._sampler(max_staleness=max_staleness))
 
-    async def sampler_async(self) -> Sampler:
+    async def sampler_async(self, *, max_staleness: int = 0) -> Sampler:
         """Do as `sampler`, without blocking."""
-        return await self._core.background.acall(self._sampler())
+        return await self._core.background.acall(self._sampler(max_staleness=max_staleness))
 
     def save_weights_and_get_sampling_client(
         self, name: str | None = None, retry_config: RetryPolicy | None = None

@@ -180,6 +180,7 @@ class ModelCapabilities(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     READS_IMAGES_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     base_model: _builtins.str
     """Names the base model, as `CreateTrainingRun` takes it."""
     vocabulary_size: _builtins.int
@@ -198,6 +199,8 @@ class ModelCapabilities(_message.Message):
     """Names the tokenizer files by SHA-256, as `GetTokenizer` delivers them."""
     reads_images: _builtins.bool
     """Says whether prompts may hold images."""
+    dtype: _builtins.str
+    """Names the dtype of the weights, `float32` or `bfloat16`. Adapters are float32 always."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Lists the token ids that end a turn unless a request says otherwise."""
@@ -215,10 +218,11 @@ class ModelCapabilities(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         tokenizer_digest: _builtins.str = ...,
         reads_images: _builtins.bool = ...,
+        dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "exactness", b"exactness", "family", b"family", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "reads_images", b"reads_images", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "dtype", b"dtype", "exactness", b"exactness", "family", b"family", "max_context_tokens", b"max_context_tokens", "num_parameters", b"num_parameters", "numerics_fingerprint", b"numerics_fingerprint", "reads_images", b"reads_images", "stop_token_ids", b"stop_token_ids", "tokenizer_digest", b"tokenizer_digest", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,7 +28,7 @@ from tinsmith.v1 import tensors_pb2 as tinsmith_dot_v1_dot_tensors__pb2
 from tinsmith.v1 import trajectories_pb2 as tinsmith_dot_v1_dot_trajectories__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tinsmith/v1/sampler.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x18tinsmith/v1/models.proto\x1a\x19tinsmith/v1/tensors.proto\x1a\x1etinsmith/v1/trajectories.proto\"@\n$SamplerServiceGetCapabilitiesRequest\x12\x18\n\nbase_model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x01\"\xd7\x01\n\x13SamplerCapabilities\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.tinsmith.v1.ModelCapabilities\x12\x13\n\x0bmax_samples\x18\x02 \x01(\x05\x12\x19\n\x11max_topk_logprobs\x18\x03 \x01(\x05\x12 \n\x18max_concurrent_sequences\x18\x04 \x01(\x05\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x06 \x01(\t\x12\x16\n\x0erefused_fields\x18\x07 \x03(\t\"\x8e\x04\n\rSampleRequest\x12\x1e\n\x10sampling_session\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12-\n\x06prompt\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ModelInputB\x04\xe2\x41\x01\x02\x12\x19\n\x0bnum_samples\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x31\n\x06params\x18\x04 \x01(\x0b\x32\x1b.tinsmith.v1.SamplingParamsB\x04\xe2\x41\x01\x01\x12\x1d\n\x0fprompt_logprobs\x18\x05 \x01(\x08\x42\x04\xe2\x41\x01\x01\x12\"\n\x14topk_prompt_logprobs\x18\x06 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x19\n\x0bmin_version\x18\x07 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\"\n\x14topk_sample_logprobs\x18\x08 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x16prompt_logprobs_last_n\x18\t \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x37\n\x14target_prompt_tokens\x18\n \x01(\x0b\x32\x13.tinsmith.v1.TensorB\x04\xe2\x41\x01\x01\x12%\n\x17num_prompt_alternatives\x18\x0b \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x38\n\x0eweight_updates\x18\x0c \x01(\x0e\x32\x1a.tinsmith.v1.WeightUpdatesB\x04\xe2\x41\x01\x01\x42\x19\n\x17_prompt_logprobs_last_n\"\xdc\x02\n\x0eSampleResponse\x12/\n\tsequences\x18\x01 \x03(\x0b\x32\x1c.tinsmith.v1.SampledSequence\x12,\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12\x37\n\x14topk_prompt_logprobs\x18\x03 \x01(\x0b\x32\x19.tinsmith.v1.TopkLogprobs\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x33\n\x16target_prompt_logprobs\x18\x05 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12<\n\x13prompt_alternatives\x18\x06 \x01(\x0b\x32\x1f.tinsmith.v1.PromptAlternatives\x12 \n\x18num_cached_prompt_tokens\x18\x07 \x01(\x05\x12\x0f\n\x07version\x18\x08 \x01(\x03\"`\n\x12PromptAlternatives\x12#\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\"\x87\x01\n\x13StreamSampleRequest\x12\x1e\n\x10sampling_session\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x31\n\x07request\x18\x02 \x01(\x0b\x32\x1a.tinsmith.v1.SampleRequestB\x04\xe2\x41\x01\x02\x12\x1d\n\x0freceived_tokens\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x01\"\x9b\x01\n\x14StreamSampleResponse\x12\x14\n\x0csample_index\x18\x01 \x01(\x05\x12\x13\n\x0btoken_index\x18\x02 \x01(\x05\x12+\n\x05piece\x18\x03 \x01(\x0b\x32\x1c.tinsmith.v1.SampledSequence\x12+\n\x06prompt\x18\x04 \x01(\x0b\x32\x1b.tinsmith.v1.SampleResponse\"\x81\x01\n\x16\x43omputeLogprobsRequest\x12\x1e\n\x10sampling_session\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12,\n\x05input\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ModelInputB\x04\xe2\x41\x01\x02\x12\x19\n\x0bmin_version\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\"Q\n\x17\x43omputeLogprobsResponse\x12%\n\x08logprobs\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12\x0f\n\x07version\x18\x02 \x01(\x03\"c\n\x18ListLoadedWeightsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"a\n\x19ListLoadedWeightsResponse\x12+\n\x07weights\x18\x01 \x03(\x0b\x32\x1a.tinsmith.v1.LoadedWeights\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"N\n\rLoadedWeights\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x1c\n\x14num_active_sequences\x18\x03 \x01(\x05*h\n\rWeightUpdates\x12\x1e\n\x1aWEIGHT_UPDATES_UNSPECIFIED\x10\x00\x12\x19\n\x15WEIGHT_UPDATES_PINNED\x10\x01\x12\x1c\n\x18WEIGHT_UPDATES_IN_FLIGHT\x10\x02\x32\xd4\x03\n\x0eSamplerService\x12\x66\n\x0fGetCapabilities\x12\x31.tinsmith.v1.SamplerServiceGetCapabilitiesRequest\x1a .tinsmith.v1.SamplerCapabilities\x12\x41\n\x06Sample\x12\x1a.tinsmith.v1.SampleRequest\x1a\x1b.tinsmith.v1.SampleResponse\x12U\n\x0cStreamSample\x12 .tinsmith.v1.StreamSampleRequest\x1a!.tinsmith.v1.StreamSampleResponse0\x01\x12\\\n\x0f\x43omputeLogprobs\x12#.tinsmith.v1.ComputeLogprobsRequest\x1a$.tinsmith.v1.ComputeLogprobsResponse\x12\x62\n\x11ListLoadedWeights\x12%.tinsmith.v1.ListLoadedWeightsRequest\x1a&.tinsmith.v1.ListLoadedWeightsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tinsmith/v1/sampler.proto\x12\x0btinsmith.v1\x1a\x1fgoogle/api/field_behavior.proto\x1a\x18tinsmith/v1/models.proto\x1a\x19tinsmith/v1/tensors.proto\x1a\x1etinsmith/v1/trajectories.proto\"@\n$SamplerServiceGetCapabilitiesRequest\x12\x18\n\nbase_model\x18\x01 \x01(\tB\x04\xe2\x41\x01\x01\"\xd7\x01\n\x13SamplerCapabilities\x12.\n\x06models\x18\x01 \x03(\x0b\x32\x1e.tinsmith.v1.ModelCapabilities\x12\x13\n\x0bmax_samples\x18\x02 \x01(\x05\x12\x19\n\x11max_topk_logprobs\x18\x03 \x01(\x05\x12 \n\x18max_concurrent_sequences\x18\x04 \x01(\x05\x12\x0e\n\x06\x65ngine\x18\x05 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x06 \x01(\t\x12\x16\n\x0erefused_fields\x18\x07 \x03(\t\"\xab\x04\n\rSampleRequest\x12\x1e\n\x10sampling_session\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12-\n\x06prompt\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ModelInputB\x04\xe2\x41\x01\x02\x12\x19\n\x0bnum_samples\x18\x03 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x31\n\x06params\x18\x04 \x01(\x0b\x32\x1b.tinsmith.v1.SamplingParamsB\x04\xe2\x41\x01\x01\x12\x1d\n\x0fprompt_logprobs\x18\x05 \x01(\x08\x42\x04\xe2\x41\x01\x01\x12\"\n\x14topk_prompt_logprobs\x18\x06 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x19\n\x0bmin_version\x18\x07 \x01(\x03\x42\x04\xe2\x41\x01\x01\x12\"\n\x14topk_sample_logprobs\x18\x08 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12)\n\x16prompt_logprobs_last_n\x18\t \x01(\x05\x42\x04\xe2\x41\x01\x01H\x00\x88\x01\x01\x12\x37\n\x14target_prompt_tokens\x18\n \x01(\x0b\x32\x13.tinsmith.v1.TensorB\x04\xe2\x41\x01\x01\x12%\n\x17num_prompt_alternatives\x18\x0b \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x38\n\x0eweight_updates\x18\x0c \x01(\x0e\x32\x1a.tinsmith.v1.WeightUpdatesB\x04\xe2\x41\x01\x01\x12\x1b\n\rmax_staleness\x18\r \x01(\x03\x42\x04\xe2\x41\x01\x01\x42\x19\n\x17_prompt_logprobs_last_n\"\xa1\x03\n\x0eSampleResponse\x12/\n\tsequences\x18\x01 \x03(\x0b\x32\x1c.tinsmith.v1.SampledSequence\x12,\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12\x37\n\x14topk_prompt_logprobs\x18\x03 \x01(\x0b\x32\x19.tinsmith.v1.TopkLogprobs\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x33\n\x16target_prompt_logprobs\x18\x05 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12<\n\x13prompt_alternatives\x18\x06 \x01(\x0b\x32\x1f.tinsmith.v1.PromptAlternatives\x12 \n\x18num_cached_prompt_tokens\x18\x07 \x01(\x05\x12\x0f\n\x07version\x18\x08 \x01(\x03\x12\x0f\n\x07sampler\x18\t \x01(\t\x12\x32\n\x0esampler_choice\x18\n \x01(\x0e\x32\x1a.tinsmith.v1.SamplerChoice\"`\n\x12PromptAlternatives\x12#\n\x06tokens\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12%\n\x08logprobs\x18\x02 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\"\x87\x01\n\x13StreamSampleRequest\x12\x1e\n\x10sampling_session\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x31\n\x07request\x18\x02 \x01(\x0b\x32\x1a.tinsmith.v1.SampleRequestB\x04\xe2\x41\x01\x02\x12\x1d\n\x0freceived_tokens\x18\x03 \x03(\x05\x42\x04\xe2\x41\x01\x01\"\x9b\x01\n\x14StreamSampleResponse\x12\x14\n\x0csample_index\x18\x01 \x01(\x05\x12\x13\n\x0btoken_index\x18\x02 \x01(\x05\x12+\n\x05piece\x18\x03 \x01(\x0b\x32\x1c.tinsmith.v1.SampledSequence\x12+\n\x06prompt\x18\x04 \x01(\x0b\x32\x1b.tinsmith.v1.SampleResponse\"\x81\x01\n\x16\x43omputeLogprobsRequest\x12\x1e\n\x10sampling_session\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12,\n\x05input\x18\x02 \x01(\x0b\x32\x17.tinsmith.v1.ModelInputB\x04\xe2\x41\x01\x02\x12\x19\n\x0bmin_version\x18\x03 \x01(\x03\x42\x04\xe2\x41\x01\x01\"Q\n\x17\x43omputeLogprobsResponse\x12%\n\x08logprobs\x18\x01 \x01(\x0b\x32\x13.tinsmith.v1.Tensor\x12\x0f\n\x07version\x18\x02 \x01(\x03\"c\n\x18ListLoadedWeightsRequest\x12\x14\n\x06parent\x18\x01 \x01(\tB\x04\xe2\x41\x01\x02\x12\x17\n\tpage_size\x18\x02 \x01(\x05\x42\x04\xe2\x41\x01\x01\x12\x18\n\npage_token\x18\x03 \x01(\tB\x04\xe2\x41\x01\x01\"a\n\x19ListLoadedWeightsResponse\x12+\n\x07weights\x18\x01 \x03(\x0b\x32\x1a.tinsmith.v1.LoadedWeights\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"N\n\rLoadedWeights\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x1c\n\x14num_active_sequences\x18\x03 \x01(\x05*h\n\rWeightUpdates\x12\x1e\n\x1aWEIGHT_UPDATES_UNSPECIFIED\x10\x00\x12\x19\n\x15WEIGHT_UPDATES_PINNED\x10\x01\x12\x1c\n\x18WEIGHT_UPDATES_IN_FLIGHT\x10\x02*\xbe\x01\n\rSamplerChoice\x12\x1e\n\x1aSAMPLER_CHOICE_UNSPECIFIED\x10\x00\x12\x1b\n\x17SAMPLER_CHOICE_ONLY_ONE\x10\x01\x12\x1f\n\x1bSAMPLER_CHOICE_LEAST_LOADED\x10\x02\x12\x19\n\x15SAMPLER_CHOICE_STICKY\x10\x03\x12\x17\n\x13SAMPLER_CHOICE_FULL\x10\x04\x12\x1b\n\x17SAMPLER_CHOICE_FAILOVER\x10\x05\x32\xd4\x03\n\x0eSamplerService\x12\x66\n\x0fGetCapabilities\x12\x31.tinsmith.v1.SamplerServiceGetCapabilitiesRequest\x1a .tinsmith.v1.SamplerCapabilities\x12\x41\n\x06Sample\x12\x1a.tinsmith.v1.SampleRequest\x1a\x1b.tinsmith.v1.SampleResponse\x12U\n\x0cStreamSample\x12 .tinsmith.v1.StreamSampleRequest\x1a!.tinsmith.v1.StreamSampleResponse0\x01\x12\\\n\x0f\x43omputeLogprobs\x12#.tinsmith.v1.ComputeLogprobsRequest\x1a$.tinsmith.v1.ComputeLogprobsResponse\x12\x62\n\x11ListLoadedWeights\x12%.tinsmith.v1.ListLoadedWeightsRequest\x1a&.tinsmith.v1.ListLoadedWeightsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -61,6 +61,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLEREQUEST'].fields_by_name['num_prompt_alternatives']._serialized_options = b'\342A\001\001'
   _globals['_SAMPLEREQUEST'].fields_by_name['weight_updates']._loaded_options = None
   _globals['_SAMPLEREQUEST'].fields_by_name['weight_updates']._serialized_options = b'\342A\001\001'
+  _globals['_SAMPLEREQUEST'].fields_by_name['max_staleness']._loaded_options = None
+  _globals['_SAMPLEREQUEST'].fields_by_name['max_staleness']._serialized_options = b'\342A\001\001'
   _globals['_STREAMSAMPLEREQUEST'].fields_by_name['sampling_session']._loaded_options = None
   _globals['_STREAMSAMPLEREQUEST'].fields_by_name['sampling_session']._serialized_options = b'\342A\001\002'
   _globals['_STREAMSAMPLEREQUEST'].fields_by_name['request']._loaded_options = None
@@ -79,32 +81,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTLOADEDWEIGHTSREQUEST'].fields_by_name['page_size']._serialized_options = b'\342A\001\001'
   _globals['_LISTLOADEDWEIGHTSREQUEST'].fields_by_name['page_token']._loaded_options = None
   _globals['_LISTLOADEDWEIGHTSREQUEST'].fields_by_name['page_token']._serialized_options = b'\342A\001\001'
-  _globals['_WEIGHTUPDATES']._serialized_start=2213
-  _globals['_WEIGHTUPDATES']._serialized_end=2317
+  _globals['_WEIGHTUPDATES']._serialized_start=2311
+  _globals['_WEIGHTUPDATES']._serialized_end=2415
+  _globals['_SAMPLERCHOICE']._serialized_start=2418
+  _globals['_SAMPLERCHOICE']._serialized_end=2608
   _globals['_SAMPLERSERVICEGETCAPABILITIESREQUEST']._serialized_start=160
   _globals['_SAMPLERSERVICEGETCAPABILITIESREQUEST']._serialized_end=224
   _globals['_SAMPLERCAPABILITIES']._serialized_start=227
   _globals['_SAMPLERCAPABILITIES']._serialized_end=442
   _globals['_SAMPLEREQUEST']._serialized_start=445
-  _globals['_SAMPLEREQUEST']._serialized_end=971
-  _globals['_SAMPLERESPONSE']._serialized_start=974
-  _globals['_SAMPLERESPONSE']._serialized_end=1322
-  _globals['_PROMPTALTERNATIVES']._serialized_start=1324
-  _globals['_PROMPTALTERNATIVES']._serialized_end=1420
-  _globals['_STREAMSAMPLEREQUEST']._serialized_start=1423
-  _globals['_STREAMSAMPLEREQUEST']._serialized_end=1558
-  _globals['_STREAMSAMPLERESPONSE']._serialized_start=1561
-  _globals['_STREAMSAMPLERESPONSE']._serialized_end=1716
-  _globals['_COMPUTELOGPROBSREQUEST']._serialized_start=1719
-  _globals['_COMPUTELOGPROBSREQUEST']._serialized_end=1848
-  _globals['_COMPUTELOGPROBSRESPONSE']._serialized_start=1850
-  _globals['_COMPUTELOGPROBSRESPONSE']._serialized_end=1931
-  _globals['_LISTLOADEDWEIGHTSREQUEST']._serialized_start=1933
-  _globals['_LISTLOADEDWEIGHTSREQUEST']._serialized_end=2032
-  _globals['_LISTLOADEDWEIGHTSRESPONSE']._serialized_start=2034
-  _globals['_LISTLOADEDWEIGHTSRESPONSE']._serialized_end=2131
-  _globals['_LOADEDWEIGHTS']._serialized_start=2133
-  _globals['_LOADEDWEIGHTS']._serialized_end=2211
-  _globals['_SAMPLERSERVICE']._serialized_start=2320
-  _globals['_SAMPLERSERVICE']._serialized_end=2788
+  _globals['_SAMPLEREQUEST']._serialized_end=1000
+  _globals['_SAMPLERESPONSE']._serialized_start=1003
+  _globals['_SAMPLERESPONSE']._serialized_end=1420
+  _globals['_PROMPTALTERNATIVES']._serialized_start=1422
+  _globals['_PROMPTALTERNATIVES']._serialized_end=1518
+  _globals['_STREAMSAMPLEREQUEST']._serialized_start=1521
+  _globals['_STREAMSAMPLEREQUEST']._serialized_end=1656
+  _globals['_STREAMSAMPLERESPONSE']._serialized_start=1659
+  _globals['_STREAMSAMPLERESPONSE']._serialized_end=1814
+  _globals['_COMPUTELOGPROBSREQUEST']._serialized_start=1817
+  _globals['_COMPUTELOGPROBSREQUEST']._serialized_end=1946
+  _globals['_COMPUTELOGPROBSRESPONSE']._serialized_start=1948
+  _globals['_COMPUTELOGPROBSRESPONSE']._serialized_end=2029
+  _globals['_LISTLOADEDWEIGHTSREQUEST']._serialized_start=2031
+  _globals['_LISTLOADEDWEIGHTSREQUEST']._serialized_end=2130
+  _globals['_LISTLOADEDWEIGHTSRESPONSE']._serialized_start=2132
+  _globals['_LISTLOADEDWEIGHTSRESPONSE']._serialized_end=2229
+  _globals['_LOADEDWEIGHTS']._serialized_start=2231
+  _globals['_LOADEDWEIGHTS']._serialized_end=2309
+  _globals['_SAMPLERSERVICE']._serialized_start=2611
+  _globals['_SAMPLERSERVICE']._serialized_end=3079
 # @@protoc_insertion_point(module_scope)

@@ -54,6 +54,42 @@ Means nothing for a base model or a checkpoint.
 """
 Global___WeightUpdates: _TypeAlias = WeightUpdates  # noqa: Y015
 
+class _SamplerChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SamplerChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SamplerChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SAMPLER_CHOICE_UNSPECIFIED: _SamplerChoice.ValueType  # 0
+    """Not said."""
+    SAMPLER_CHOICE_ONLY_ONE: _SamplerChoice.ValueType  # 1
+    """There is no other."""
+    SAMPLER_CHOICE_LEAST_LOADED: _SamplerChoice.ValueType  # 2
+    """The prompt is a new one, and this sampler has the least to do."""
+    SAMPLER_CHOICE_STICKY: _SamplerChoice.ValueType  # 3
+    """It sampled what the prompt continues."""
+    SAMPLER_CHOICE_FULL: _SamplerChoice.ValueType  # 4
+    """Another one sampled what the prompt continues, and has far more to do than this one."""
+    SAMPLER_CHOICE_FAILOVER: _SamplerChoice.ValueType  # 5
+    """Another one would have been chosen, and failed a moment ago."""
+
+class SamplerChoice(_SamplerChoice, metaclass=_SamplerChoiceEnumTypeWrapper):
+    """Says why a call went to one of the samplers of its session."""
+
+SAMPLER_CHOICE_UNSPECIFIED: SamplerChoice.ValueType  # 0
+"""Not said."""
+SAMPLER_CHOICE_ONLY_ONE: SamplerChoice.ValueType  # 1
+"""There is no other."""
+SAMPLER_CHOICE_LEAST_LOADED: SamplerChoice.ValueType  # 2
+"""The prompt is a new one, and this sampler has the least to do."""
+SAMPLER_CHOICE_STICKY: SamplerChoice.ValueType  # 3
+"""It sampled what the prompt continues."""
+SAMPLER_CHOICE_FULL: SamplerChoice.ValueType  # 4
+"""Another one sampled what the prompt continues, and has far more to do than this one."""
+SAMPLER_CHOICE_FAILOVER: SamplerChoice.ValueType  # 5
+"""Another one would have been chosen, and failed a moment ago."""
+Global___SamplerChoice: _TypeAlias = SamplerChoice  # noqa: Y015
+
 @_typing.final
 class SamplerServiceGetCapabilitiesRequest(_message.Message):
     """Asks for the abilities of a sampler."""
@@ -146,6 +182,7 @@ class SampleRequest(_message.Message):
     TARGET_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_ALTERNATIVES_FIELD_NUMBER: _builtins.int
     WEIGHT_UPDATES_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_FIELD_NUMBER: _builtins.int
     sampling_session: _builtins.str
     """Names the sampling session."""
     num_samples: _builtins.int
@@ -172,6 +209,11 @@ class SampleRequest(_message.Message):
     """
     weight_updates: Global___WeightUpdates.ValueType
     """Says what becomes of a sample of a live run when the run steps on."""
+    max_staleness: _builtins.int
+    """Lets the weights of a live run be this many steps older than `min_version`, while the trainer
+    cannot be asked for newer ones. Each token carries the version that it is of. 0 refuses all
+    that is older, with `VERSION_NOT_LOADED` or `WORKER_UNAVAILABLE`.
+    """
     @_builtins.property
     def prompt(self) -> _trajectories_pb2.ModelInput:
         """Holds the prompt."""
@@ -201,10 +243,11 @@ class SampleRequest(_message.Message):
         target_prompt_tokens: _tensors_pb2.Tensor | None = ...,
         num_prompt_alternatives: _builtins.int = ...,
         weight_updates: Global___WeightUpdates.ValueType = ...,
+        max_staleness: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "params", b"params", "prompt", b"prompt", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "target_prompt_tokens", b"target_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "min_version", b"min_version", "num_prompt_alternatives", b"num_prompt_alternatives", "num_samples", b"num_samples", "params", b"params", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "sampling_session", b"sampling_session", "target_prompt_tokens", b"target_prompt_tokens", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs", "weight_updates", b"weight_updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n", "max_staleness", b"max_staleness", "min_version", b"min_version", "num_prompt_alternatives", b"num_prompt_alternatives", "num_samples", b"num_samples", "params", b"params", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "prompt_logprobs_last_n", b"prompt_logprobs_last_n", "sampling_session", b"sampling_session", "target_prompt_tokens", b"target_prompt_tokens", "topk_prompt_logprobs", b"topk_prompt_logprobs", "topk_sample_logprobs", b"topk_sample_logprobs", "weight_updates", b"weight_updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prompt_logprobs_last_n: _TypeAlias = _typing.Literal["prompt_logprobs_last_n"]  # noqa: Y015
     _WhichOneofArgType__prompt_logprobs_last_n: _TypeAlias = _typing.Literal["_prompt_logprobs_last_n", b"_prompt_logprobs_last_n"]  # noqa: Y015
@@ -226,6 +269,8 @@ class SampleResponse(_message.Message):
     PROMPT_ALTERNATIVES_FIELD_NUMBER: _builtins.int
     NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    SAMPLER_FIELD_NUMBER: _builtins.int
+    SAMPLER_CHOICE_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Gives the seed that was used."""
     num_cached_prompt_tokens: _builtins.int
@@ -234,6 +279,12 @@ class SampleResponse(_message.Message):
     """
     version: _builtins.int
     """Gives the version of the newest weights that were used; 0 for a base model."""
+    sampler: _builtins.str
+    """Names the sampler that answered: `workers/{worker}`."""
+    sampler_choice: Global___SamplerChoice.ValueType
+    """Says why the call went to this sampler, as its client or gateway said in the metadata
+    `x-tinsmith-sampler-choice`; unspecified if it did not say.
+    """
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[_trajectories_pb2.SampledSequence]:
         """Holds the completions in the order of their random streams."""
@@ -267,10 +318,12 @@ class SampleResponse(_message.Message):
         prompt_alternatives: Global___PromptAlternatives | None = ...,
         num_cached_prompt_tokens: _builtins.int = ...,
         version: _builtins.int = ...,
+        sampler: _builtins.str = ...,
+        sampler_choice: Global___SamplerChoice.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_alternatives", b"prompt_alternatives", "prompt_logprobs", b"prompt_logprobs", "target_prompt_logprobs", b"target_prompt_logprobs", "topk_prompt_logprobs", b"topk_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_prompt_tokens", b"num_cached_prompt_tokens", "prompt_alternatives", b"prompt_alternatives", "prompt_logprobs", b"prompt_logprobs", "seed", b"seed", "sequences", b"sequences", "target_prompt_logprobs", b"target_prompt_logprobs", "topk_prompt_logprobs", b"topk_prompt_logprobs", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_prompt_tokens", b"num_cached_prompt_tokens", "prompt_alternatives", b"prompt_alternatives", "prompt_logprobs", b"prompt_logprobs", "sampler", b"sampler", "sampler_choice", b"sampler_choice", "seed", b"seed", "sequences", b"sequences", "target_prompt_logprobs", b"target_prompt_logprobs", "topk_prompt_logprobs", b"topk_prompt_logprobs", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

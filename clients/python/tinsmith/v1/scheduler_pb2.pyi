@@ -564,6 +564,7 @@ class SamplingSession(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     SAMPLER_ADDRESSES_FIELD_NUMBER: _builtins.int
     TRAINER_ADDRESS_FIELD_NUMBER: _builtins.int
+    SAMPLER_LOADS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the handle: `projects/{project}/samplingSessions/{sampling_session}`."""
     session: _builtins.str
@@ -582,6 +583,10 @@ class SamplingSession(_message.Message):
         it known if they go to the same one.
         """
 
+    @_builtins.property
+    def sampler_loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___SamplerLoad]:
+        """Says what the samplers had to do when they told it last, if that was a short time ago."""
+
     def __init__(
         self,
         *,
@@ -592,14 +597,55 @@ class SamplingSession(_message.Message):
         run: _builtins.str = ...,
         sampler_addresses: _abc.Iterable[_builtins.str] | None = ...,
         trainer_address: _builtins.str = ...,
+        sampler_loads: _abc.Iterable[Global___SamplerLoad] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint", b"checkpoint", "name", b"name", "run", b"run", "sampler_addresses", b"sampler_addresses", "session", b"session", "trainer_address", b"trainer_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_model", b"base_model", "checkpoint", b"checkpoint", "name", b"name", "run", b"run", "sampler_addresses", b"sampler_addresses", "sampler_loads", b"sampler_loads", "session", b"session", "trainer_address", b"trainer_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SamplingSession: _TypeAlias = SamplingSession  # noqa: Y015
+
+@_typing.final
+class SamplerLoad(_message.Message):
+    """Says what a sampler has to do, for all its clients together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """Locates the sampler, `host:port`; left out in a heartbeat."""
+    num_requests: _builtins.int
+    """Counts the requests that have not ended."""
+    num_sequences: _builtins.int
+    """Counts their sequences, those that wait included."""
+    num_tokens: _builtins.int
+    """Counts the tokens that their prompts and samples come to at most."""
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """Says how long ago the sampler told it; left out in a heartbeat."""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        num_requests: _builtins.int = ...,
+        num_sequences: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "age", b"age", "num_requests", b"num_requests", "num_sequences", b"num_sequences", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SamplerLoad: _TypeAlias = SamplerLoad  # noqa: Y015
 
 @_typing.final
 class GetSamplingSessionRequest(_message.Message):
@@ -1533,7 +1579,7 @@ class Worker(_message.Message):
     max_runs: _builtins.int
     """Limits the runs of a trainer, parked ones included."""
     incarnation: _builtins.str
-    """Tells one process of a trainer from the next; empty for one whose runs stay with it."""
+    """Tells one process of a worker from the next; empty for a trainer whose runs stay with it."""
     ledger: _builtins.str
     """Names the ledger that a trainer shares with others; its runs move between these. Empty for a
     ledger of its own.
@@ -1698,19 +1744,25 @@ class HeartbeatWorkerRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the worker."""
     incarnation: _builtins.str
     """Says which process of it; as it registered."""
+    @_builtins.property
+    def load(self) -> Global___SamplerLoad:
+        """Says what a sampler has to do."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         incarnation: _builtins.str = ...,
+        load: Global___SamplerLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "load", b"load", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

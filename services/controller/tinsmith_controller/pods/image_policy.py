@@ -17,7 +17,7 @@ from tinsmith_jobs.spec import JobSpec, Role
 
 EVERYTHING = "*"
 _SETTINGS_OF_ENGINES = """
-DTYPE NUM_THREADS EXACT COMPILED MAX_RESIDENT_RUNS MAX_PARKED_BYTES MAX_RUNS MAX_BATCH_TOKENS
+NUM_THREADS EXACT COMPILED MAX_RESIDENT_RUNS MAX_PARKED_BYTES MAX_RUNS MAX_BATCH_TOKENS
 MAX_BATCH_DATUMS CYCLE_TOKENS MAX_QUEUED_OPERATIONS MAX_QUEUED_TOKENS MAX_QUEUED_BYTES
 RANK_TIMEOUT_S SNAPSHOT_REPLAY_S RESULT_RETENTION_S UNRETRIEVED_RETENTION_S GAP_TIMEOUT_S
 MAX_ATTEMPTS EXPORT_SHARD_BYTES MAX_CONCURRENT_SEQUENCES CACHE_BYTES MAX_QUEUED_SEQUENCES
@@ -37,6 +37,10 @@ _SETTINGS = frozenset(
 
 None of them changes the pod's identity, its peers, its store or its credentials.
 """
+
+
+_FIELDS = {"TINSMITH_DTYPE": "spec.model.dtype"}
+"""What has a field of the spec, since all pods of a job need the same."""
 
 
 def check_images(job: JobSpec, trusted_images: Sequence[str], own_secrets: Sequence[str]) -> str:
@@ -76,6 +80,8 @@ def check_images(job: JobSpec, trusted_images: Sequence[str], own_secrets: Seque
                 "of the deployment; build it into an image that the operators trust"
             )
         foreign = [str(e["name"]) for e in template.env if str(e["name"]) not in _SETTINGS]
+        if foreign and foreign[0] in _FIELDS:
+            return f"the {role.name} may not set {foreign[0]}: {_FIELDS[foreign[0]]} says it"
         if foreign:
             return (
                 f"the {role.name} may not set {foreign[0]}, because it gets the secrets of the "

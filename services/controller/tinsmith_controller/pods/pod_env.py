@@ -102,6 +102,7 @@ def _server_env(
             _value("TINSMITH_BASE_MODELS", f"{spec.model.name}={model_path(spec.model)}"),
             _value("TINSMITH_STORAGE_URI", _storage_uri(spec, deployment)),
             _value("TINSMITH_DEVICE", deployment.device if role.gpus else "cpu"),
+            _value("TINSMITH_DTYPE", spec.model.dtype),
             *_hub_env(spec.model),
             *_store_env(spec),
         ]

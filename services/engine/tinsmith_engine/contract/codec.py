@@ -37,6 +37,7 @@ def encode_model(
         tokenizer_digest=tokenizer_digest,
         stop_token_ids=stop_token_ids,
         reads_images=info.reads_images,
+        dtype=info.dtype,
     )
 
 

@@ -35,7 +35,7 @@ from tinsmith_engine.distributed.sharded_passes import ShardedPassRunner
 from tinsmith_engine.files.hub_files import resolve_model
 from tinsmith_engine.loading.base_model import DTYPES, LoadedModel
 from tinsmith_engine.training.batch_validation import prepare_request, validate_adam
-from tinsmith_engine.training.engine import Engine
+from tinsmith_engine.training.engine import Engine, Passes
 from tinsmith_runtime.errors import (
     AlreadyExistsError,
     CapacityExhaustedError,
@@ -157,6 +157,11 @@ class ShardedEngine(Engine):
             "compute", (list(requests),), lambda: self._compute(requests)
         )
         return found
+
+    def compute_by_pass(self, requests: Sequence[BatchRequest]) -> Passes:
+        """Compute as one part: all ranks follow one command; see `Engine.compute_by_pass`."""
+        yield 0.0
+        return self.compute(requests)
 
     def _compute(self, requests: Sequence[BatchRequest]) -> list[BatchResult | TinsmithError]:
         packed = iter(Engine.compute(self, [one for one in requests if one.run not in self._full]))

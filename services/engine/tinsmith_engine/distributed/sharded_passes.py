@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tinsmith_engine.base.engine_thread import Parts
 from tinsmith_engine.base.memory import is_out_of_memory
 from tinsmith_engine.base.types import BatchRequest, BatchResult
 from tinsmith_engine.distributed.microbatch_assignment import (
@@ -75,11 +76,11 @@ class ShardedPassRunner(PassRunner):
 
     def run(
         self, requests: Sequence[tuple[BatchRequest, Run | None]]
-    ) -> list[BatchResult | TinsmithError]:
+    ) -> Parts[list[BatchResult | TinsmithError]]:
         """Compute valid requests; every rank is given the same ones."""
         self._loads.clear()
         self._assignments.clear()
-        return super().run(requests)
+        return (yield from super().run(requests))
 
     def _begin_backward(self, job: Job) -> None:
         job.starts_fresh = False
@@ -94,10 +95,14 @@ class ShardedPassRunner(PassRunner):
     def _next_microbatches(self, job: Job) -> list[list[int]]:
         return job.microbatches[: self._ranks.world_size]
 
-    def _run_segments(self, segments: Sequence[Segment], *, needs_gradient: bool) -> None:
+    def _run_segments(
+        self, segments: Sequence[Segment], rows_left: int, *, needs_gradient: bool
+    ) -> Parts[None]:
+        yield self._seconds(rows_left, needs_gradient=needs_gradient)
         places = self._places(segments, needs_gradient=needs_gradient)
         by_rank = self._by_rank(segments, places)
-        passes = [self._passes(members) for members in by_rank]
+        # The ranks part alike: no clock decides.
+        passes = [self._passes(members, self._max_pass_tokens) for members in by_rank]
         mine = passes[self._ranks.rank]
         failure: Exception | None = None
         for number in range(max(len(one) for one in passes)):

@@ -43,7 +43,7 @@ UNLIMITED_TOKENS = 2**31 - 1
 class OutputFormat:
     """A form that answers keep."""
 
-    kind: Literal["json_schema", "regex"]
+    kind: Literal["json_schema", "regex", "structural_tag"]
     source: str
 
     @property

@@ -94,6 +94,13 @@ class Job:
         """Return how many rows the segment of a microbatch takes."""
         return segment_rows([self.request.batch[index].tokens_T.size for index in microbatch])
 
+    @property
+    def rows_left(self) -> int:
+        """How many rows the microbatches take that were not computed; about, before `begin`."""
+        if not self.is_begun:
+            return sum(datum.tokens_T.size for datum in self.request.batch)
+        return sum(self.rows_of(microbatch) for microbatch in self.microbatches)
+
     def scored(self, index: int) -> NDArray[np.bool_]:
         """Return which tokens of a datum the head computes, bool [T]."""
         datum = self.request.batch[index]

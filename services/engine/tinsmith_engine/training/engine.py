@@ -19,7 +19,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tinsmith_engine.arena.adam import SlotBound, SlotStep, adamw_, grad_norm
+from tinsmith_engine.arena.adam import grad_norm
+from tinsmith_engine.base.engine_thread import Parts
 from tinsmith_engine.base.types import (
     AdamParams,
     AdapterConfig,
@@ -37,9 +38,9 @@ from tinsmith_engine.model.model_protocol import RunTensors
 from tinsmith_engine.runs.peft_export import export_config, export_tensors, import_tensors_
 from tinsmith_engine.runs.run_store import Run, RunStore, adapter_scale, check_config, same_layout
 from tinsmith_engine.runs.weight_versions import VersionStore
-from tinsmith_engine.training.batch_jobs import is_all_finite
 from tinsmith_engine.training.batch_validation import prepare_request, validate_adam
 from tinsmith_engine.training.exactness import NUM_PROBE_RUNS, check_exactness
+from tinsmith_engine.training.optimizer_step import apply_step
 from tinsmith_engine.training.pass_runner import PassRunner
 from tinsmith_runtime.errors import (
     CheckpointIncompatibleError,
@@ -53,8 +54,9 @@ from tinsmith_runtime.errors import (
 logger = logging.getLogger(__name__)
 
 _STATE_TENSORS = ("theta", "m", "v", "grad")
-# Far from the largest float32, 3.4e38.
-_SAFE = 1e36
+
+Passes = Parts[list[BatchResult | TinsmithError]]
+"""A computation by passes; see `Engine.compute_by_pass`."""
 
 
 class Engine:
@@ -93,7 +95,7 @@ class Engine:
         max_resident_runs: int = 64,
         max_sequence_tokens: int = 32_768,
         num_threads: int | None = None,
-        micro_batch_tokens: int = 2048,
+        micro_batch_tokens: int | None = None,
         max_pass_tokens: int = 8192,
         checkpoint_activations_over_tokens: int = 16_384,
         exact: bool | None = None,
@@ -110,7 +112,9 @@ class Engine:
             max_sequence_tokens: Longest sequence accepted, if the model allows as much.
             num_threads: Threads of an operation; None leaves torch's own choice.
             micro_batch_tokens: Tokens in one microbatch of a batch; a longer sequence is a
-                microbatch of its own. Part of the numerics fingerprint.
+                microbatch of its own. Part of the numerics fingerprint. None takes 512 on a CPU,
+                where more is no faster and what comes meanwhile waits for the end of a microbatch,
+                and else 2048.
             max_pass_tokens: Tokens of all runs in one pass. Changes no bit.
             checkpoint_activations_over_tokens: A pass with more tokens keeps only the input of each
                 layer for the backward, and computes the rest again: gradient checkpointing. Changes
@@ -129,6 +133,8 @@ class Engine:
             ModelNotFoundError: There is no such model, or not in a form that can be loaded.
             CheckpointIncompatibleError: The weights do not fit the model's configuration.
         """
+        if micro_batch_tokens is None:
+            micro_batch_tokens = 512 if torch.device(device).type == "cpu" else 2048
         load = functools.partial(
             load_model,
             model_dir,
@@ -211,6 +217,30 @@ class Engine:
             For each request its result, or the error that `forward` or `forward_backward` would
             raise; a request that failed left its run's gradient as it was before it.
         """
+        passes = self._compute_by_pass(requests)
+        while True:
+            try:
+                next(passes)
+            except StopIteration as end:
+                found: list[BatchResult | TinsmithError] = end.value
+                return found
+
+    def compute_by_pass(self, requests: Sequence[BatchRequest]) -> Passes:
+        """Do what `compute` does in parts, between which the engine may be used for other runs.
+
+        The runs of the requests are not to be touched before the end. What is computed in between
+        changes no bit.
+
+        Yields:
+            Before each pass, about how many seconds are left. What is sent in return says whether
+            the pass had better be short, as other work waits for its end.
+
+        Returns:
+            What `compute` returns.
+        """
+        return self._compute_by_pass(requests)
+
+    def _compute_by_pass(self, requests: Sequence[BatchRequest]) -> Passes:
         found: list[BatchResult | TinsmithError | None] = [None] * len(requests)
         valid: list[tuple[int, BatchRequest, Run | None]] = []
         for index, request in enumerate(requests):
@@ -219,7 +249,7 @@ class Engine:
                 valid.append((index, prepare_request(request, self.info), run))
             except TinsmithError as error:
                 found[index] = error
-        outcomes = self._passes.run([(request, run) for _, request, run in valid])
+        outcomes = yield from self._passes.run([(request, run) for _, request, run in valid])
         for (index, _, _), outcome in zip(valid, outcomes, strict=True):
             found[index] = outcome
         return [outcome for outcome in found if outcome is not None]
@@ -296,7 +326,7 @@ class Engine:
             )
         norm = grad_norm(state.slot.grad_P) if state.grad_norm is None else state.grad_norm
         self.clear_gradient(run)
-        if not math.isfinite(norm) or not _step(state, params, norm):
+        if not math.isfinite(norm) or not apply_step(state, params, norm):
             raise NonFiniteLossError(
                 f"the step of run {run} would make its weights NaN or infinite (gradient norm "
                 f"{norm}); weights are unchanged, the gradient is cleared",
@@ -467,27 +497,3 @@ def _result(outcome: BatchResult | TinsmithError) -> BatchResult:
     if isinstance(outcome, TinsmithError):
         raise outcome
     return outcome
-
-
-def _step(run: Run, params: AdamParams, norm: float) -> bool:
-    """Apply a step; if the row would not stay finite, leave it as it was and return False."""
-    slot = run.slot
-    one = SlotStep(slot, run.adam_steps + 1, params, norm)
-    bound = run.slot_bound
-    if not (math.isfinite(bound.largest) and math.isfinite(bound.moment_ratio)):
-        bound = SlotBound.of(slot)
-    # Squares of a finite norm are finite, so the moments stay finite as well.
-    after = bound.after(params)
-    if after.largest < _SAFE:
-        adamw_([one])
-        run.note_step(after)
-        return True
-    changed = (slot.theta_P, slot.m_P, slot.v_P)
-    before = [numbers_P.clone() for numbers_P in changed]
-    adamw_([one])
-    if all(is_all_finite(numbers_P) for numbers_P in changed):
-        run.note_new_theta()
-        return True
-    for numbers_P, old_P in zip(changed, before, strict=True):
-        numbers_P.copy_(old_P)
-    return False

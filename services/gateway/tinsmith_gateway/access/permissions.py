@@ -51,7 +51,7 @@ HTTP_PERMISSIONS: Mapping[tuple[str, str], Access] = {
         "/v1",
         {
             ALL: "GET:/models GET:/models/{id:path}",
-            PLAY: "POST:/chat/completions POST:/completions",
+            PLAY: "POST:/chat/completions POST:/completions POST:/responses",
         },
     ),
     **_rows(

@@ -1,4 +1,4 @@
-"""OpenAI's API: models, chat completions, completions; for the unmodified `openai` package.
+"""OpenAI's API: models, chat completions, completions, responses; for the `openai` package.
 
 What a request asks for and cannot be held to is refused, never ignored; nothing is added to a
 prompt. Extra fields for those who train: `return_token_ids` gives `token_ids`, `prompt_token_ids`
@@ -21,6 +21,7 @@ from tinsmith_gateway.openai.errors import not_found, owns, render_error, wrong_
 from tinsmith_gateway.openai.model_calls import ModelCalls
 from tinsmith_gateway.openai.models import ModelList
 from tinsmith_gateway.openai.requests import identified
+from tinsmith_gateway.openai.responses import response
 from tinsmith_gateway.services import Services
 
 __all__ = ["not_found", "owns", "routes", "wrong_method"]
@@ -46,6 +47,7 @@ def routes(services: Services) -> list[BaseRoute]:
         route("/v1/models/{id:path}", "GET", models.get_model),
         route("/v1/chat/completions", "POST", _bound(chat_completion, calls)),
         route("/v1/completions", "POST", _bound(completion, calls)),
+        route("/v1/responses", "POST", _bound(response, calls)),
     ]
 
 

@@ -7,11 +7,15 @@ sample is never taken for what it is not.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import pydantic
 
 from tinsmith.v1 import trajectories_pb2
+from tinsmith_gateway.openai.text.tool_calls import FUNCTION_NAME
+from tinsmith_gateway.openai.text.tool_forms import ToolRules
 from tinsmith_gateway.openai.unused_fields import check_unused
 from tinsmith_runtime.errors import InvalidFieldError
 from tinsmith_runtime.penalties import Shaping
@@ -190,7 +194,24 @@ class FunctionSchema(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="allow")
 
-    name: str = pydantic.Field(min_length=1)
+    # A declared field would leave its place among the others, which the template shows.
+    name: str = pydantic.Field(pattern=FUNCTION_NAME)
+
+    @property
+    def parameters(self) -> dict[str, Any] | None:
+        """The schema of its arguments."""
+        return (self.model_extra or {}).get("parameters")
+
+    @property
+    def strict(self) -> bool:
+        """Whether its arguments have to keep the schema."""
+        return bool((self.model_extra or {}).get("strict"))
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> FunctionSchema:
+        if not isinstance(self.parameters, dict | None):
+            raise ValueError("parameters must be a JSON schema")
+        return self
 
 
 class Tool(pydantic.BaseModel):
@@ -204,6 +225,25 @@ class Tool(pydantic.BaseModel):
     def to_mapping(self) -> dict[str, Any]:
         """Return the tool as it was sent."""
         return self.model_dump(exclude_unset=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ToolChoice:
+    must_call: bool = False
+    names: tuple[str, ...] | None = None
+    """Tools that may be called; None for all."""
+    is_single: bool = False
+
+
+def _allowed(mode: str, tools: Sequence[Any]) -> _ToolChoice | None:
+    names = []
+    for tool in tools:
+        match tool:
+            case {"type": "function", "function": {"name": str(name)}}:
+                names.append(name)
+            case _:
+                return None
+    return _ToolChoice(must_call=mode == "required", names=tuple(names))
 
 
 class ChatBody(SamplingBody):
@@ -222,6 +262,43 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+
+    @property
+    def tool_rules(self) -> ToolRules | None:
+        """What calls keep; None without tools."""
+        choice = self._choice
+        if not self.shown_tools or choice is None:
+            return None
+        tools = [tool.function for tool in self.tools or ()]
+        schemas = {
+            tool.name: tool.parameters or {"type": "object", "properties": {}}
+            if choice.must_call or tool.strict
+            else None
+            for tool in tools
+            if choice.names is None or tool.name in choice.names
+        }
+        return ToolRules(
+            schemas=schemas,
+            must_call=choice.must_call,
+            is_parallel=self.parallel_tool_calls is not False and not choice.is_single,
+        )
+
+    @property
+    def _choice(self) -> _ToolChoice | None:
+        """The choice of a tool; None if it has no form that is known."""
+        match self.tool_choice:
+            case None | "none" | "auto":
+                return _ToolChoice()
+            case "required":
+                return _ToolChoice(must_call=True)
+            case {"type": "function", "function": {"name": str(name)}}:
+                return _ToolChoice(must_call=True, names=(name,), is_single=True)
+            case {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools},
+            }:
+                return _allowed(mode, tools)
+        return None
 
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
@@ -251,23 +328,23 @@ class ChatBody(SamplingBody):
             )
 
     def _check_tools(self) -> None:
-        if self.tool_choice not in (None, "none", "auto"):
+        choice = self._choice
+        if choice is None:
             raise InvalidFieldError(
                 "tool_choice",
-                "must be 'auto' or 'none': nothing can force the model to call a tool",
+                "must be 'none', 'auto', 'required', or an object with the type 'function' or "
+                "'allowed_tools'",
             )
         if not self.tools:
+            if choice.must_call:
+                raise InvalidFieldError("tool_choice", "needs tools to choose from")
             return
-        if self.parallel_tool_calls is False:
-            raise InvalidFieldError(
-                "parallel_tool_calls", "cannot be switched off: nothing holds the model to it"
-            )
-        for index, tool in enumerate(self.tools):
-            if (tool.function.model_extra or {}).get("strict"):
-                raise InvalidFieldError(
-                    f"tools.{index}.function.strict",
-                    "is not offered: nothing holds the model to the schema",
-                )
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) != len(names):
+            raise InvalidFieldError("tools", "have two functions of one name")
+        missing = sorted(set(choice.names or ()) - set(names))
+        if missing:
+            raise InvalidFieldError("tool_choice", f"names {missing[0]!r}, which is not in tools")
 
 
 class CompletionBody(SamplingBody):

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from tinsmith.v1 import sampler_pb2
+from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_gateway.endpoint import Call
 from tinsmith_gateway.openai import codec
 from tinsmith_gateway.openai.bodies import ChatBody
@@ -28,29 +28,41 @@ async def chat_completion(calls: ModelCalls, call: Call) -> Response:
     body = await call.parse(ChatBody)
     body.check_offered()
     if body.stream:
-        return await begin_stream(call, lambda it: _ChatCompletion(calls, it, body).chunks())
-    work = _ChatCompletion(calls, call, body).whole()
+        return await begin_stream(call, lambda it: ChatCompletion(calls, it, body).chunks())
+    work = ChatCompletion(calls, call, body).whole()
     return JSONResponse(await until_disconnect(call.request, work))
 
 
-class _ChatCompletion:
+class ChatCompletion:
+    """One answer to a conversation.
+
+    Args:
+        calls: Samples.
+        call: The request.
+        body: What it asks for, checked.
+    """
+
     def __init__(self, calls: ModelCalls, call: Call, body: ChatBody) -> None:
         self._calls = calls
         self._credential = call.credential
         self._admission = call.admission
         self._body = body
         self._call_id = call_id_of(call)
+        self.id = self._call_id.hex
+        """Of the call."""
+        self.model = body.model or _episode_model(call)
+        """As the request names it, or the episode."""
         self._head = {
-            "id": f"chatcmpl-{self._call_id.hex}",
+            "id": f"chatcmpl-{self.id}",
             "created": int(time.time()),
-            "model": body.model or _episode_model(call),
+            "model": self.model,
         }
 
     async def whole(self) -> dict[str, Any]:
         """Return the completion once it is drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
             tool_format = self._tool_format(target)
-            prompt, request = await self._prepare(target)
+            prompt, request = await self._prepare(target, tool_format)
             answered = await self._calls.sample(target, request)
             await self._calls.record(target, self._call_id, prompt, request, answered.samples)
             choices = await target.tokenizer.aside(
@@ -68,7 +80,7 @@ class _ChatCompletion:
         """Yield the completion as it is drawn."""
         async with self._calls.target(self._credential, self._body.model) as target:
             tool_format = self._tool_format(target)
-            prompt, request = await self._prepare(target)
+            prompt, request = await self._prepare(target, tool_format)
             answers = [self._answer(target, tool_format) for _ in range(request.num_samples)]
             num_calls = [0] * len(answers)
             begun: set[int] = set()
@@ -114,7 +126,9 @@ class _ChatCompletion:
                     "usage": usage_of([prompt], samples, [about]),
                 }
 
-    async def _prepare(self, target: Target) -> tuple[Prompt, sampler_pb2.SampleRequest]:
+    async def _prepare(
+        self, target: Target, tool_format: ToolFormat | None
+    ) -> tuple[Prompt, sampler_pb2.SampleRequest]:
         body = self._body
         add_generation_prompt = body.add_generation_prompt
         conversation = Conversation(
@@ -134,6 +148,7 @@ class _ChatCompletion:
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             seed=codec.seed_of(body, self._call_id),
+            output_format=self._output_format(tool_format),
         )
         return prompt, codec.encode_request(
             prompt,
@@ -172,6 +187,14 @@ class _ChatCompletion:
                 "tools", "are not offered: the model's chat template has no convention for them"
             )
         return tool_format
+
+    def _output_format(
+        self, tool_format: ToolFormat | None
+    ) -> trajectories_pb2.OutputFormat | None:
+        rules, answer = self._body.tool_rules, self._body.output_format
+        if tool_format is None or rules is None:
+            return answer
+        return codec.encode_tool_form(tool_format.notation, rules, answer)
 
     def _answer(self, target: Target, tool_format: ToolFormat | None) -> Answer:
         names = [tool.function.name for tool in self._body.tools or ()]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from tinsmith.tensors import decode_tensor, encode_tensor, encode_tokens
 from tinsmith.v1 import sampler_pb2, trajectories_pb2
 from tinsmith_gateway.openai.bodies import SamplingBody
 from tinsmith_gateway.openai.rendering import Prompt
+from tinsmith_gateway.openai.text.tool_forms import CallNotation, ToolRules, structural_tag
+from tinsmith_runtime.errors import InvalidFieldError
 
 StopReason = Literal["", "stop", "length"]
 Top = list[tuple[int, float]]
@@ -95,7 +98,11 @@ def decode_top(message: trajectories_pb2.TopkLogprobs) -> list[Top]:
 
 
 def encode_params(
-    body: SamplingBody, *, max_tokens: int | None, seed: int
+    body: SamplingBody,
+    *,
+    max_tokens: int | None,
+    seed: int,
+    output_format: trajectories_pb2.OutputFormat | None,
 ) -> trajectories_pb2.SamplingParams:
     """Return how tokens are drawn; what a request leaves out has OpenAI's and our default."""
     params = trajectories_pb2.SamplingParams(seed=seed, stop_strings=body.stops)
@@ -106,11 +113,38 @@ def encode_params(
         if value is not None:
             setattr(params, name, value)
     params.logit_bias.update(body.logit_bias or {})
-    if body.output_format is not None:
-        params.output_format.CopyFrom(body.output_format)
+    if output_format is not None:
+        params.output_format.CopyFrom(output_format)
     if body.ignore_eos:
         params.stop_tokens.SetInParent()
     return params
+
+
+def encode_tool_form(
+    notation: CallNotation, rules: ToolRules, answer: trajectories_pb2.OutputFormat | None
+) -> trajectories_pb2.OutputFormat | None:
+    """Return the form of an answer that may call tools.
+
+    Args:
+        notation: How the model writes calls.
+        rules: What calls keep.
+        answer: The form of an answer that calls nothing; None for any text.
+    """
+    if rules.is_free and answer is None:
+        return None
+    tag = structural_tag(notation, rules, _format_of(answer))
+    return trajectories_pb2.OutputFormat(structural_tag=json.dumps(tag))
+
+
+def _format_of(form: trajectories_pb2.OutputFormat | None) -> dict[str, Any] | None:
+    if form is None:
+        return None
+    if form.HasField("regex"):
+        return {"type": "regex", "pattern": form.regex}
+    try:
+        return {"type": "json_schema", "json_schema": json.loads(form.json_schema)}
+    except ValueError as error:
+        raise InvalidFieldError("response_format", f"is no JSON schema: {error}") from error
 
 
 def encode_request(

@@ -129,7 +129,10 @@ class _Completion:
             # A sampler always draws; what was not asked for is left out of the answer.
             max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens or 1
             params = codec.encode_params(
-                body, max_tokens=max_tokens, seed=codec.seed_of(body, call_id)
+                body,
+                max_tokens=max_tokens,
+                seed=codec.seed_of(body, call_id),
+                output_format=body.output_format,
             )
             request = codec.encode_request(
                 prompt,

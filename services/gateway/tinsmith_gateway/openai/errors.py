@@ -40,10 +40,10 @@ _REMEDIES = {
 }
 """What to do, in the words of this API: errors of other pods do not know that they come here."""
 _INSTEAD = {
-    "/v1/responses": "use /v1/chat/completions; openai-agents does so after"
-    ' set_default_openai_api("chat_completions")',
+    "/v1/embeddings": "models here are trained to write, and none of them gives embeddings",
+    "/v1/responses/": "nothing is kept on the server; POST /v1/responses takes the whole input",
 }
-_SERVED = "served are /v1/models, /v1/chat/completions and /v1/completions"
+_SERVED = "served are /v1/models, /v1/chat/completions, /v1/completions and /v1/responses"
 
 
 def encode_error(error: TinsmithError, status: int) -> dict[str, Any]:

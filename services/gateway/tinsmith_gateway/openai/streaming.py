@@ -78,14 +78,18 @@ class EventStream(Response):
 Chunks = AsyncGenerator[dict[str, Any]]
 
 
-async def begin_stream(call: Call, start: Callable[[Call], Chunks]) -> EventStream:
+async def begin_stream(
+    call: Call, start: Callable[[Call], Chunks], *, ends_with_done: bool = True
+) -> EventStream:
     """Return the answer of a stream whose first chunk is there.
 
     Before it, an error is an answer of its own, with a status.
 
     Args:
         call: The request.
-        start: Makes the chunks, given the request as it is counted until their end.
+        start: Makes the chunks, given the request as it is counted until their end. A chunk with a
+            `type` is an event of that name.
+        ends_with_done: Whether `[DONE]` follows the last.
 
     Raises:
         TinsmithError: What the first chunk failed with.
@@ -99,7 +103,7 @@ async def begin_stream(call: Call, start: Callable[[Call], Chunks]) -> EventStre
         raise
     # The endpoint counts a request until its answer begins, which is too short for a stream.
     call.admission.keep()
-    return EventStream(_events(first, chunks), call.admission)
+    return EventStream(_events(first, chunks, ends_with_done=ends_with_done), call.admission)
 
 
 async def until_disconnect(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
@@ -162,14 +166,15 @@ async def _pump(
 
 
 async def _events(
-    first: dict[str, Any], chunks: AsyncGenerator[dict[str, Any]]
+    first: dict[str, Any], chunks: AsyncGenerator[dict[str, Any]], *, ends_with_done: bool
 ) -> AsyncGenerator[bytes]:
     async with contextlib.aclosing(chunks):
         try:
             yield _event(first)
             async for chunk in chunks:
                 yield _event(chunk)
-            yield _DONE
+            if ends_with_done:
+                yield _DONE
         except TinsmithError as error:
             logger.info("stream failed", extra={"reason": error.reason})
             yield b"event: error\n" + _event(encode_error(error, status_of(error)))
@@ -180,7 +185,8 @@ async def _events(
 
 def _event(content: dict[str, Any]) -> bytes:
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode() + b"\n\n"
+    name = f"event: {content['type']}\n".encode() if "type" in content else b""
+    return name + b"data: " + text.encode() + b"\n\n"
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -52,19 +52,23 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Each with the values that ask for nothing."""
 
 
-def check_unused(fields: Mapping[str, Any] | None) -> None:
+def check_unused(
+    fields: Mapping[str, Any] | None, *, also: Mapping[str, tuple[Any, ...]] | None = None
+) -> None:
     """Refuse a field that no body declares and that is not harmless.
 
     Args:
         fields: Names and values that a body was sent beside those it declares.
+        also: Further values that ask for nothing, by name.
 
     Raises:
         InvalidFieldError: Names the first.
     """
+    neutral_values = {**NEUTRAL_VALUES, **(also or {})}
     for name, value in (fields or {}).items():
         if name in HARMLESS_FIELDS:
             continue
-        neutral = NEUTRAL_VALUES.get(name)
+        neutral = neutral_values.get(name)
         if neutral is None:
             raise InvalidFieldError(name, "is not known here; leave it out")
         if not any(value == one and type(value) in _types_like(one) for one in neutral):

@@ -28,7 +28,7 @@ from tinsmith_gateway.proxy.protobuf_scan import read_text_field
 from tinsmith_gateway.proxy.proxied_methods import METHODS, Method
 from tinsmith_gateway.proxy.sampled_prompts import prompt_of
 from tinsmith_gateway.serving.shutdown import Drain
-from tinsmith_gateway.upstream.pod_directory import Directory, pod_role_of
+from tinsmith_gateway.upstream.pod_directory import Directory, Route, pod_role_of
 from tinsmith_gateway.upstream.routing import (
     Owner,
     RunOwner,
@@ -193,17 +193,17 @@ class PassThrough(grpc.GenericRpcHandler):
             timeout_s=self.timeout_s(context),
         )
 
-    async def stub(self, method: Method, owner: Owner) -> tuple[Any, str]:
-        """Return the callable of a method at the pod that owns a resource, and its address.
+    async def stub(self, method: Method, owner: Owner) -> tuple[Any, Route]:
+        """Return the callable of a method at the pod that owns a resource, and where that is.
 
         Raises:
             TinsmithError: What the scheduler says of the resource, or that no pod holds it.
         """
-        address = await self._directory.address_of(owner)
-        entry = (address, method.path)
+        route = await self._directory.route_to(owner)
+        entry = (route.address, method.path)
         stub = self._stubs.get(entry)
         if stub is None:
-            channel = self._open_channel(address, pod_role_of(owner))
+            channel = self._open_channel(route.address, pod_role_of(owner))
             if method.streams_requests:
                 stub = channel.stream_stream(method.path)
             elif method.streams_responses:
@@ -211,7 +211,7 @@ class PassThrough(grpc.GenericRpcHandler):
             else:
                 stub = channel.unary_unary(method.path)
             self._stubs[entry] = stub
-        return stub, address
+        return stub, route
 
     def turn(
         self, method: Method, credential: Credential
@@ -318,9 +318,9 @@ class _Passage:
         self._foreign = foreign_error(owner, resource, credential.caller.project)
 
     async def _pass_unary(self, body: bytes, context: Context, credential: Credential) -> bytes:
-        metadata = _onward(context, credential)
         for is_last in (False, True):
-            stub, address = await self._gateway.stub(self._method, self._owner)
+            stub, route = await self._gateway.stub(self._method, self._owner)
+            address, metadata = route.address, _onward(context, credential, route)
             call = stub(body, timeout=self._gateway.timeout_s(context), metadata=metadata)
             try:
                 with self._gateway.in_flight(self._owner, address):
@@ -345,9 +345,9 @@ class _Passage:
         *,
         attempts: int,
     ) -> None:
-        metadata = _onward(context, credential)
         for left in reversed(range(attempts)):
-            stub, address = await self._gateway.stub(self._method, self._owner)
+            stub, route = await self._gateway.stub(self._method, self._owner)
+            address, metadata = route.address, _onward(context, credential, route)
             in_flight = self._gateway.in_flight(self._owner, address)
             call = stub(request(), timeout=self._gateway.timeout_s(context), metadata=metadata)
             try:
@@ -463,14 +463,18 @@ async def _abort_with(
         raise asyncio.CancelledError(CLIENT_GONE) from gone
 
 
-def _onward(context: Context, credential: Credential) -> MetadataItems:
-    """Return what goes on to the pod: the caller's key, and what traces a request."""
+def _onward(context: Context, credential: Credential, route: Route) -> MetadataItems:
+    """Return what goes on to the pod: the caller's key, and what traces a request.
+
+    Where the gateway chose the pod, what the caller says of its choice is left out.
+    """
+    own = {key for key, _ in route.metadata}
     passed = (
         (key, value)
         for key, value in context.invocation_metadata() or ()
-        if key in _PASSED_ON or key.startswith(_PASSED_ON_PREFIX)
+        if key not in own and (key in _PASSED_ON or key.startswith(_PASSED_ON_PREFIX))
     )
-    return (*passed, *credential.metadata)
+    return (*passed, *credential.metadata, *route.metadata)
 
 
 def _foreign(metadata: Any) -> MetadataItems:

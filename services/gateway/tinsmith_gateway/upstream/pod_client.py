@@ -124,14 +124,17 @@ class Upstream:
             TinsmithError: What the pod answered.
         """
         owner = _owner(service, method, request, credential)
-        address = await self._directory.address_of(owner)
+        route = await self._directory.route_to(owner)
+        address = route.address
         counted = self._directory.in_flight(owner, address)
         call = self.channel(address, pod_role_of(owner)).unary_stream(
             f"/{service}/{method}",
             request_serializer=type(request).SerializeToString,
             response_deserializer=response.FromString,
         )
-        streamed = call(request, timeout=timeout_s, metadata=credential.metadata)
+        streamed = call(
+            request, timeout=timeout_s, metadata=(*credential.metadata, *route.metadata)
+        )
         try:
             with counted:
                 async with typed_errors(service, may_move=True):
@@ -154,7 +157,8 @@ class Upstream:
         credential: Credential,
         timeout_s: float,
     ) -> ResponseT:
-        address = await self._directory.address_of(owner)
+        route = await self._directory.route_to(owner)
+        address = route.address
         entry = (address, service, method)
         call = self._methods.get(entry)
         if call is None:
@@ -167,7 +171,9 @@ class Upstream:
             with self._directory.in_flight(owner, address):
                 async with typed_errors(service, may_move=True):
                     answer: ResponseT = await call(
-                        request, timeout=timeout_s, metadata=credential.metadata
+                        request,
+                        timeout=timeout_s,
+                        metadata=(*credential.metadata, *route.metadata),
                     )
                     return answer
         except TinsmithError as error:

@@ -13,10 +13,13 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tinsmith.replicas import Replicas
+from tinsmith.rpc.durations import decode_duration
 from tinsmith.rpc.lists import pages
+from tinsmith.rpc.sampler_choice import choice_metadata
 from tinsmith.v1 import scheduler_pb2, scheduler_pb2_grpc
 from tinsmith_gateway.metrics import SAMPLER_CHOICES
 from tinsmith_gateway.upstream.routing import (
@@ -38,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_S = 10.0
 _WORKERS_TTL_S = 2.0
-_REPLICAS_TTL_S = 10.0
+_REPLICAS_TTL_S = 5.0
 _MAX_ENTRIES = 100_000
 _ROLES = {
     "trainer": scheduler_pb2.Worker.ROLE_TRAINER,
@@ -46,6 +49,19 @@ _ROLES = {
     "environment": scheduler_pb2.Worker.ROLE_ENVIRONMENT,
     "coordinator": scheduler_pb2.Worker.ROLE_COORDINATOR,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a call goes.
+
+    Attributes:
+        address: `host:port` of the pod.
+        metadata: What the call carries for having gone there.
+    """
+
+    address: str
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 class Directory:
@@ -81,21 +97,21 @@ class Directory:
         """Close the connection."""
         await self._channel.close()
 
-    async def address_of(self, owner: Owner) -> str:
-        """Return `host:port` of an owner.
+    async def route_to(self, owner: Owner) -> Route:
+        """Return where the pod of an owner is; of several equal ones, the one that is preferred.
 
         Raises:
             TinsmithError: What the scheduler says of the resource, such as `RunNotFoundError`.
             WorkerUnavailableError: If no worker holds it at the moment.
         """
         if isinstance(owner, SchedulerOwner):
-            return self._scheduler_address
+            return Route(self._scheduler_address)
         if isinstance(owner, AnyOf | InstanceOwner):
             role = _role_of(owner)
             address = choose_worker(owner, await self.workers(role))
             if not address:
                 raise _absent(f"no {role} is there")
-            return address
+            return Route(address)
         known = self._addresses.get(owner)
         if known is None:
             known = await asyncio.shield(self._asked(owner))
@@ -103,11 +119,11 @@ class Directory:
             # Replicas may have come meanwhile. Those that are known serve until there is an answer.
             self._refresh_s[owner] = self._clock() + _REPLICAS_TTL_S
             self._asked(owner).add_done_callback(_note_failure)
-        prompt = owner.prompt if isinstance(owner, SamplingOwner) else b""
-        choice = self._replicas.choose(known, prompt)
-        if isinstance(owner, SamplingOwner):
-            SAMPLER_CHOICES.labels(choice.reason).inc()
-        return choice.address
+        if not isinstance(owner, SamplingOwner):
+            return Route(known[0])
+        choice = self._replicas.choose(known, owner.prompt)
+        SAMPLER_CHOICES.labels(choice.reason).inc()
+        return Route(choice.address, choice_metadata(choice.reason))
 
     def _asked(self, owner: Owner) -> asyncio.Task[list[str]]:
         """Return the question for an owner: one for many calls that arrive together."""
@@ -200,6 +216,10 @@ class Directory:
                 found = await self._call(
                     self._stub.GetSamplingSession,
                     scheduler_pb2.GetSamplingSessionRequest(name=session),
+                )
+                self._replicas.note_loads(
+                    (load.address, load.num_requests, decode_duration(load.age))
+                    for load in found.sampler_loads
                 )
                 return list(found.sampler_addresses), f"no sampler serves {session}"
         raise AssertionError(f"{owner} has an address of its own")

@@ -102,7 +102,9 @@ class WorkerPod(Pod):
         await self._server.start()
         self._listing.address = self.address
         self._listing.MergeFrom(self._describe())
-        self._registration = WorkerRegistration(self._scheduler, self._listing, self._tokenizers)
+        self._registration = WorkerRegistration(
+            self._scheduler, self._listing, self._tokenizers, self._load
+        )
         self._registration.start()
 
     async def wait_listed(self, timeout_s: float) -> None:
@@ -129,3 +131,7 @@ class WorkerPod(Pod):
     def _describe(self) -> scheduler_pb2.Worker:
         """Return what the listing says beside name, role, address and pool."""
         return scheduler_pb2.Worker()
+
+    def _load(self) -> scheduler_pb2.SamplerLoad | None:
+        """Return what each heartbeat says that there is to do; None for a pod that says nothing."""
+        return None

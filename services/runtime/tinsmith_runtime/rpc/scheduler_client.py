@@ -129,10 +129,12 @@ class SchedulerClient:
         request = scheduler_pb2.RegisterWorkerRequest(worker=worker, tokenizers=tokenizers or {})
         return await self._call(self._stub.RegisterWorker, request)
 
-    async def heartbeat(self, worker: scheduler_pb2.Worker) -> None:
-        """Keep a worker listed."""
+    async def heartbeat(
+        self, worker: scheduler_pb2.Worker, load: scheduler_pb2.SamplerLoad | None = None
+    ) -> None:
+        """Keep a worker listed, and say what it has to do."""
         request = scheduler_pb2.HeartbeatWorkerRequest(
-            name=worker.name, incarnation=worker.incarnation
+            name=worker.name, incarnation=worker.incarnation, load=load
         )
         await self._call(self._stub.HeartbeatWorker, request)
 
@@ -159,6 +161,7 @@ class WorkerRegistration:
         client: The connection.
         worker: What the pod is.
         tokenizers: Tokenizer files by base model.
+        load: Says what the pod has to do, with each heartbeat.
     """
 
     def __init__(
@@ -166,10 +169,12 @@ class WorkerRegistration:
         client: SchedulerClient,
         worker: scheduler_pb2.Worker,
         tokenizers: Mapping[str, scheduler_pb2.Tokenizer] | None = None,
+        load: Callable[[], scheduler_pb2.SamplerLoad | None] = lambda: None,
     ) -> None:
         self._client = client
         self._worker = worker
         self._tokenizers = tokenizers
+        self._load = load
         self._task: asyncio.Task[None] | None = None
         self._is_listed = asyncio.Event()
 
@@ -219,7 +224,7 @@ class WorkerRegistration:
                     self._is_listed.set()
                     logger.info("registered", extra={"worker": self._worker.name})
                 await asyncio.sleep(interval_s)
-                await self._client.heartbeat(self._worker)
+                await self._client.heartbeat(self._worker, self._load())
             except TinsmithError as error:
                 logger.warning(
                     "not listed at the scheduler",

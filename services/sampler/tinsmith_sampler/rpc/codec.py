@@ -20,6 +20,7 @@ from tinsmith_engine.sampling.sample_request import UNLIMITED_TOKENS, OutputForm
 from tinsmith_runtime.errors import InvalidFieldError, ShapeMismatchError
 from tinsmith_runtime.penalties import Shaping
 from tinsmith_runtime.rpc.requests import given_fields
+from tinsmith_sampler.engine_driver import Load
 from tinsmith_sampler.service import Prompt, Sampled
 from tinsmith_sampler.sessions import Target
 from tinsmith_sampler.token_stream import Delivery, PromptReport
@@ -61,7 +62,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
         raise InvalidFieldError("params.top_k", "must be at least -1")
     if params.get("max_tokens", 1) < 1:
         raise InvalidFieldError("params.max_tokens", "must be at least 1")
-    for name in ("num_samples", "min_version"):
+    for name in ("num_samples", "min_version", "max_staleness"):
         if getattr(request, name) < 0:
             raise InvalidFieldError(name, "must not be negative")
     if request.weight_updates not in _WEIGHT_UPDATES:
@@ -96,6 +97,7 @@ def decode_prompt(request: sampler_pb2.SampleRequest) -> Prompt:
         request=decoded,
         uses_model_stop_tokens=stop is None,
         min_version=request.min_version,
+        max_staleness=request.max_staleness,
     )
 
 
@@ -125,6 +127,15 @@ def encode_sampled(request: SampleRequest, sampled: Sampled) -> sampler_pb2.Samp
     response = _encode_report(request, report, sampled.seed)
     response.sequences.extend(_encode_sequence(request, one) for one in sampled.sequences)
     return response
+
+
+def encode_load(load: Load) -> scheduler_pb2.SamplerLoad:
+    """Return the message of what a sampler has to do."""
+    return scheduler_pb2.SamplerLoad(
+        num_requests=load.num_requests,
+        num_sequences=load.num_sequences,
+        num_tokens=load.num_tokens,
+    )
 
 
 def encode_delivery(

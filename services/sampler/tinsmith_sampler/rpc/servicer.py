@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tinsmith import names
+from tinsmith.rpc.sampler_choice import choice_of
 from tinsmith.v1 import sampler_pb2, sampler_pb2_grpc
 from tinsmith_engine import SampleRequest
 from tinsmith_engine.contract.codec import decode_input
@@ -34,11 +35,13 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         config: Limits that are told to clients.
         service: Samples.
         catalog: The base models.
+        name: Of the worker.
     """
 
     def __init__(
-        self, config: SamplerConfig, service: SamplingService, catalog: ModelCatalog
+        self, config: SamplerConfig, service: SamplingService, catalog: ModelCatalog, *, name: str
     ) -> None:
+        self._name = name
         self._config = config
         self._service = service
         self._catalog = catalog
@@ -63,7 +66,9 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
         _check_session(request.sampling_session)
         prompt = codec.decode_prompt(request)
         with _Timed():
-            return codec.encode_sampled(prompt.request, await self._service.sample(prompt))
+            response = codec.encode_sampled(prompt.request, await self._service.sample(prompt))
+        self._note_answered(response, context)
+        return response
 
     async def StreamSample(
         self, request: sampler_pb2.StreamSampleRequest, context: Context
@@ -77,9 +82,16 @@ class SamplerServicer(sampler_pb2_grpc.SamplerServiceServicer):
             try:
                 async for delivery in stream:
                     for message in codec.encode_delivery(prompt.request, delivery, stream.seed):
+                        if message.HasField("prompt"):
+                            self._note_answered(message.prompt, context)
                         yield message
             finally:
                 stream.close()
+
+    def _note_answered(self, response: sampler_pb2.SampleResponse, context: Context) -> None:
+        """Write into an answer by which sampler it is, and why."""
+        response.sampler = self._name
+        response.sampler_choice = choice_of(context.invocation_metadata())
 
     async def ComputeLogprobs(
         self, request: sampler_pb2.ComputeLogprobsRequest, context: Context

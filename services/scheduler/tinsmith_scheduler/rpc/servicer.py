@@ -350,7 +350,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Keep a worker listed."""
         name = parse_name(WorkerName, request.name, "name")
         self._check_holder(str(name))
-        return self._encode_worker(self._domain.workers.heartbeat(str(name), request.incarnation))
+        load = worker_codec.decode_load(request.load) if request.HasField("load") else None
+        worker = self._domain.workers.heartbeat(str(name), request.incarnation, load)
+        return self._encode_worker(worker)
 
     async def DeregisterWorker(
         self, request: scheduler_pb2.DeregisterWorkerRequest, context: Context

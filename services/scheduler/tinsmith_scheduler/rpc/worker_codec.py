@@ -11,6 +11,7 @@ from tinsmith_scheduler.rpc.codec import decode_base_model
 from tinsmith_scheduler.runs.sampling_sessions import LocatedSession
 from tinsmith_scheduler.store.records import (
     NewSamplingSession,
+    SamplerLoad,
     ServedModel,
     TokenizerFiles,
     Worker,
@@ -67,6 +68,14 @@ def decode_worker(message: scheduler_pb2.Worker) -> Worker:
             else ""
         ),
     )
+
+
+def decode_load(message: scheduler_pb2.SamplerLoad) -> SamplerLoad:
+    """Return what a sampler has to do."""
+    for name in ("num_requests", "num_sequences", "num_tokens"):
+        if getattr(message, name) < 0:
+            raise InvalidFieldError(f"load.{name}", "must not be negative")
+    return SamplerLoad(message.num_requests, message.num_sequences, message.num_tokens)
 
 
 def decode_role(request: scheduler_pb2.ListWorkersRequest) -> WorkerRole | None:
@@ -150,4 +159,14 @@ def encode_sampling_session(located: LocatedSession) -> scheduler_pb2.SamplingSe
         run=session.run,
         sampler_addresses=located.sampler_addresses,
         trainer_address=located.trainer_address,
+        sampler_loads=[
+            scheduler_pb2.SamplerLoad(
+                address=address,
+                num_requests=load.num_requests,
+                num_sequences=load.num_sequences,
+                num_tokens=load.num_tokens,
+                age=encode_duration(load.age_s),
+            )
+            for address, load in located.sampler_loads.items()
+        ],
     )

@@ -33,6 +33,7 @@ from tinsmith_scheduler.store.records import (
     Reach,
     Run,
     RunState,
+    SamplerLoad,
     SamplingSession,
     WorkerRole,
 )
@@ -43,10 +44,18 @@ from tinsmith_scheduler.workers.workers import Workers
 
 @dataclass(frozen=True, slots=True)
 class LocatedSession:
-    """A sampling session and where its workers are now; empty if none is alive."""
+    """A sampling session and where its workers are now; empty if none is alive.
+
+    Attributes:
+        session: The handle.
+        sampler_addresses: `host:port` of each sampler.
+        sampler_loads: What those of them have to do that told it, by address.
+        trainer_address: `host:port` of the trainer.
+    """
 
     session: SamplingSession
     sampler_addresses: list[str]
+    sampler_loads: dict[str, SamplerLoad]
     trainer_address: str
 
 
@@ -202,6 +211,11 @@ class SamplingSessions:
         return LocatedSession(
             session=handle,
             sampler_addresses=[addresses[name] for name in sorted(eligible)],
+            sampler_loads={
+                addresses[name]: load
+                for name in sorted(eligible)
+                if (load := self._workers.load_of(name)) is not None
+            },
             trainer_address=self._trainer_address(handle, run),
         )
 

@@ -277,7 +277,7 @@ class Worker:
     models: tuple[ServedModel, ...] = ()
     max_runs: int = 0
     incarnation: str = ""
-    """Drawn anew by each process of a trainer whose runs may move."""
+    """Drawn anew by each process of a sampler, and of a trainer whose runs may move."""
     ledger: str = ""
     """Names the ledger that it shares with others; empty for one of its own."""
     pool: str = ""
@@ -291,6 +291,16 @@ class Worker:
     def base_models(self) -> frozenset[str]:
         """The names of its base models."""
         return frozenset(model.base_model for model in self.models)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerLoad:
+    """What a sampler had to do when it told it; see the message of this name."""
+
+    num_requests: int
+    num_sequences: int
+    num_tokens: int
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

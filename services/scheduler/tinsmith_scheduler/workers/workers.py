@@ -8,7 +8,7 @@ disk. So right after a restart a known model is unavailable, which clients retry
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
@@ -20,6 +20,7 @@ from tinsmith_scheduler.store.records import (
     Reach,
     Run,
     RunState,
+    SamplerLoad,
     TokenizerFiles,
     Worker,
     WorkerRole,
@@ -35,6 +36,8 @@ class _Listed:
     worker: Worker
     heartbeat_s: float
     tokenizers: Mapping[str, TokenizerFiles]
+    load: SamplerLoad | None = None
+    """Of a sampler, from its last heartbeat."""
 
 
 class Workers:
@@ -81,8 +84,13 @@ class Workers:
         listed = self._listed.get(name)
         return listed.worker if listed is not None else None
 
-    def heartbeat(self, name: str, incarnation: str) -> Worker:
+    def heartbeat(self, name: str, incarnation: str, load: SamplerLoad | None = None) -> Worker:
         """Keep a worker listed.
+
+        Args:
+            name: Of the worker.
+            incarnation: Of its process.
+            load: What a sampler has to do.
 
         Raises:
             NotFoundError: If it is not known, or another process of it registered; it has to
@@ -92,7 +100,15 @@ class Workers:
         if listed is None or listed.worker.incarnation != incarnation:
             raise NotFoundError(f"worker {name} is not registered; register again", worker=name)
         listed.heartbeat_s = self._clock()
+        listed.load = load
         return listed.worker
+
+    def load_of(self, name: str) -> SamplerLoad | None:
+        """Return what a sampler had to do at its last heartbeat; None if that is not known."""
+        listed = self._listed.get(name)
+        if listed is None or listed.load is None or not self._is_alive(listed):
+            return None
+        return replace(listed.load, age_s=self._clock() - listed.heartbeat_s)
 
     def deregister(self, name: str, incarnation: str) -> None:
         """Take a process off the list that stops; repeating it changes nothing."""

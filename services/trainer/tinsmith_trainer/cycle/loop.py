@@ -1,10 +1,13 @@
-"""The cycle: takes what is ready of many runs, computes it in one pass, and hands it to be stored.
+"""The cycle: takes what is ready of many runs, computes it together, and hands it to be stored.
 
 One cycle is one base model's. The fair queue says how much of which runs; then there is one engine
 call for all forwards and forward_backwards, and one for all optimizer steps. Its results are
 committed while the next cycle computes. The runs of a committing cycle are not ready until their
 results are on disk. So no operation ever builds on what may still be lost. What needs files rather
 than the engine goes on beside the cycles, each run for itself: restores, saves, loads, snapshots.
+
+A cycle of several passes does not hold the engine: another one, of other runs, may begin beside it
+(`in_flight.py`), and their passes take turns.
 
 An operation that was begun before, and so may be what killed the process, is counted durably first
 and computed in a cycle alone.
@@ -16,6 +19,7 @@ worse than one that is restarted.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -26,15 +30,10 @@ from tinsmith_runtime import failpoints
 from tinsmith_runtime.ledger.records import FencedError
 from tinsmith_trainer.config import TrainerConfig
 from tinsmith_trainer.cycle.committer import Committer
+from tinsmith_trainer.cycle.in_flight import ComputedCycle, CyclesInFlight
 from tinsmith_trainer.cycle.planner import CyclePlanner
 from tinsmith_trainer.cycle.run_tasks import RunTasks
-from tinsmith_trainer.execution.engine_calls import (
-    SliceResult,
-    Steps,
-    apply_steps,
-    note_batches,
-    request_of,
-)
+from tinsmith_trainer.execution.engine_calls import SliceResult, compute_slices, step_slices
 from tinsmith_trainer.execution.slices import Slice, is_suspect, step_behind
 from tinsmith_trainer.metrics import (
     COMPUTED_TOKENS_PER_SECOND,
@@ -45,9 +44,7 @@ from tinsmith_trainer.metrics import (
 from tinsmith_trainer.ownership.lease import Lease
 from tinsmith_trainer.ownership.run_registry import RunRegistry
 from tinsmith_trainer.residency.manager import Residency
-from tinsmith_trainer.runs.operations import ForwardWork, OptimStepWork
 from tinsmith_trainer.runs.run import LiveRun
-from tinsmith_trainer.runs.run_queue import QueuedOperation
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +88,7 @@ class Cycle:
         self._on_end = on_end
         self._planner = CyclePlanner(config.cycle_tokens, config.max_attempts, residency)
         self._has_work = has_work
+        self._in_flight = CyclesInFlight(has_work.set)
         self._main: asyncio.Task[None] | None = None
         self._watchers: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
@@ -142,7 +140,10 @@ class Cycle:
         while True:
             await self._lease.wait_current()
             self._has_work.clear()
-            plan = self._planner.take(self._registry.runs)
+            if not self._in_flight.let_another_begin:
+                await self._has_work.wait()
+                continue
+            plan = self._planner.take(self._registry.runs, self._in_flight)
             # No lock is waited for: a run whose lock was held is not in the plan.
             for run in plan.to_restore:
                 await run.lock.acquire()
@@ -153,10 +154,13 @@ class Cycle:
             for each in plan.slices:
                 await each.run.lock.acquire()
             if plan.slices:
+                cycle = self._in_flight.begin(plan.slices)
                 # A stop does not end the cycle: what is computed is to be committed.
-                await asyncio.wait([self._spawn(self._execute(plan.slices), self._ending)])
+                task = self._spawn(self._execute(plan.slices, cycle), self._ending)
+                task.add_done_callback(functools.partial(self._in_flight.note_end, cycle))
             elif not plan.aside and not plan.to_restore:
-                failpoints.passing("trainer.idle")
+                if not self._in_flight:
+                    failpoints.passing("trainer.idle")
                 await self._has_work.wait()
 
     def _go_on(
@@ -166,7 +170,7 @@ class Cycle:
         task = self._spawn(work, group)
         task.add_done_callback(lambda _: run.put_back())
 
-    async def _execute(self, slices: Sequence[Slice]) -> None:
+    async def _execute(self, slices: Sequence[Slice], cycle: ComputedCycle) -> None:
         """Compute the slices of locked runs; their locks end with their commits."""
         results = [SliceResult(each, each.run.queue.accumulation) for each in slices]
         for each in slices:
@@ -180,7 +184,7 @@ class Cycle:
             if any(is_suspect(each.run, each.first) for each in slices):
                 await intents[0]
             failpoints.passing("trainer.compute")
-            await self._compute(results, intents)
+            await self._compute(results, intents, cycle)
             failpoints.passing("trainer.computed")
         except Exception as error:
             await asyncio.gather(*intents, return_exceptions=True)
@@ -191,48 +195,35 @@ class Cycle:
             self._spawn(self._commit(results, intents), self._ending)
 
     async def _compute(
-        self, results: Sequence[SliceResult], intents: list[asyncio.Task[None]]
+        self,
+        results: Sequence[SliceResult],
+        intents: list[asyncio.Task[None]],
+        cycle: ComputedCycle,
     ) -> None:
         """Fill in the results; what joins on the way has its intent written as well."""
         begin_s = time.perf_counter()
         engine = results[0].slice.run.engine
-        requests = [
-            request_of(result.slice.run.name, operation.work)
-            for result in results
-            for operation in result.slice.operations
-            if isinstance(operation.work, ForwardWork)
-        ]
-        if requests:
-            answers = await self._host.call(engine.compute, requests)
-            note_batches(results, answers, time.perf_counter() - begin_s)
-        steps, stepping, joined = Steps(), [], []
+        computation = compute_slices(engine, results)
+        busy_s = await self._host.call_by_part(computation, cycle.note_pass)
+        cycle.note_passed()
+        joining = []
         for result in results:
-            run, last = result.slice.run, result.slice.operations[-1]
-            step: QueuedOperation | None = last
-            if not isinstance(last.work, OptimStepWork):
-                step = step_behind(run, last)
-                if step is not None:
-                    joined.append((run, [step]))
-                    run.queue.start([step.sequence_number])
-            if step is not None and isinstance(step.work, OptimStepWork):
-                steps.add(run.name, step.work, result.accumulation, step.record.seen_through)
-                stepping.append((result, step))
-        if joined:
+            step = step_behind(result.slice.run, result.slice.operations[-1])
+            if step is not None:
+                result.slice.run.queue.start([step.sequence_number])
+                joining.append((result, step))
+        if joining:
+            joined = [(result.slice.run, [step]) for result, step in joining]
             intents.append(asyncio.create_task(self._committer.begin(joined)))
-        if stepping:
-            steps_begin_s = time.perf_counter()
-            applied = await self._host.call(apply_steps, engine, steps)
-            step_s = (time.perf_counter() - steps_begin_s) / len(stepping)
-            for result, step in stepping:
-                result.note(step, applied[result.slice.run.name], step_s)
-        self._measure(results, time.perf_counter() - begin_s)
+            busy_s += await self._host.call(step_slices, engine, joining)
+        self._measure(results, time.perf_counter() - begin_s, busy_s)
 
-    def _measure(self, results: Sequence[SliceResult], duration_s: float) -> None:
+    def _measure(self, results: Sequence[SliceResult], duration_s: float, busy_s: float) -> None:
         num_tokens = sum(e.operation.num_tokens for result in results for e in result.computed)
         CYCLE_SECONDS.observe(duration_s)
         CYCLE_TOKENS.observe(num_tokens)
         CYCLE_RUNS.observe(len(results))
-        self._registry.pace.note(num_tokens, duration_s)
+        self._registry.pace.note(num_tokens, busy_s)
         COMPUTED_TOKENS_PER_SECOND.set(self._registry.pace.tokens_per_s)
 
     async def _commit(

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tinsmith_runtime.deficit_round_robin import FairQueue
-from tinsmith_trainer.execution.slices import Part, Slice, backlog_of, cut, next_parts
+from tinsmith_trainer.cycle.in_flight import CyclesInFlight
+from tinsmith_trainer.execution.slices import Part, Slice, backlog_of, cut, is_suspect, next_parts
 from tinsmith_trainer.metrics import WAITING_RUNS
 from tinsmith_trainer.residency.manager import Residency
 from tinsmith_trainer.runs.run import LiveRun
@@ -53,15 +54,26 @@ class CyclePlanner:
         # In the order of cycles: the model that was served longest ago is first.
         self._queues: dict[str, FairQueue] = {}
 
-    def take(self, runs: Iterable[LiveRun]) -> CyclePlan:
-        """Return what to do next; all of it is to be begun before the next call."""
+    def take(
+        self,
+        runs: Iterable[LiveRun],
+        in_flight: CyclesInFlight,
+    ) -> CyclePlan:
+        """Return what to do next; all of it is to be begun before the next call.
+
+        Args:
+            runs: All runs.
+            in_flight: What is being computed. While anything is, and an operation that may have
+                killed the process is next, nothing else is begun.
+        """
         plan = CyclePlan()
         working: defaultdict[str, list[LiveRun]] = defaultdict(list)
         ready: defaultdict[str, list[LiveRun]] = defaultdict(list)
         num_placeless = num_held = 0
+        waits_for_engine = False
+        runs = [run for run in runs if run.queue and run.is_staying]
+        crowded = in_flight.crowded_projects({run.project for run in runs})
         for run in runs:
-            if not run.queue or not run.is_staying:
-                continue
             model = run.record.base_model
             working[model].append(run)
             if not run.is_ready or not run.lock.is_free:
@@ -72,11 +84,17 @@ class CyclePlanner:
             ):
                 plan.aside.append(Slice(run, [run.queue[run.queue.next_sequence_number]]))
             elif run.state.is_resident:
+                if run.project in crowded:
+                    continue
                 ready[model].append(run)
+                first = run.queue[run.queue.next_sequence_number]
+                waits_for_engine |= bool(in_flight) and is_suspect(run, first)
             else:
                 plan.to_restore.append(run)
         num_waiting = sum(map(len, ready.values()))
-        for model in self._models(ready):
+        # Nothing new is begun then until the engine is free.
+        models = [] if waits_for_engine else self._models(ready)
+        for model in models:
             slices = self._slices(model, working[model], ready[model])
             plan.aside += (each for each in slices if not each.is_computed)
             plan.slices = [each for each in slices if each.is_computed]

@@ -1,13 +1,15 @@
 """From operations to engine calls and back: what becomes of the slices of one cycle.
 
-A cycle makes two calls on the engine's thread: all batches of all slices, then all optimizer steps.
-What fails is the operation, not the run: an error comes back in the place of its result, and the
-engine leaves the run as the error's meaning says. The one decision made here is whether a step may
-use its gradient: not if a part of it failed unseen by the step's sender.
+A cycle is a long job on the engine's thread: all batches of all slices by passes, then the
+optimizer steps. Steps that came meanwhile are a call of their own. What fails is the operation, not
+the run: an error comes back in the place of its result, and the engine leaves the run as the
+error's meaning says. The one decision made here is whether a step may use its gradient: not if a
+part of it failed unseen by the step's sender.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +19,8 @@ from tinsmith_engine import (
     BatchResult,
     Engine,
     OptimStepResult,
+    Parts,
+    timed,
 )
 from tinsmith_runtime.errors import GradientIncompleteError, TinsmithError
 from tinsmith_trainer.execution.slices import Slice
@@ -113,6 +117,48 @@ def note_batches(
     num_tokens = sum(operation.num_tokens for _, operation in batches)
     for (result, operation), answer in zip(batches, answers, strict=True):
         result.note(operation, answer, duration_s * operation.num_tokens / max(1, num_tokens))
+
+
+def compute_slices(engine: Engine, results: Sequence[SliceResult]) -> Parts[float]:
+    """Compute slices by passes, and with the last pass the optimizer steps that end them.
+
+    Runs on the engine's thread; nothing else touches the results meanwhile.
+
+    Returns:
+        The seconds that it took, without what came between the passes.
+    """
+    requests = [
+        request_of(result.slice.run.name, operation.work)
+        for result in results
+        for operation in result.slice.operations
+        if isinstance(operation.work, ForwardWork)
+    ]
+    busy_s = 0.0
+    if requests:
+        answers, busy_s = yield from timed(engine.compute_by_pass(requests))
+        note_batches(results, answers, busy_s)
+    ending = [(result, result.slice.operations[-1]) for result in results]
+    return busy_s + step_slices(
+        engine, [one for one in ending if isinstance(one[1].work, OptimStepWork)]
+    )
+
+
+def step_slices(engine: Engine, ending: Sequence[tuple[SliceResult, QueuedOperation]]) -> float:
+    """Apply the optimizer steps that end slices, and return how many seconds that took.
+
+    Runs on the engine's thread.
+    """
+    steps = Steps()
+    for result, step in ending:
+        if isinstance(step.work, OptimStepWork):
+            seen_through = step.record.seen_through
+            steps.add(result.slice.run.name, step.work, result.accumulation, seen_through)
+    begin_s = time.perf_counter()
+    applied = apply_steps(engine, steps)
+    duration_s = time.perf_counter() - begin_s
+    for result, step in ending:
+        result.note(step, applied[result.slice.run.name], duration_s / len(ending))
+    return duration_s
 
 
 @dataclass(slots=True)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 
-from tinsmith_engine import Engine
+from tinsmith_engine import Engine, Parts, timed
 from tinsmith_engine.host import EngineHost
 from tinsmith_runtime import failpoints
 from tinsmith_runtime.errors import DataLossError, TinsmithError
@@ -99,10 +98,11 @@ class Replayer:
         payload = await read_payload(self._store, record)
         kind = Kind(record.kind)
         work = self._wire.decode_work(kind, payload)
-        begin_s = time.perf_counter()
-        answer = await self._host.call(_compute, run.engine, run.name, work, record.plan or "")
+        answer, busy_s = await self._host.call_by_part(
+            timed(_compute(run.engine, run.name, work, record.plan or ""))
+        )
         failpoints.passing("trainer.replayed")
-        run.state.add_replay_cost(time.perf_counter() - begin_s)
+        run.state.add_replay_cost(busy_s)
         if kind is Kind.OPTIM_STEP:
             run.queue.set_accumulation(Accumulation())
         else:
@@ -154,12 +154,13 @@ def _digest_of(record: OperationRecord) -> bytes | None:
     return record.result_digest if record.result is None else _digest(record.result)
 
 
-def _compute(engine: Engine, run: str, work: Work, plan: str) -> Answer:
-    """Compute one operation that succeeded before; runs on the engine's thread."""
+def _compute(engine: Engine, run: str, work: Work, plan: str) -> Parts[Answer]:
+    """Compute one operation that succeeded before; other runs are computed between its passes."""
     match work:
         case ForwardWork():
             split = parse_plan(plan).micro_batch_tokens
-            [answer] = engine.compute([request_of(run, work, micro_batch_tokens=split)])
+            request = request_of(run, work, micro_batch_tokens=split)
+            [answer] = yield from engine.compute_by_pass([request])
             return answer
         case OptimStepWork():
             # It succeeded, so its sender knew of every failure before it.

@@ -22,10 +22,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from tinsmith_gateway.openai.text.tool_forms import CallNotation
 from tinsmith_runtime.detokenizer import held_length
 
 _WHITESPACE = re.compile(r"\s*")
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+FUNCTION_NAME = r"^[A-Za-z0-9_.-]{1,128}$"
+"""What a function may be called; a call of any other name is text."""
+_NAME = re.compile(FUNCTION_NAME)
 _ID_LETTERS = string.ascii_letters + string.digits
 _MISTRAL_ID_LENGTH = 9
 
@@ -225,11 +228,13 @@ class ToolFormat:
 
     Attributes:
         new_parser: Makes a parser for an answer, given the names of the declared tools.
+        notation: How calls are written.
         kept_tokens: Special tokens that are part of the convention and must not be skipped.
         id_length: Length of the ids of calls, if templates insist on one.
     """
 
     new_parser: Callable[[Collection[str]], ToolCallParser]
+    notation: CallNotation
     kept_tokens: tuple[str, ...] = ()
     id_length: int | None = None
 
@@ -240,11 +245,50 @@ class ToolFormat:
         return "".join(secrets.choice(_ID_LETTERS) for _ in range(self.id_length))
 
 
-HERMES = ToolFormat(lambda _: HermesParser(), ("<tool_call>", "</tool_call>"))
-MISTRAL = ToolFormat(
-    lambda _: MistralParser(), ("[TOOL_CALLS]", "[ARGS]"), id_length=_MISTRAL_ID_LENGTH
+HERMES = ToolFormat(
+    lambda _: HermesParser(),
+    CallNotation(
+        begin='<tool_call>\n{"name": "',
+        middle='", "arguments": ',
+        end="}\n</tool_call>",
+        separator="\n",
+        trigger="<tool_call>",
+    ),
+    ("<tool_call>", "</tool_call>"),
 )
-LLAMA = ToolFormat(LlamaParser, ("<|python_tag|>",))
+_MISTRAL_TOKENS = ("[TOOL_CALLS]", "[ARGS]")
+MISTRAL_LIST = ToolFormat(
+    lambda _: MistralParser(),
+    CallNotation(
+        opening="[TOOL_CALLS][",
+        begin='{"name": "',
+        middle='", "arguments": ',
+        end="}",
+        separator=", ",
+        closing="]",
+        trigger="[TOOL_CALLS]",
+    ),
+    _MISTRAL_TOKENS,
+    id_length=_MISTRAL_ID_LENGTH,
+)
+MISTRAL_NAMED = ToolFormat(
+    lambda _: MistralParser(),
+    CallNotation(
+        opening="[TOOL_CALLS]",
+        begin="",
+        middle="[ARGS]",
+        end="",
+        separator="[TOOL_CALLS]",
+        trigger="[TOOL_CALLS]",
+    ),
+    _MISTRAL_TOKENS,
+    id_length=_MISTRAL_ID_LENGTH,
+)
+LLAMA = ToolFormat(
+    LlamaParser,
+    CallNotation(begin='{"name": "', middle='", "parameters": ', end="}", separator="; "),
+    ("<|python_tag|>",),
+)
 
 
 def detect_format(template: str) -> ToolFormat | None:
@@ -257,7 +301,7 @@ def detect_format(template: str) -> ToolFormat | None:
     if "<tool_call>" in template:
         return None if "<function=" in template else HERMES
     if "[TOOL_CALLS]" in template:
-        return MISTRAL
+        return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL_LIST
     if '"parameters"' in template and '"name"' in template:
         return LLAMA
     return None
