@@ -120,8 +120,14 @@ class Ours:
             alone.append(time.perf_counter() - begin_s)
         length = min(LONG_PROMPT, self._sampler.max_sequence_tokens - 1)
         self._sampler.add(SampleRequest(prompt_tokens=self.prompt(length), max_tokens=1))
+        beside, num_left = [], 16
+        while num_left:
+            begin_s = time.perf_counter()
+            ended = self._sampler.step()
+            beside.append(time.perf_counter() - begin_s)
+            num_left -= sum(one.finish_reason == "length" and bool(one.tokens[1:]) for one in ended)
         self.finish()
-        return float(np.quantile(alone[1:], 0.99)), float(np.quantile(self.step_seconds, 0.99))
+        return float(np.quantile(alone[1:], 0.99)), float(np.quantile(beside, 0.99))
 
 
 class Generate:

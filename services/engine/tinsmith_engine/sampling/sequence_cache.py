@@ -120,8 +120,7 @@ class SequenceCache:
         beginning = [] if scores is not None else self._known_beginning(order)
         num_blocks = self._decoding.blocks_for(num_tokens)
         run = self._pool.take_run(num_blocks, _num_planned(num_blocks, request.max_tokens))
-        blocks, planned = run or (self._take(num_blocks), [])
-        self._clear(blocks)
+        blocks, planned = run or (self._pool.take(num_blocks), [])
         self._copy(beginning, blocks[: len(beginning)])
         num_known = len(beginning) * BLOCK_TOKENS
         return Reading(
@@ -143,8 +142,11 @@ class SequenceCache:
 
     def read(self, pieces: Sequence[tuple[Reading, int]]) -> None:
         """Read a number of tokens of each of some prompts, in one pass."""
-        for reading, _ in pieces:
+        for reading, num_tokens in pieces:
             reading.is_pure &= reading.weights == reading.order.weights
+            # Piece by piece: to clear all of a long prompt takes longer than a step.
+            stop = self._decoding.blocks_for(reading.num_read + num_tokens)
+            self._clear(reading.blocks[reading.num_read // BLOCK_TOKENS : stop])
         read = self._decoding.prefill([_piece(*one) for one in pieces])
         for (reading, num_tokens), found in zip(pieces, read, strict=True):
             reading.num_read += num_tokens
