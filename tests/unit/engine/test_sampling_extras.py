@@ -110,8 +110,8 @@ def test_what_is_not_scored_is_not_computed(
         prompt_logprobs=True,
         prompt_logprobs_last_n=5,
     )
-    # The row after the prompt, and the last chunk of 128: positions 128 to 198.
-    assert rows == [1, 71]
+    # The last chunk of 128, positions 128 to 198; the row after it has a product of its own.
+    assert rows == [71]
 
 
 def test_scores_change_no_token(tmp_path: Path) -> None:

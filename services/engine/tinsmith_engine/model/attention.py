@@ -223,27 +223,52 @@ def _attend_in_chunks(
     scaled = queries.permute(0, 2, 3, 1, 4).reshape(batch, num_groups, length, head_dim)
     scaled = scaled * head_dim**-0.5
     k_stacked, v_stacked = (t.transpose(1, 2).reshape(batch, length, head_dim) for t in (k, v))
-    out = torch.empty_like(scaled)
-    # log(sum(exp(scores))), which the backward wants.
-    totals = q.new_empty(batch, num_groups, length, dtype=torch.float32)
-    step = _chunk_of_queries(batch * num_groups * length)
-    for start in range(0, length, step):
-        stop = min(start + step, length)
-        num_rows = num_groups * (stop - start)
-        chunk = scaled[:, :, start:stop].reshape(batch, num_rows, head_dim)
-        scores = torch.bmm(chunk, k_stacked[:, :stop].transpose(1, 2)).float()
-        own = scores.view(batch, num_groups, stop - start, stop)[..., start:]
-        own += _causal_mask(stop - start, 1, q.device)
-        if keeps_graph:
-            totals[:, :, start:stop] = scores.logsumexp(-1).view(batch, num_groups, -1)
-        probabilities = torch.softmax(scores, dim=-1).to(q.dtype)
-        found = weighted_values(probabilities, v_stacked[:, :stop], split)
-        out[:, :, start:stop] = found.view(batch, num_groups, stop - start, head_dim)
+    totals = None
+    if keeps_graph:
+        totals = q.new_empty(batch, num_groups, length, dtype=torch.float32)
+    out = attend_behind(scaled, k_stacked, v_stacked, split, totals=totals)
     by_head = out.view(num_sequences, num_heads, length, head_dim)
     kept = None
-    if keeps_graph:
+    if totals is not None:
         kept = _InChunks(q, k, v, by_head, totals.view(num_sequences, num_heads, length))
     return by_head.transpose(1, 2), kept
+
+
+def attend_behind(
+    scaled: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    split: KSplit,
+    *,
+    first: int = 0,
+    totals: Tensor | None = None,
+) -> Tensor:
+    """Return attended values [B, G, n, D] of n neighbouring queries, each behind its keys.
+
+    Args:
+        scaled: Queries, [B, G, n, D]; n is a multiple of 16.
+        keys: [B, L, D], L at least `first` + n; those behind a query's own are not seen.
+        values: As the keys; finite.
+        split: How the sums of products are cut.
+        first: Which key is the first query's own, a multiple of 16.
+        totals: Where to put the logarithm of the sum of each query's exponentials, [B, G, n].
+    """
+    batch, num_groups, length, head_dim = scaled.shape
+    out = torch.empty_like(scaled)
+    step = _chunk_of_queries(batch * num_groups * (first + length))
+    for start in range(0, length, step):
+        stop = min(start + step, length)
+        seen = slice(0, first + stop)
+        chunk = scaled[:, :, start:stop].reshape(batch, -1, head_dim)
+        scores = torch.bmm(chunk, keys[:, seen].transpose(1, 2)).float()
+        own = scores.view(batch, num_groups, stop - start, first + stop)[..., first + start :]
+        own += _causal_mask(stop - start, 1, scaled.device)
+        if totals is not None:
+            totals[:, :, start:stop] = scores.logsumexp(-1).view(batch, num_groups, -1)
+        probabilities = torch.softmax(scores, dim=-1).to(scaled.dtype)
+        found = weighted_values(probabilities, values[:, seen], split)
+        out[:, :, start:stop] = found.view(batch, num_groups, stop - start, head_dim)
+    return out
 
 
 def _chunk_of_queries(scores_of_all: int) -> int:

@@ -108,13 +108,14 @@ def pack(
         segments: For each segment the tokens of its sequences, int64 [T] each.
         quantum: The number of rows is padded to a multiple of this.
         device: Where the rows are wanted.
-        positions: For each sequence its rotary positions, [3, T]; None if all count up from 0.
+        positions: For each sequence its rotary positions, all [T] or all [3, T]; None if they count
+            up from 0.
     """
     num_rows = padded_rows(
         sum(segment_rows([len(tokens) for tokens in one]) for one in segments), quantum
     )
     tokens_N = np.zeros(num_rows, dtype=np.int64)
-    num_axes = 1 if positions is None else 3
+    num_axes = 3 if positions is not None and positions[0][0].ndim > 1 else 1
     positions_AN = np.zeros((num_axes, num_rows), dtype=np.int64)
     slices, places = [], []
     begin = num_tokens = 0
@@ -133,7 +134,7 @@ def pack(
         slices.append(slice(begin, end))
         places.append(tuple(within))
         begin = end
-    positions_N = positions_AN[0] if positions is None else positions_AN
+    positions_N = positions_AN[0] if num_axes == 1 else positions_AN
     ranges = [np.arange(row, row + length) for within in places for row, length in within]
     return PackedRows(
         token_rows=np.concatenate(ranges),

@@ -14,7 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tinsmith_engine.sampling.sequence_cache import SequenceCache
-from tinsmith_engine.sampling.sequences import ActiveSequence, Order, WaitingGroup, WaitingGroups
+from tinsmith_engine.sampling.sequences import (
+    ActiveSequence,
+    Order,
+    Reading,
+    WaitingGroup,
+    WaitingGroups,
+)
 from tinsmith_runtime.deficit_round_robin import share_out
 
 _LOOKED_AT = 16
@@ -53,17 +59,25 @@ class Admission:
         self._max_sequences = max_sequences
         self.waiting = WaitingGroups()
         self.active: list[ActiveSequence] = []
+        self.reading: list[Reading] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits, is read or is sampled."""
+        return bool(self.waiting or self.active or self.reading)
 
     def growing(self) -> list[ActiveSequence]:
         """Return the sequences that have begun, and not ended."""
-        resumed = [group.resumed for group in self.waiting if group.resumed is not None]
-        return [*self.active, *resumed]
+        groups = [*self.waiting, *(one.group for one in self.reading)]
+        return [*self.active, *(one.resumed for one in groups if one.resumed is not None)]
 
     def candidates(self) -> dict[str, list[Candidate]]:
         """Return what could begin, by project and in order."""
         if not self.waiting:
             return {}
         num_active = Counter(sequence.order.project for sequence in self.active)
+        for reading in self.reading:
+            num_active[reading.order.project] += len(reading.group.samples)
         demands = num_active.copy()
         for project in self.waiting.projects:
             demands[project] += self.waiting.num_samples(project)
@@ -84,7 +98,7 @@ class Admission:
         for group in self._looked_at(project):
             if num_places <= 0:
                 break
-            if urgent is not None and group is not urgent:
+            if (urgent is not None and group is not urgent) or self.is_being_read(group.order):
                 continue
             num_samples = self._num_fitting(
                 group, min(len(group.samples), num_places), num_available
@@ -101,6 +115,13 @@ class Admission:
             num_places -= num_samples
             num_available -= self._needed(group, num_samples)
         return found
+
+    def is_being_read(self, order: Order) -> bool:
+        """Whether the prompt of a request, or the same one of another, is being read."""
+        return any(
+            one.order is order or (order.key is not None and one.order.key == order.key)
+            for one in self.reading
+        )
 
     def _looked_at(self, project: str) -> Iterator[WaitingGroup]:
         return itertools.islice(self.waiting.of(project), _LOOKED_AT)
@@ -136,10 +157,13 @@ class Admission:
         held: dict[str, set[int]] = {}
         for sequence in self.active:
             held.setdefault(sequence.order.project, set()).update(sequence.blocks)
+        for reading in self.reading:
+            held.setdefault(reading.order.project, set()).update(reading.blocks)
         return Counter({project: len(blocks) for project, blocks in held.items()})
 
     def _part_of_blocks(self, project: str) -> int:
-        projects = {project, *(sequence.order.project for sequence in self.active)}
+        holding: list[ActiveSequence | Reading] = [*self.active, *self.reading]
+        projects = {project, *(one.order.project for one in holding)}
         return self._cache.num_blocks // len(projects)
 
     def can_begin(self, candidate: Candidate) -> bool:
@@ -152,24 +176,44 @@ class Admission:
             self._give_way(victim)
         return True
 
-    def begin(self, candidate: Candidate) -> range:
-        """Take a candidate out of what waits; return which of its samples begin."""
+    def begin(self, candidate: Candidate) -> WaitingGroup:
+        """Take a candidate out of what waits; return the group of the samples that begin."""
         group = candidate.group
         for other in self._passed(group):
             other.num_passed += 1
         self.waiting.remove(group)
-        samples = group.samples[: candidate.num_samples]
-        if len(samples) < len(group.samples):
-            rest = WaitingGroup(
-                group.order, group.samples[len(samples) :], num_passed=group.num_passed
-            )
-            self.waiting.add(rest, is_first=True)
-        return samples
+        return self.put_back(group, candidate.num_samples)
+
+    def put_back(self, group: WaitingGroup, num_samples: int) -> WaitingGroup:
+        """Let all but the first samples of a group wait on; return the group of those."""
+        samples = group.samples
+        if num_samples == len(samples):
+            return group
+        num_passed = group.num_passed
+        rest = WaitingGroup(group.order, samples[num_samples:], num_passed=num_passed)
+        self.waiting.add(rest, is_first=True)
+        return WaitingGroup(group.order, samples[:num_samples], group.resumed, num_passed)
+
+    def begin_reading(self, candidate: Candidate) -> Reading:
+        """Begin to read the prompt of a candidate; there must be room for it."""
+        # It is read with no other in between: what fails here leaves the group waiting.
+        reading = self._cache.begin_reading(candidate.group, is_urgent=candidate.is_urgent)
+        reading.group = self.begin(candidate)
+        self.reading.append(reading)
+        return reading
+
+    def abandon(self, readings: Sequence[Reading]) -> None:
+        """Let the groups of prompts wait again, and let go of their blocks."""
+        for reading in reversed(readings):
+            self.reading.remove(reading)
+            self._cache.abandon(reading)
+            self.waiting.add(reading.group, is_first=True)
 
     def cancel(self, order: Order) -> None:
         """Forget what a request has waiting, and its sequences."""
         for sequence in [one for one in self.active if one.order is order]:
             self.leave(sequence)
+        self.abandon([one for one in self.reading if one.order is order])
         self.waiting.remove_order(order)
 
     def _passed(self, begun: WaitingGroup) -> Iterator[WaitingGroup]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 BLOCK_TOKENS = 64
 """Positions of a block."""
@@ -88,9 +89,9 @@ class BlockPool:
         """Return how many blocks are free and not planned."""
         return int(((self._num_readers == 0) & ~self._is_planned).sum())
 
-    def num_read_once(self, blocks: Sequence[int]) -> int:
-        """Return how many of these have one reader."""
-        return int((self._num_readers[blocks] == 1).sum())
+    def num_read_by(self, counts: npt.NDArray[np.int32]) -> int:
+        """Return how many blocks have readers, and as many as given for each of all blocks."""
+        return int(((self._num_readers == counts) & (counts > 0)).sum())
 
     def distrust(self, blocks: Sequence[int] | None = None) -> None:
         """Note that blocks, or all of them, may hold numbers which are not finite."""

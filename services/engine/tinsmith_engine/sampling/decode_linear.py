@@ -100,19 +100,10 @@ def decode_weights(
         adapter_of_row: Which of them each row uses, filling included; None for the base alone.
     """
     runs = _runs_of_rows(adapter_of_row)
-    shapes: dict[tuple[object, ...], list[int]] = {}
-    for index, adapter in enumerate(adapters):
-        shapes.setdefault(_shape(adapter), []).append(index)
-    tilings = [
-        (_tiles(members, adapter_of_row, base.embedding), members) for members in shapes.values()
-    ]
+    tilings = _tilings(base, adapters, adapter_of_row)
 
     def target(plain: LinearTarget, index: int) -> LinearTarget:
-        mixes = []
-        for tiles, members in tilings:
-            if adapters[members[0]].targets[index] is not None:
-                mixes.append(_mix(tiles, [adapter.linear(index) for adapter in adapters]))
-        return dataclasses.replace(_plain(plain), mixes=tuple(mixes))
+        return _mixed(plain, index, adapters, tilings)
 
     def experts(plain: ExpertTarget, index: int) -> ExpertTarget:
         used = [(rows, adapters[adapter].experts(index)) for adapter, rows in runs]
@@ -143,6 +134,43 @@ def decode_weights(
         )
     head = target(base.head, len(base.layers) * LAYER_TARGETS)
     return dataclasses.replace(base, layers=tuple(layers), head=head)
+
+
+def head_weights(
+    base: DecoderWeights, adapters: Sequence[AdapterWeights], adapter_of_row: Sequence[int | None]
+) -> LinearTarget:
+    """Return the unembedding for rows of many adapters; arguments as of `decode_weights`."""
+    tilings = _tilings(base, adapters, adapter_of_row)
+    return _mixed(base.head, len(base.layers) * LAYER_TARGETS, adapters, tilings)
+
+
+_Tiling = tuple[AdapterTiles, list[int]]
+"""Tiles, and the adapters that they are of."""
+
+
+def _tilings(
+    base: DecoderWeights, adapters: Sequence[AdapterWeights], adapter_of_row: Sequence[int | None]
+) -> list[_Tiling]:
+    shapes: dict[tuple[object, ...], list[int]] = {}
+    for index, adapter in enumerate(adapters):
+        shapes.setdefault(_shape(adapter), []).append(index)
+    return [
+        (_tiles(members, adapter_of_row, base.embedding), members) for members in shapes.values()
+    ]
+
+
+def _mixed(
+    plain: LinearTarget,
+    index: int,
+    adapters: Sequence[AdapterWeights],
+    tilings: Sequence[_Tiling],
+) -> DecodeTarget:
+    mixes = [
+        _mix(tiles, [adapter.linear(index) for adapter in adapters])
+        for tiles, members in tilings
+        if adapters[members[0]].targets[index] is not None
+    ]
+    return dataclasses.replace(_plain(plain), mixes=tuple(mixes))
 
 
 def _plain(target: LinearTarget) -> DecodeTarget:

@@ -1,14 +1,15 @@
 """How a sampler gets logits: from the packed decoder with a cache, or from a fallback module.
 
-Both give float32 logits for one prompt at a time and for one next token of many sequences. A prompt
-is computed alone, with the trainer's own operations and shapes, so its scores are those of the
-trainer's forward. The logits after its last token are computed by themselves, and those of other
-positions in chunks that begin at multiples of the chunk: what else is asked about a prompt changes
-no bit of what is sampled, nor of another score.
+Both give float32 logits for pieces of prompts, and for one next token of many sequences. Pieces of
+many prompts are read in one pass with the trainer's own operations: scores are those of the
+trainer's forward, wherever prompts are cut and whatever is read beside them. That holds on a CPU;
+elsewhere a prompt is read whole. Logits of earlier positions are computed in chunks that begin at
+multiples of the chunk: what else is asked about a prompt changes no bit of what is sampled.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinsmith_engine.base.types import ImageInput, Published
+from tinsmith_engine.base.types import ImageInput, IntArray, Published
 from tinsmith_engine.loading.hf_fallback import FallbackModel
 from tinsmith_engine.lora.lora import LoraTarget
 from tinsmith_engine.model.decoder import Bound, Decoder
@@ -27,10 +28,12 @@ from tinsmith_engine.model.lm_head import chunk_rows
 from tinsmith_engine.model.model_protocol import BoundRows
 from tinsmith_engine.packing.images import rope_positions
 from tinsmith_engine.packing.packing import PackedRows, pack
+from tinsmith_engine.products.split_products import padded_rows
 from tinsmith_engine.runs.weight_versions import VersionStore
 from tinsmith_engine.sampling.block_pool import blocks_for
-from tinsmith_engine.sampling.decode_linear import decode_weights
-from tinsmith_engine.sampling.kv_cache import DecodeAttention, KvCache, PrefillAttention
+from tinsmith_engine.sampling.decode_linear import decode_weights, head_weights
+from tinsmith_engine.sampling.kv_cache import DecodeAttention, KvCache
+from tinsmith_engine.sampling.prompt_attention import CachedPiece, PromptAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,46 @@ class DecodeSequence:
     """What the rotary position of a token of the completion is ahead of its place."""
 
 
-class Prefilled(NamedTuple):
-    """What reading a prompt gave."""
+@dataclass(frozen=True, slots=True)
+class PromptPiece:
+    """Neighbouring tokens of a prompt that are to be read; those before them are cached."""
 
-    last: Tensor
-    """Logits after the last token, [1, V]."""
+    weights: Published | None
+    tokens: Sequence[int]
+    """Of the whole prompt, T."""
+    blocks: Sequence[int]
+    """Where the prompt is cached."""
+    start: int
+    stop: int
+    first_scored: int
+    """Positions from here to T - 2 are scored; T - 1 if none is."""
+    images: Sequence[ImageInput] = ()
+    """Of a prompt that is read whole."""
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether nothing of the prompt is left behind it."""
+        return self.stop == len(self.tokens)
+
+    @property
+    def scored(self) -> range:
+        """The positions of the piece that are scored."""
+        stop = min(self.stop, len(self.tokens) - 1)
+        return range(max(self.start, self.first_scored), stop)
+
+    @property
+    def positions(self) -> IntArray:
+        """Rotary positions, [T]; [3, T] with images."""
+        if self.images:
+            return rope_positions(self.stop, self.images)
+        return np.arange(self.start, self.stop)
+
+
+class Prefilled(NamedTuple):
+    """What reading a piece gave."""
+
+    last: Tensor | None
+    """Logits after the last token of the prompt, [1, V]; None if the piece does not reach it."""
     scored: Iterator[tuple[int, Tensor]]
     """Logits of earlier positions in chunks [rows, V], each with the position of its first row; the
     first chunk may begin before what was asked for. Computed as they are taken."""
@@ -69,19 +107,15 @@ class Decoding(Protocol):
     def cache_bytes(self) -> int:
         """Memory of all blocks."""
 
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether a prompt may be read piece by piece, behind what the cache holds of it."""
+
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks of the cache a sequence of this length takes."""
 
-    def prefill(
-        self,
-        weights: Published | None,
-        tokens: Sequence[int],
-        blocks: Sequence[int],
-        images: Sequence[ImageInput] = (),
-        *,
-        first_scored: int,
-    ) -> Prefilled:
-        """Read a prompt of T tokens into blocks; positions `first_scored` to T - 2 are scored."""
+    def prefill(self, pieces: Sequence[PromptPiece]) -> list[Prefilled]:
+        """Read pieces of different prompts into their blocks."""
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks to others."""
@@ -118,33 +152,72 @@ class CachedDecoding:
         """Return how many blocks of the cache a sequence of this length takes."""
         return blocks_for(num_tokens)
 
-    def prefill(
-        self,
-        weights: Published | None,
-        tokens: Sequence[int],
-        blocks: Sequence[int],
-        images: Sequence[ImageInput] = (),
-        *,
-        first_scored: int,
-    ) -> Prefilled:
-        """Read a prompt of T tokens into blocks; positions `first_scored` to T - 2 are scored."""
-        num_tokens = len(tokens)
+    @property
+    def cuts_prompts(self) -> bool:
+        """Whether a prompt may be read piece by piece: elsewhere kernels depend on the shape."""
+        return self._device.type == "cpu"
+
+    def prefill(self, pieces: Sequence[PromptPiece]) -> list[Prefilled]:
+        """Read pieces of different prompts into their blocks.
+
+        As in `decode`, a full-parameter version has a pass of its own.
+        """
+        parts: dict[int | None, list[int]] = {}
+        for index, piece in enumerate(pieces):
+            parts.setdefault(self._full_serial(piece.weights), []).append(index)
+        found: dict[int, Prefilled] = {}
+        for serial, members in parts.items():
+            # Pieces of one adapter are one segment.
+            members.sort(key=lambda i: _serial(pieces[i].weights) or 0)
+            read = self._read_part(serial, [pieces[index] for index in members])
+            found.update(zip(members, read, strict=True))
+        return [found[index] for index in range(len(pieces))]
+
+    def _read_part(self, serial: int | None, pieces: Sequence[PromptPiece]) -> list[Prefilled]:
+        segments = [
+            (weights, list(members))
+            for weights, members in itertools.groupby(pieces, key=lambda piece: piece.weights)
+        ]
+        counts_up = all(piece.start == 0 and not piece.images for piece in pieces)
         rows = pack(
-            [[np.asarray(tokens, dtype=np.int64)]],
+            [
+                [np.asarray(one.tokens[one.start : one.stop], dtype=np.int64) for one in members]
+                for _, members in segments
+            ],
             quantum=self._decoder.row_quantum,
             device=self._device,
-            positions=[[rope_positions(num_tokens, images)]] if images else None,
+            positions=None if counts_up else _positions(segments),
         )
-        bound, lora = self._prompt_weights(weights, rows)
+        placed = [
+            CachedPiece(row, piece.start, piece.stop, piece.blocks)
+            for (_, members), places in zip(segments, rows.sequences, strict=True)
+            for piece, (row, _) in zip(members, places, strict=True)
+        ]
+        frozen, adapted = self._prompt_weights(serial, [weights for weights, _ in segments], rows)
         with torch.no_grad():
             cos, sin = self._decoder.rotary(rows.positions_N)
-            attention = PrefillAttention(self._cache, blocks, num_tokens, rows, self._decoder.split)
-            placed = [(image.position, image) for image in images]
-            embedded = self._decoder.embed(bound, rows.tokens_N, placed)
-            hidden = self._decoder.forward(bound, embedded, cos, sin, attention, None)
-            head = bound.head if lora is None else _adapted_head(bound.head, lora)
-            last = self._head_rows(bound, head, hidden, num_tokens - 1, num_tokens)
-        return Prefilled(last, self._chunks(bound, head, hidden, first_scored, num_tokens - 1))
+            attention = PromptAttention(self._cache, placed, rows, self._decoder.split)
+            images = [
+                (place.row + image.position, image)
+                for piece, place in zip(pieces, placed, strict=True)
+                for image in piece.images
+            ]
+            embedded = self._decoder.embed(adapted, rows.tokens_N, images)
+            hidden = self._decoder.forward(adapted, embedded, cos, sin, attention, None)
+            ends = [
+                (place.rows.stop - 1, piece.weights)
+                for piece, place in zip(pieces, placed, strict=True)
+                if piece.ends_prompt
+            ]
+            last = self._last_logits(frozen, hidden, ends) if ends else hidden[:0]
+        logits = iter(torch.split(last, 1))
+        return [
+            Prefilled(
+                next(logits) if piece.ends_prompt else None,
+                self._scored(frozen, piece, hidden[place.rows]),
+            )
+            for piece, place in zip(pieces, placed, strict=True)
+        ]
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks to others."""
@@ -155,31 +228,65 @@ class CachedDecoding:
         self._cache.clear(blocks)
 
     def _prompt_weights(
-        self, weights: Published | None, rows: PackedRows
-    ) -> tuple[DecoderWeights, LoraTarget | None]:
-        """Return the weights of a prompt's rows, and the adapter of the unembedding."""
-        bound: Bound = self._base if weights is None else self._versions.bound(weights)
-        if isinstance(bound, DecoderWeights):
-            return use_adapters(bound, [], rows.token_rows), None
-        used: BoundRows[Bound] = BoundRows(rows.segments[0], bound, accumulates=True)
-        return use_adapters(self._base, [used], rows.token_rows), self._decoder.head_adapter(
-            bound, 0
-        )
+        self, serial: int | None, segments: Sequence[Published | None], rows: PackedRows
+    ) -> tuple[DecoderWeights, DecoderWeights]:
+        """Return the weights that all rows see, and those with the adapters of each segment."""
+        if serial is not None:
+            bound: Bound = self._versions.bound(_given(segments[0]))
+            if not isinstance(bound, DecoderWeights):
+                raise TypeError("a full-parameter version is weights of its own")
+            return bound, use_adapters(bound, [], rows.token_rows)
+        used: list[BoundRows[Bound]] = [
+            BoundRows(place, self._versions.bound(weights), accumulates=True)
+            for weights, place in zip(segments, rows.segments, strict=True)
+            if weights is not None
+        ]
+        return self._base, use_adapters(self._base, used, rows.token_rows)
 
-    def _chunks(
-        self, weights: DecoderWeights, head: LinearTarget, hidden: Tensor, first: int, last: int
+    def _last_logits(
+        self,
+        frozen: DecoderWeights,
+        hidden: Tensor,
+        ends: Sequence[tuple[int, Published | None]],
+    ) -> Tensor:
+        """Return the logits [ends, V] of rows, each given with its weights."""
+        num_rows = frozen.head.split.rows_for(len(ends))
+        filled = [*ends, *[ends[-1]] * (num_rows - len(ends))]
+        chosen = hidden[torch.tensor([row for row, _ in filled], device=self._device)]
+        head: LinearTarget = frozen.head
+        if frozen is self._base:
+            distinct = list(dict.fromkeys(weights for _, weights in ends if weights is not None))
+            order = {weights: index for index, weights in enumerate(distinct)}
+            head = head_weights(
+                frozen,
+                [self._adapters(one) for one in distinct],
+                [None if weights is None else order[weights] for _, weights in filled],
+            )
+        return self._logits(frozen, head, chosen)[: len(ends)]
+
+    def _scored(
+        self, frozen: DecoderWeights, piece: PromptPiece, hidden: Tensor
     ) -> Iterator[tuple[int, Tensor]]:
-        """Yield logits of rows, computed in chunks as the trainer's head does."""
+        """Yield logits of a piece's rows, computed in chunks as the trainer's head does."""
+        head, scored = frozen.head, piece.scored
+        if scored and frozen is self._base and piece.weights is not None:
+            lora = self._decoder.head_adapter(self._adapters(piece.weights), 0)
+            head = head if lora is None else _adapted_head(head, lora)
         step = chunk_rows(self._decoder.config.vocab_size)
-        for start in range(first - first % step, last, step):
+        at = scored.start
+        while at < scored.stop:
+            start = max(at - at % step, piece.start)
+            at = min(start - start % step + step, scored.stop)
             with torch.no_grad():
-                logits = self._head_rows(weights, head, hidden, start, min(start + step, last))
+                rows = start - piece.start, at - piece.start
+                logits = self._head_rows(frozen, head, hidden, *rows)
             yield start, logits
 
     def _head_rows(
         self, weights: DecoderWeights, head: LinearTarget, hidden: Tensor, start: int, stop: int
     ) -> Tensor:
-        num_rows = weights.head.split.rows_for(stop - start)
+        # Products with an adapter are other kernels' below a tile.
+        num_rows = padded_rows(stop - start, weights.head.split.row_tile)
         filling = hidden[start : start + 1].expand(num_rows - (stop - start), -1)
         chunk = torch.cat([hidden[start:stop], filling])
         return self._logits(weights, head, chunk)[: stop - start]
@@ -233,10 +340,7 @@ class CachedDecoding:
         if weights is not None and key == used:
             return weights
         if serial is not None:
-            published = rows[0].weights
-            if published is None:
-                raise AssertionError("a full-parameter part has a version")
-            weights = decode_weights(self._versions.bound(published), [], [])
+            weights = decode_weights(self._versions.bound(_given(rows[0].weights)), [], [])
         else:
             distinct = {_serial(row.weights): row.weights for row in rows}
             published_list = [one for one in distinct.values() if one is not None]
@@ -273,25 +377,21 @@ class RecomputeDecoding:
         self._model, self._versions = model, versions
         self._base = model.bind(None)
         self.num_blocks = self.cache_bytes = 0
+        self.cuts_prompts = False
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return 0: nothing is cached."""
         del num_tokens
         return 0
 
-    def prefill(
-        self,
-        weights: Published | None,
-        tokens: Sequence[int],
-        blocks: Sequence[int],
-        images: Sequence[ImageInput] = (),
-        *,
-        first_scored: int,
-    ) -> Prefilled:
-        """Read a prompt of T tokens; positions `first_scored` to T - 2 are scored."""
-        del blocks, images
-        logits = self._logits(weights, tokens)
-        return Prefilled(logits[-1:], iter([(first_scored, logits[first_scored:-1])]))
+    def prefill(self, pieces: Sequence[PromptPiece]) -> list[Prefilled]:
+        """Read prompts, each by itself."""
+        found = []
+        for piece in pieces:
+            logits = self._logits(piece.weights, piece.tokens)
+            scored = iter([(piece.first_scored, logits[piece.first_scored : -1])])
+            found.append(Prefilled(logits[-1:], scored))
+        return found
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Do nothing: there are no blocks."""
@@ -309,6 +409,24 @@ class RecomputeDecoding:
         bound = self._base if weights is None else self._versions.bound(weights)
         with torch.no_grad():
             return self._model.logits(bound, torch.tensor(tokens)[None])[0].float()
+
+
+def _positions(
+    segments: Sequence[tuple[Published | None, Sequence[PromptPiece]]],
+) -> list[list[IntArray]]:
+    """Return the rotary positions of all pieces: on three axes if one of them holds images."""
+    found = [[piece.positions for piece in members] for _, members in segments]
+    if any(piece.images for _, members in segments for piece in members):
+        return [
+            [np.broadcast_to(one, (3, one.shape[-1])) for one in positions] for positions in found
+        ]
+    return found
+
+
+def _given(published: Published | None) -> Published:
+    if published is None:
+        raise AssertionError("a full-parameter part has a version")
+    return published
 
 
 def _serial(published: Published | None) -> int | None:

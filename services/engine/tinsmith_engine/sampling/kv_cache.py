@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that every PyTorch reader expects
 from torch import Tensor
 
-from tinsmith_engine.model.attention import PackedAttention, weighted_values
+from tinsmith_engine.model.attention import weighted_values
 from tinsmith_engine.model.decoder_config import DecoderConfig
-from tinsmith_engine.packing.packing import PackedRows
 from tinsmith_engine.products.split_products import KSplit
 from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, blocks_for
 
@@ -72,6 +71,15 @@ class KvCache:
         for stored in map(self._by_block, (*self.keys, *self.values)):
             stored.index_fill_(1, index, 0)
 
+    def of_blocks(self, stored: Tensor, blocks: Sequence[int]) -> Tensor:
+        """Return what a layer holds in blocks, [Hkv, 64 * blocks, D]; a view of a run."""
+        if is_run(blocks):
+            places = slice(blocks[0] * BLOCK_TOKENS, (blocks[-1] + 1) * BLOCK_TOKENS)
+            return self.by_position(stored)[:, places]
+        index = torch.tensor(blocks, device=self._device)
+        chosen = self._by_block(stored).index_select(1, index)
+        return chosen.view(self.num_heads, -1, self.head_dim)
+
     def by_position(self, stored: Tensor) -> Tensor:
         """Return a layer's keys or values as [Hkv, positions, D]; block b begins at 64 b."""
         return stored.view(self.num_heads, self.num_blocks * BLOCK_TOKENS, self.head_dim)
@@ -80,35 +88,9 @@ class KvCache:
         return stored.view(self.num_heads, self.num_blocks, -1)
 
 
-def _place(blocks: Sequence[int], position: int) -> int:
+def place_of(blocks: Sequence[int], position: int) -> int:
     """Return where a position of a sequence lies among those of the cache."""
     return blocks[position // BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS
-
-
-class PrefillAttention:
-    """Causal attention within one prompt, as in training; leaves its keys and values in blocks."""
-
-    def __init__(
-        self,
-        cache: KvCache,
-        blocks: Sequence[int],
-        num_tokens: int,
-        rows: PackedRows,
-        split: KSplit,
-    ) -> None:
-        self._cache, self._num_tokens = cache, num_tokens
-        places = [_place(blocks, position) for position in range(num_tokens)]
-        self._places = torch.tensor(places, device=cache.keys[0].device)
-        self._packed = PackedAttention(rows, split, keeps_graph=False)
-
-    def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return attended values [N, Hq, D]."""
-        for stored, new in ((self._cache.keys, k), (self._cache.values, v)):
-            # Rows behind the prompt are filling.
-            self._cache.by_position(stored[layer]).index_copy_(
-                1, self._places, new[: self._num_tokens].transpose(0, 1)
-            )
-        return self._packed.forward(layer, q, k, v)
 
 
 class _Group(NamedTuple):
@@ -199,7 +181,7 @@ class DecodeAttention:
         self._num_rows = num_rows
         self._num_active = len(positions)
         self._device = cache.keys[0].device
-        places = [_place(*pair) for pair in zip(blocks, positions, strict=True)]
+        places = [place_of(*pair) for pair in zip(blocks, positions, strict=True)]
         self._places = torch.tensor(places, device=self._device)
         by_length: dict[int, list[int]] = {}
         for row, position in enumerate(positions):
@@ -289,8 +271,7 @@ def _runs(tables: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
     in_order: list[int] = []
     loose: list[int] = []
     for row, table in enumerate(tables):
-        is_run = table[-1] - table[0] == len(table) - 1 and _is_ascending(table)
-        (in_order if is_run else loose).append(row)
+        (in_order if is_run(table) else loose).append(row)
     in_order.sort(key=lambda row: tables[row][0])
     runs: list[list[int]] = []
     for row in in_order:
@@ -306,5 +287,8 @@ def _runs(tables: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
     return runs, loose
 
 
-def _is_ascending(table: Sequence[int]) -> bool:
+def is_run(table: Sequence[int]) -> bool:
+    """Return whether blocks lie behind each other."""
+    if table[-1] - table[0] != len(table) - 1:
+        return False
     return all(later == earlier + 1 for earlier, later in itertools.pairwise(table))

@@ -6,8 +6,6 @@ logits at all: a request that scores the last tokens of a long prompt pays for t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,24 +40,6 @@ def first_scored_position(request: SampleRequest) -> int:
     return min(positions)
 
 
-def score_prompt(
-    request: SampleRequest, chunks: Iterable[tuple[int, Tensor]]
-) -> PromptLogprobs | None:
-    """Return the scores of a prompt, None if none are asked for.
-
-    Args:
-        request: Says which.
-        chunks: Logits [rows, V] from `first_scored_position` or before to position T - 2, in order,
-            each with the position of its first row.
-    """
-    if not wants_scores(request):
-        return None
-    scores = _Scores(request)
-    for first, logits in chunks:
-        scores.add(first, logits)
-    return scores.found()
-
-
 def _first_logprob(request: SampleRequest) -> int:
     """Return the first position whose next token is scored; T - 1 if there is none."""
     num_positions = len(request.prompt_tokens) - 1
@@ -70,8 +50,12 @@ def _first_logprob(request: SampleRequest) -> int:
     return num_positions - request.prompt_logprobs_last_n
 
 
-class _Scores:
-    """The scores of a prompt, while its chunks come in."""
+class PromptScores:
+    """The scores of a prompt, while the logits of its positions come in, in any order.
+
+    Args:
+        request: Says what is asked for.
+    """
 
     def __init__(self, request: SampleRequest) -> None:
         self._request = request
@@ -87,7 +71,7 @@ class _Scores:
         self._drawn_logprobs = np.zeros(shape, dtype=np.float32)
 
     def add(self, first: int, logits: Tensor) -> None:
-        """Take what is asked for from the logits of neighbouring positions."""
+        """Take what is asked for from the logits [rows, V] of neighbouring positions."""
         if not len(logits):
             return
         log_softmax = log_probabilities(logits)

@@ -1,7 +1,8 @@
 """The embedded sampler: continuous batching over immutable weight versions.
 
-`step` begins waiting requests, then makes one token for active sequences. A prompt is read once for
-all of its samples, and not again while its blocks are known (`prefix_cache.py`). Sequences come
+`step` reads pieces of the prompts of waiting requests in one pass, then makes one token for active
+sequences. A prompt is read once for all of its samples. What is known of it is not read again
+(`prefix_cache.py`): a turn of a conversation reads only what is new. Sequences come
 and go without touching their neighbours: shapes, random numbers and attention of a row depend on
 the row alone. A request gives the same bits in a full batch as by itself.
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -47,8 +49,8 @@ from tinsmith_engine.sampling.sample_request import (
     place_prompt,
     validate_sample_request,
 )
-from tinsmith_engine.sampling.sequence_cache import SequenceCache
-from tinsmith_engine.sampling.sequences import ActiveSequence, Order, WaitingGroup
+from tinsmith_engine.sampling.sequence_cache import ReadPrompt, SequenceCache
+from tinsmith_engine.sampling.sequences import ActiveSequence, Order, Reading, WaitingGroup
 from tinsmith_engine.sampling.step_plan import ProjectWork, StepPlanner
 from tinsmith_engine.sampling.stop_search import StopSearch
 from tinsmith_engine.sampling.token_selection import pick
@@ -58,14 +60,22 @@ from tinsmith_runtime.errors import ConfigError, SequenceTooLongError
 _SEQUENCES_WITHOUT_CACHE = 16
 
 
+class _Part(NamedTuple):
+    """What a step may do for a project's prompts."""
+
+    num_tokens: int
+    """Of the piece that is read; 0 where a prompt is known."""
+    what: Reading | Candidate
+
+
 class Sampler:
     """Samples from an engine's base model and published versions.
 
     Args:
         engine: Holds the model and the versions. Called by the same single thread.
         max_sequences: How many sequences get a token at a time.
-        max_prefill_tokens: Prompt tokens read in one step, so that long prompts do not hold up
-            the sequences that are being sampled.
+        max_prefill_tokens: Prompt tokens read in one step while no sequence is being sampled;
+            beside sequences, as many as take the time of their tokens.
         cache_bytes: Memory of keys and values; it is never passed. On a GPU it is taken at once.
         clock: Seconds by which the costs of a step are learnt. By default those of the thread on a
             CPU, where other processes say nothing about a step, and of the wall elsewhere.
@@ -103,12 +113,12 @@ class Sampler:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return bool(self._admission.waiting or self._admission.active)
+        return self._admission.has_work
 
     @property
     def num_active(self) -> int:
-        """How many sequences hold blocks."""
-        return len(self._admission.active)
+        """How many sequences, and prompts that are being read, hold blocks."""
+        return len(self._admission.active) + len(self._admission.reading)
 
     @property
     def cache_bytes(self) -> int:
@@ -173,7 +183,8 @@ class Sampler:
     def update(self, request_id: int, weights: Published) -> bool:
         """Sample the tokens to come of a request from other weights of its run.
 
-        Prompts of samples that did not begin yet are read with the new weights.
+        Prompts of samples that did not begin yet are read with the new weights; of a prompt that
+        is being read, what is left.
 
         Returns:
             Whether anything changed: not for an unknown or finished id, a request that does not
@@ -187,7 +198,7 @@ class Sampler:
             return False
         self._versions.acquire(weights)
         previous = order.weights
-        order.use(weights)
+        order.update(weights)
         self._versions.release(previous)
         return True
 
@@ -203,60 +214,142 @@ class Sampler:
 
     def forget_prompts(self) -> None:
         """Read every prompt anew, as after a failure that may have left damage."""
+        self._admission.abandon(list(self._admission.reading))
         self._cache.distrust_all()
 
     def step(self) -> list[SampledSequence]:
-        """Begin what fits, make a token for active sequences, return what finished."""
+        """Read what fits, make a token for active sequences, return what finished."""
         started = self._clock()
-        candidates = self._admission.candidates()
+        longest_piece = self._planner.budget.of_piece(len(self._admission.active))
+        parts = self._parts(longest_piece)
         num_rows = Counter(sequence.order.project for sequence in self._admission.active)
         plan = self._planner.plan(
             {
                 project: ProjectWork(
-                    num_rows[project], [one.num_tokens for one in candidates.get(project, ())]
+                    num_rows[project], [one.num_tokens for one in parts.get(project, ())]
                 )
-                for project in {**num_rows, **candidates}
+                for project in {**num_rows, **parts}
             }
         )
-        finished: list[SampledSequence] = []
-        read: list[int] = []
-        for project, num_prompts in plan.num_prompts.items():
-            for candidate in candidates.get(project, [])[:num_prompts]:
-                if self._admission.can_begin(candidate):
-                    finished += self._begin(candidate)
-                    read += [candidate.num_tokens] if candidate.num_tokens else []
-                else:
-                    self._planner.give_back(project, candidate.num_tokens)
+        finished, read = self._read(parts, plan.num_prompts, longest_piece)
+        read_by = self._clock()
         rows = self._admission.extended(self._chosen(plan.num_rows))
         if rows:
             finished += self._decode(rows)
+        ended = self._clock()
+        if num_rows and rows and read:
+            self._planner.budget.note(
+                sum(read),
+                read_by - started,
+                ended - read_by,
+                num_prompts=sum(len(one) for one in parts.values()),
+                num_rows=len(rows),
+            )
         # A full step says little of small ones: many rows are cheaper, each, than few.
         if plan.num_rows is not None and (rows or read):
-            self._planner.costs.note(len(rows), read, self._clock() - started)
+            self._planner.costs.note(len(rows), read, ended - started)
         return finished
 
-    def _begin(self, candidate: Candidate) -> list[SampledSequence]:
-        group, order = candidate.group, candidate.group.order
-        request = order.request
-        prompt = self._cache.read(order)
-        samples = self._admission.begin(candidate)
+    def _parts(self, most: int) -> dict[str, list[_Part]]:
+        """Return the pieces of prompts that could be read, and what could begin, by project.
+
+        A prompt that the last step read a piece of comes after those that wait to begin: a long one
+        does not hold up what is behind it, and is not held up by it.
+        """
+        found: dict[str, list[_Part]] = {}
+        last: dict[str, list[_Part]] = {}
+        for reading in self._admission.reading:
+            size = self._cache.size_of_piece(reading, most)
+            places = last if reading.was_served else found
+            places.setdefault(reading.order.project, []).append(_Part(size, reading))
+        for project, candidates in self._admission.candidates().items():
+            for one in candidates:
+                found.setdefault(project, []).append(_Part(min(one.num_tokens, most), one))
+        for project, parts in last.items():
+            found.setdefault(project, []).extend(parts)
+        return found
+
+    def _read(
+        self, parts: Mapping[str, Sequence[_Part]], num_parts: Mapping[str, int], most: int
+    ) -> tuple[list[SampledSequence], list[int]]:
+        """Read pieces of prompts, and begin what is read; return what finished and the tokens."""
+        finished: list[SampledSequence] = []
+        pieces: list[tuple[Reading, int]] = []
+        behind: list[Candidate] = []
+        for project, count in num_parts.items():
+            for part in parts.get(project, ())[:count]:
+                if isinstance(part.what, Reading):
+                    pieces.append((part.what, part.num_tokens))
+                elif self._admission.is_being_read(part.what.group.order):
+                    behind.append(part.what)
+                elif not self._admission.can_begin(part.what):
+                    self._planner.give_back(project, part.num_tokens)
+                elif self._cache.is_known(part.what.group.order):
+                    finished += self._begin_known(part.what)
+                else:
+                    reading = self._admission.begin_reading(part.what)
+                    pieces.append((reading, self._cache.size_of_piece(reading, most)))
+        read = [num_tokens for _, num_tokens in pieces]
+        finished += self._read_pieces(pieces)
+        for candidate in behind:
+            # Another request had the same prompt.
+            if self._cache.is_known(candidate.group.order) and self._admission.can_begin(candidate):
+                finished += self._begin_known(candidate)
+            else:
+                self._planner.give_back(candidate.group.order.project, candidate.num_tokens)
+        return finished, read
+
+    def _read_pieces(self, pieces: Sequence[tuple[Reading, int]]) -> list[SampledSequence]:
+        """Read pieces in one pass, and begin what is read; return what finished."""
+        if not pieces:
+            return []
+        try:
+            self._cache.read(pieces)
+        except BaseException:
+            self._admission.abandon([reading for reading, _ in pieces])
+            raise
+        finished: list[SampledSequence] = []
+        served = {id(reading) for reading, _ in pieces}
+        for reading in list(self._admission.reading):
+            reading.was_served = id(reading) in served
+            if not reading.num_left:
+                finished += self._begin_read(reading)
+        return finished
+
+    def _begin_known(self, candidate: Candidate) -> list[SampledSequence]:
+        prompt = self._cache.known(candidate.group.order)
+        group = self._admission.begin(candidate)
+        return self._begin(group, prompt, is_urgent=candidate.is_urgent)
+
+    def _begin_read(self, reading: Reading) -> list[SampledSequence]:
+        prompt = self._cache.finish(reading)
+        self._admission.reading.remove(reading)
+        num_samples = self._cache.num_beginning(reading.group, prompt)
+        group = self._admission.put_back(reading.group, num_samples)
+        return self._begin(group, prompt, is_urgent=reading.is_urgent)
+
+    def _begin(
+        self, group: WaitingGroup, prompt: ReadPrompt, *, is_urgent: bool
+    ) -> list[SampledSequence]:
+        order = group.order
         begun = (
             [group.resumed]
             if group.resumed
-            else [self._sequence(order, sample, prompt.rope_shift) for sample in samples]
+            else [self._sequence(order, sample, prompt.rope_shift) for sample in group.samples]
         )
         self._cache.adopt(begun, prompt)
         for sequence in begun:
-            sequence.is_kept |= candidate.is_urgent
+            sequence.is_kept |= is_urgent
         self._cache.release(prompt.blocks)
         self._admission.enter(begun)
         if group.resumed:
             return []
         last = prompt.last_logits
-        if self._limit(request) == 0:
+        if self._limit(order.request) == 0:
+            finished = [self._finish(sequence, "length") for sequence in begun]
             if not last.isfinite().all():
                 self._cache.distrust(prompt.blocks)
-            return [self._finish(sequence, "length") for sequence in begun]
+            return finished
         return self._take_tokens(begun, last.expand(len(begun), -1))
 
     def _sequence(self, order: Order, sample: int, rope_shift: int) -> ActiveSequence:
@@ -355,6 +448,8 @@ class Sampler:
         order = sequence.order
         if reason == "error":
             self._cache.distrust(sequence.blocks)
+        else:
+            self._cache.keep(sequence)
         self._admission.leave(sequence)
         if order.listener is not None:
             order.listener.end(sequence.sample_index, reason)

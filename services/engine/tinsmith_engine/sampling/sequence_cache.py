@@ -15,15 +15,15 @@ from torch import Tensor
 
 from tinsmith_engine.packing.images import rope_shift
 from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS, BlockPool, blocks_for
-from tinsmith_engine.sampling.decode_step import Decoding
-from tinsmith_engine.sampling.prefix_cache import PromptCache
+from tinsmith_engine.sampling.decode_step import Decoding, PromptPiece
+from tinsmith_engine.sampling.prefix_cache import PromptCache, digests_of_blocks
 from tinsmith_engine.sampling.prompt_logprobs import (
+    PromptScores,
     first_scored_position,
-    score_prompt,
     wants_scores,
 )
-from tinsmith_engine.sampling.sample_request import SampleRequest
-from tinsmith_engine.sampling.sequences import ActiveSequence, Order
+from tinsmith_engine.sampling.sample_request import PromptLogprobs, SampleRequest
+from tinsmith_engine.sampling.sequences import ActiveSequence, Order, Reading, WaitingGroup
 
 _MIN_PLANNED = 4
 
@@ -101,46 +101,113 @@ class SequenceCache:
                 return False
         return True
 
-    def read(self, order: Order) -> ReadPrompt:
-        """Return the prompt of a request in blocks; there must be room for it.
+    def known(self, order: Order) -> ReadPrompt:
+        """Return the prompt of a request that is known; its listener is told if that is new."""
+        known = None if order.key is None else self.prompts.find(order.key)
+        if known is None:
+            raise AssertionError("a prompt that is known is found")
+        self._pool.share(known.blocks)
+        self._tell(order, None, len(order.request.prompt_tokens))
+        shift = rope_shift(order.request.images)
+        return ReadPrompt(list(known.blocks), known.last_logits, shift, [], is_known=True)
 
-        The listener of the request is told if this is the first time.
-        """
+    def begin_reading(self, group: WaitingGroup, *, is_urgent: bool) -> Reading:
+        """Give a prompt its blocks, and what is known of its beginning; there must be room."""
+        order = group.order
         request = order.request
         num_tokens = len(request.prompt_tokens)
-        is_scored = _is_scored(order)
-        known = None if order.key is None or is_scored else self.prompts.find(order.key)
-        prompt, planned = None, list[int]()
-        if known is not None:
-            blocks, last = list(known.blocks), known.last_logits
-            self._pool.share(blocks)
-        else:
-            num_blocks = self._decoding.blocks_for(num_tokens)
-            run = self._pool.take_run(num_blocks, _num_planned(num_blocks, request.max_tokens))
-            blocks, planned = run or (self._take(num_blocks), [])
-            self._clear(blocks)
-            try:
-                first = first_scored_position(request) if is_scored else num_tokens - 1
-                last, chunks = self._decoding.prefill(
-                    order.weights, request.prompt_tokens, blocks, request.images, first_scored=first
-                )
-                prompt = score_prompt(request, chunks) if is_scored else None
-            except BaseException:
-                # Whatever was written is not a prompt, and may not be finite.
-                self._pool.distrust(blocks)
-                self._pool.release(blocks)
-                self._pool.unplan(planned)
-                raise
-            if order.key is not None:
-                # A copy: this is a view of all the rows that were computed with it.
-                self.prompts.add(order.key, blocks, last.clone())
-        if not order.is_read:
-            order.is_read, order.prompt = True, prompt
-            order.num_cached_tokens = 0 if known is None else num_tokens
-            if order.listener is not None:
-                order.listener.begin(prompt, order.num_cached_tokens, order.version)
-        return ReadPrompt(
-            blocks, last, rope_shift(request.images), planned, is_known=known is not None
+        scores = PromptScores(request) if _is_scored(order) else None
+        beginning = [] if scores is not None else self._known_beginning(order)
+        num_blocks = self._decoding.blocks_for(num_tokens)
+        run = self._pool.take_run(num_blocks, _num_planned(num_blocks, request.max_tokens))
+        blocks, planned = run or (self._pool.take(num_blocks), [])
+        self._copy(beginning, blocks[: len(beginning)])
+        num_known = len(beginning) * BLOCK_TOKENS
+        return Reading(
+            group, order.weights, blocks, planned, num_known, num_known, scores, is_urgent
+        )
+
+    def _known_beginning(self, order: Order) -> list[int]:
+        """Return the known blocks of a prompt; its last token is read in any case."""
+        if order.key is None or not self._decoding.cuts_prompts:
+            return []
+        digests = digests_of_blocks(order.key.tokens[:-1])
+        return self.prompts.find_beginning(order.key.scope, order.weights, digests)
+
+    def size_of_piece(self, reading: Reading, most: int) -> int:
+        """Return how many tokens of a prompt are read next: at most so many, whole blocks."""
+        # An image is not cut, so its prompt is not.
+        may_cut = self._decoding.cuts_prompts and not reading.order.request.images
+        return min(reading.num_left, most) if may_cut else reading.num_left
+
+    def read(self, pieces: Sequence[tuple[Reading, int]]) -> None:
+        """Read a number of tokens of each of some prompts, in one pass."""
+        for reading, num_tokens in pieces:
+            reading.is_pure &= reading.weights == reading.order.weights
+            # Piece by piece: to clear all of a long prompt takes longer than a step.
+            stop = self._decoding.blocks_for(reading.num_read + num_tokens)
+            self._clear(reading.blocks[reading.num_read // BLOCK_TOKENS : stop])
+        read = self._decoding.prefill([_piece(*one) for one in pieces])
+        for (reading, num_tokens), found in zip(pieces, read, strict=True):
+            reading.num_read += num_tokens
+            # A copy: this is a view of all the rows that were computed with it.
+            reading.last_logits = None if found.last is None else found.last.clone()
+            if reading.scores is not None:
+                for first, logits in found.scored:
+                    reading.scores.add(first, logits)
+
+    def finish(self, reading: Reading) -> ReadPrompt:
+        """Return a prompt that is read; the listener of the request is told the first time."""
+        order, last = reading.order, reading.last_logits
+        if last is None:
+            raise AssertionError("a prompt that is not read to its end has no logits")
+        if order.key is not None and reading.is_pure:
+            self.prompts.add(order.key, reading.blocks, last)
+        scores = None if reading.scores is None else reading.scores.found()
+        self._tell(order, scores, reading.num_known)
+        shift = rope_shift(order.request.images)
+        return ReadPrompt(reading.blocks, last, shift, reading.planned, is_known=False)
+
+    def _tell(self, order: Order, scores: PromptLogprobs | None, num_cached: int) -> None:
+        if order.is_read:
+            return
+        order.is_read, order.prompt, order.num_cached_tokens = True, scores, num_cached
+        if order.listener is not None:
+            order.listener.begin(scores, num_cached, order.version)
+
+    def abandon(self, reading: Reading) -> None:
+        """Let go of the blocks of a prompt that is not read to its end.
+
+        What was written led to no logits yet, so it may not be finite.
+        """
+        self.distrust(reading.blocks)
+        self._pool.release(reading.blocks)
+        self._pool.unplan(reading.planned)
+        reading.blocks, reading.planned = [], []
+
+    def num_beginning(self, group: WaitingGroup, prompt: ReadPrompt) -> int:
+        """Return how many samples of a group may begin behind a prompt that was read for them."""
+        request = group.order.request
+        num_shared = len(prompt.blocks)
+        if num_shared and request.max_tokens > 1:
+            num_shared = len(request.prompt_tokens) // BLOCK_TOKENS
+        num_own = len(prompt.blocks) - num_shared
+        if num_own == 0:
+            return len(group.samples)
+        # The first takes the blocks of the prompt as they are.
+        self.make_room((len(group.samples) - 1) * num_own)
+        return min(len(group.samples), 1 + self._pool.num_free // num_own)
+
+    def keep(self, sequence: ActiveSequence) -> None:
+        """Let what a sequence has cached be found by prompts that begin with it."""
+        order = sequence.order
+        if order.key is None or order.has_changed or not self._decoding.cuts_prompts:
+            return
+        self.prompts.add_beginning(
+            order.key.scope,
+            order.weights,
+            sequence.tokens[: sequence.num_cached],
+            sequence.blocks,
         )
 
     def adopt(self, begun: Sequence[ActiveSequence], prompt: ReadPrompt) -> None:
@@ -244,6 +311,22 @@ class SequenceCache:
 def _num_planned(num_blocks: int, max_tokens: int) -> int:
     """Return how many blocks to plan behind so many: as many again, if it may come to that."""
     return min(max(num_blocks, _MIN_PLANNED), blocks_for(max_tokens)) if num_blocks else 0
+
+
+def _piece(reading: Reading, num_tokens: int) -> PromptPiece:
+    """Return the next tokens of a prompt as they are to be read."""
+    order = reading.order
+    request = order.request
+    last = len(request.prompt_tokens) - 1
+    return PromptPiece(
+        weights=order.weights,
+        tokens=request.prompt_tokens,
+        blocks=reading.blocks,
+        start=reading.num_read,
+        stop=reading.num_read + num_tokens,
+        first_scored=last if reading.scores is None else first_scored_position(request),
+        images=request.images,
+    )
 
 
 def _is_scored(order: Order) -> bool:

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from tinsmith_engine.base.types import Published
 from tinsmith_engine.sampling.logit_shaping import RowShaping
 from tinsmith_engine.sampling.output_constraint import RowConstraint
 from tinsmith_engine.sampling.prefix_cache import PromptKey
+from tinsmith_engine.sampling.prompt_logprobs import PromptScores
 from tinsmith_engine.sampling.sample_request import (
     PromptLogprobs,
     SampledSequence,
@@ -38,6 +40,8 @@ class Order:
     num_cached_tokens: int = 0
     key: PromptKey | None = None
     """Of its prompt under its weights; None where the prompt cannot be known again."""
+    has_changed: bool = False
+    """Whether its weights changed: what its sequences have cached is of several versions."""
 
     def __post_init__(self) -> None:
         self.use(self.weights)
@@ -52,8 +56,13 @@ class Order:
         """Of its weights; 0 for a base model."""
         return 0 if self.weights is None else self.weights.version
 
-    def use(self, weights: Published | None) -> None:
+    def update(self, weights: Published) -> None:
         """Sample from other weights from now on."""
+        self.has_changed = True
+        self.use(weights)
+
+    def use(self, weights: Published | None) -> None:
+        """Sample from these weights."""
         self.weights = weights
         # Images are part of what was read, and not among the tokens.
         if not self.request.images:
@@ -131,6 +140,44 @@ class WaitingGroup:
     resumed: ActiveSequence | None = None
     num_passed: int = 0
     """Groups that began while this one waited for blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """The prompt of a group, while it is read piece by piece."""
+
+    group: WaitingGroup
+    """The samples that begin once it is read."""
+    weights: Published | None
+    """Those of its first piece. A piece behind an update of the order is read with newer ones."""
+    blocks: list[int]
+    """All that the prompt takes; its reader is this."""
+    planned: list[int]
+    """Blocks for the first sequence to grow into."""
+    num_read: int
+    """Tokens that are in the blocks."""
+    num_known: int
+    """How many of them did not have to be read."""
+    scores: PromptScores | None
+    """What the request wants to know of its prompt, if it does."""
+    is_urgent: bool
+    """Whether others passed its group too often."""
+    is_pure: bool = True
+    """Whether all of it was read with the same weights."""
+    was_served: bool = False
+    """Whether the last step read a piece of it."""
+    last_logits: Tensor | None = None
+    """After the last token, [1, V]; None until it is read."""
+
+    @property
+    def order(self) -> Order:
+        """The request."""
+        return self.group.order
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that are still to be read."""
+        return len(self.order.request.prompt_tokens) - self.num_read
 
 
 class WaitingGroups:

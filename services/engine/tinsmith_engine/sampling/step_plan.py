@@ -1,4 +1,4 @@
-"""What goes into a step of the sampler: whose prompts are read, and whose sequences get a token.
+"""What goes into a step of the sampler: which prompts are read, and which sequences get a token.
 
 A project that is alone gets all there is. Several share the time of the engine by deficit round
 robin. A cycle is a step, and its unit a row: one token of one sequence. A prompt costs as many
@@ -6,6 +6,10 @@ rows as take the time of reading it. A step costs some time whatever is in it, a
 rows that take about a third of that time. So a project with one sequence waits less than twice as
 long for a token as it does alone, however many sequences others have. Where rows are nearly free,
 as on a GPU, a cycle holds all of them.
+
+A long prompt is read piece by piece, each paid for by itself. Beside sequences that get tokens, a
+step reads about as many prompt tokens as take the time of those sequences: a token then takes about
+twice as long as without, however long the prompt.
 
 What a row and a prompt cost is measured while sampling. It decides the order of the work and never
 its numbers: bits do not depend on what shares a step.
@@ -19,6 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tinsmith_engine.base.types import FloatArray
+from tinsmith_engine.sampling.block_pool import BLOCK_TOKENS
 from tinsmith_runtime.deficit_round_robin import Backlog, FairQueue
 
 _DECAY = 0.99
@@ -32,6 +37,10 @@ _CYCLE = 0.3
 _FIRST_CYCLES = 4
 """Cycles that a project without work before is given: a usual prompt is read at once."""
 _MAX_SURPRISE = 1.5
+_LONGEST_PIECE = 512
+"""Tokens of a piece: products are at their full speed, and prompts behind it do not wait long."""
+_RAISED_BELOW = 0.4
+"""Part of the time that prompts may take, below which twice as many tokens fit."""
 
 
 class StepCosts:
@@ -78,13 +87,56 @@ class StepCosts:
         self._is_known = True
 
 
+class PieceBudget:
+    """How many prompt tokens a step reads: as many as take the time of its sequences' tokens.
+
+    The deeper in its prompt a piece lies, the longer it takes, so the number follows what the last
+    steps took. Where more prompts are to be read than sequences get tokens, they get more time.
+
+    Args:
+        max_tokens: Of a step without sequences.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._beside_rows = BLOCK_TOKENS
+
+    def of_step(self, num_rows: int) -> int:
+        """Return how many tokens a step with so many sequences reads."""
+        return self._beside_rows if num_rows else self._max_tokens
+
+    def of_piece(self, num_rows: int) -> int:
+        """Return how many of them are of one prompt: whole blocks."""
+        return max(min(self.of_step(num_rows), _LONGEST_PIECE) // BLOCK_TOKENS, 1) * BLOCK_TOKENS
+
+    def note(
+        self, num_tokens: int, read_s: float, rows_s: float, *, num_prompts: int, num_rows: int
+    ) -> None:
+        """Learn from a step that read prompts beside sequences.
+
+        Args:
+            num_tokens: How many tokens of prompts it read.
+            read_s: What that took.
+            rows_s: What the tokens of the sequences took.
+            num_prompts: Prompts that could be read.
+            num_rows: The sequences.
+        """
+        allowed_s = rows_s * max(1.0, num_prompts / num_rows)
+        if read_s > allowed_s:
+            self._beside_rows = max(self._beside_rows // 2, BLOCK_TOKENS)
+        elif read_s < _RAISED_BELOW * allowed_s and 2 * num_tokens > self._beside_rows:
+            most = max(self._max_tokens, BLOCK_TOKENS)
+            self._beside_rows = min(2 * self._beside_rows, most)
+
+
 @dataclass(frozen=True, slots=True)
 class ProjectWork:
     """What a project could have done in a step.
 
     Attributes:
         num_rows: Its sequences.
-        prompts: Tokens to read for each group that could begin, in order; 0 if all are known.
+        prompts: Tokens of each piece of a prompt that could be read, in order; 0 for a group that
+            could begin behind a prompt that is known.
     """
 
     num_rows: int = 0
@@ -96,7 +148,7 @@ class StepPlan:
     """What goes into a step, by project.
 
     Attributes:
-        num_prompts: Groups that begin.
+        num_prompts: Pieces that are read, and groups that begin without one.
         num_rows: Sequences that get a token; None for all.
     """
 
@@ -108,12 +160,12 @@ class StepPlanner:
     """Decides, step by step.
 
     Args:
-        max_prompt_tokens: Prompt tokens that one step reads for a project that is alone; of
-            prompts that are longer it reads one.
+        max_prompt_tokens: Prompt tokens that one step reads for a project that is alone while no
+            sequence gets a token; of pieces that are longer it reads one.
     """
 
     def __init__(self, max_prompt_tokens: int) -> None:
-        self._max_prompt_tokens = max_prompt_tokens
+        self.budget = PieceBudget(max_prompt_tokens)
         self.costs = StepCosts()
         self._queue = FairQueue(int(self.costs.rows_of_step))
 
@@ -121,17 +173,18 @@ class StepPlanner:
         """Return what to do next; `work` holds the projects that have any."""
         if len(work) > 1:
             return self._share(work)
-        return StepPlan({project: self._fitting(one.prompts) for project, one in work.items()})
+        return StepPlan({project: self._fitting(one) for project, one in work.items()})
 
     def give_back(self, project: str, num_tokens: int) -> None:
         """Note that a group did not begin after all."""
         self._queue.give_back(_prompts_of(project), self.costs.rows_of_prompt(num_tokens))
 
-    def _fitting(self, prompts: Sequence[int]) -> int:
+    def _fitting(self, work: ProjectWork) -> int:
         num_tokens = num_fitting = 0
-        for length in prompts:
+        most = self.budget.of_step(work.num_rows)
+        for length in work.prompts:
             num_tokens += length
-            if num_fitting and num_tokens > self._max_prompt_tokens:
+            if num_fitting and num_tokens > most:
                 break
             num_fitting += 1
         return num_fitting
