@@ -199,6 +199,7 @@ _BY_MODEL = {
     ("GET", "/v1/models/{id:path}"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
 }
 """They name a model: `test_a_model_is_a_checkpoint_or_a_run_of_one_s_own`."""
 
@@ -395,10 +396,12 @@ def test_a_model_is_a_checkpoint_or_a_run_of_one_s_own(service: Service) -> None
         model = f"tinker://{names.model_id}/weights/{names.name}"
         text = {"model": model, "prompt": [1, 2], "max_tokens": 1}
         chat = {"model": model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        response = {"model": model, "input": "a", "max_output_tokens": 16}
         return [
             service.answer(service.others_key, "GET", (f"/v1/models/{model}", None)),
             service.answer(service.others_key, "POST", ("/v1/completions", text)),
             service.answer(service.others_key, "POST", ("/v1/chat/completions", chat)),
+            service.answer(service.others_key, "POST", ("/v1/responses", response)),
         ]
 
     for kept, absent in zip(asked(service.kept), asked(service.absent), strict=True):
